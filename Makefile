@@ -1,0 +1,64 @@
+# Every target that needs Python makes its own environment in .venv, once: the stamp files are
+# older than pyproject.toml or constraints.txt exactly when something has to be installed again.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Test processes; each one uses a single torch thread (tests/conftest.py).
+WORKERS ?= 2
+# Benchmarks to run, by name; all when empty.
+NAMES ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+DECLARED := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test accuracy lint bench docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.stamp-base ## train on embedded data and write dubito-demo/report.html
+	$(BIN)/dubito demo
+
+test: $(VENV)/.stamp-dev ## run the tests, the doctests and the examples of the documents
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+accuracy: $(VENV)/.stamp-dev ## run the dense accuracy sweeps (minutes)
+	$(BIN)/python -m pytest -s -m accuracy_full
+
+lint: $(VENV)/.stamp-dev ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.stamp-dev ## run the benchmarks (NAMES="a b" for some of them)
+	$(BIN)/python -m benchmarks $(NAMES)
+
+docs: $(VENV)/.stamp-docs ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --site-dir site
+
+clean: ## remove what the targets made, the environment included
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site dubito-demo
+	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# pip is the last thing venv installs, so an interrupted start is seen and repaired.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  seen=$$($(PYTHON) --version 2>&1) || seen="not found"; \
+	  echo "dubito needs Python 3.11 or newer, but $(PYTHON) is $$seen." \
+	    "Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.stamp-base: $(DECLARED) | $(BIN)/pip
+	$(PIP) --editable .
+	@touch $@
+
+# The base set is part of the two others, so their stamps renew its stamp too.
+$(VENV)/.stamp-dev: $(DECLARED) | $(BIN)/pip
+	$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.stamp-base $@
+
+$(VENV)/.stamp-docs: $(DECLARED) | $(BIN)/pip
+	$(PIP) --editable '.[docs]'
+	@touch $(VENV)/.stamp-base $@

@@ -1,0 +1,29 @@
+"""Benchmarks: how many times faster than the usual way, both timed in the same run.
+
+Each module in the table has `run() -> list[dict]`, one row a comparison. Ratios are what to read:
+the times depend on the machine and on what else it is doing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+Row = dict[str, object]
+
+# A new benchmark is one module and one line here.
+BENCHMARKS: dict[str, str] = {
+    "flows": "benchmarks.flows",
+    "metrics": "benchmarks.metrics",
+    "training": "benchmarks.training",
+}
+
+
+def seconds(call: Callable[[], object], repeats: int = 1) -> float:
+    """Shortest wall-clock time of `repeats` calls: the one least disturbed by other work."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best

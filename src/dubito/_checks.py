@@ -1,0 +1,182 @@
+"""Checks of arguments: what was seen, what is expected, and what to do about it.
+
+Shapes and types are always checked. Values are looked at where that is cheap and allowed: on the
+CPU,
+outside of torch.compile, torch.export and torch.func. On an accelerator a look would stop the
+stream,
+so there a bad value shows as a non-finite result, which nothing in dubito hides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+V = TypeVar("V")
+
+
+def visible(values: Tensor) -> bool:
+    """Whether the values may be looked at."""
+    return (
+        not torch.compiler.is_compiling()
+        and values.device.type == "cpu"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(values)
+        and values.numel() > 0
+    )
+
+
+def entry(table: Mapping[str, V], name: str, what: str) -> V:
+    """table[name], or an error that lists the known names."""
+    one_of(table, name, what)
+    return table[name]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message."""
+    return ", ".join(repr(name) for name in names)
+
+
+def one_of(names: Iterable[str], name: str, what: str) -> None:
+    """An error that lists the known names, unless `name` is one of them."""
+    if name not in names:
+        raise ValueError(f"unknown {what} {name!r}; known: {listed(names)}")
+
+
+def tensor(values: object, name: str) -> Tensor:
+    """A tensor, or an error that says what came instead."""
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(values).__name__}")
+    return values
+
+
+def floating(values: object, name: str) -> Tensor:
+    """A floating tensor, two classes or more on its last axis; half precision becomes float32."""
+    checked = tensor(values, name)
+    if not checked.is_floating_point():
+        raise TypeError(f"{name} must be floating point, not {checked.dtype}; call .float() on it")
+    if checked.ndim == 0 or checked.shape[-1] < 2:
+        raise ValueError(
+            f"{name} has shape {tuple(checked.shape)}: expected (..., K), K >= 2 classes last"
+        )
+    return checked.float() if checked.dtype in (torch.float16, torch.bfloat16) else checked
+
+
+def concentration(alpha: object, name: str = "alpha", least: float = 0.0) -> Tensor:
+    """alpha (..., K): positive (or at least `least`) and finite."""
+    checked = floating(alpha, name)
+    if visible(checked):
+        low, high = (value.item() for value in checked.detach().aminmax())
+        bound = f">= {least:g}" if least else "> 0"
+        if not ((low >= least if least else low > 0) and high < math.inf):
+            raise ValueError(
+                f"{name} must be {bound} and finite, but its values span [{low:g}, {high:g}]"
+                f"{_first_bad(checked, least)}; were logits passed? See dubito.evidence"
+            )
+    return checked
+
+
+def logits(values: object, name: str = "logits") -> Tensor:
+    """Finite logits (..., K)."""
+    checked = floating(values, name)
+    if visible(checked):
+        low, high = (value.item() for value in checked.detach().aminmax())
+        if not (low > -math.inf and high < math.inf):
+            raise ValueError(
+                f"{name} must be finite, but span [{low:g}, {high:g}]{_first_bad(checked)}"
+            )
+    return checked
+
+
+def probabilities(values: object, name: str = "probs") -> Tensor:
+    """Probabilities (..., K) that sum to one."""
+    checked = floating(values, name)
+    if visible(checked):
+        _sum_to_one(checked, name)
+    return checked
+
+
+def classes_last(values: object, class_dim: int, name: str) -> Tensor:
+    """A tensor with the axis `class_dim` moved to the end."""
+    checked = tensor(values, name)
+    if not -checked.ndim <= class_dim < checked.ndim:
+        raise ValueError(
+            f"class_dim={class_dim} is not an axis of {name} with shape {tuple(checked.shape)}"
+        )
+    return checked.movedim(class_dim, -1)
+
+
+def not_empty(values: Tensor) -> None:
+    """An error where there is nothing to average."""
+    if values.numel() == 0:
+        raise ValueError(f"the batch is empty: predictions of shape {tuple(values.shape)}")
+
+
+def _first_bad(values: Tensor, least: float | None = None) -> str:
+    bad = ~values.isfinite()
+    if least is not None:
+        bad |= values < least if least else values <= 0
+    where = bad.nonzero()
+    return f" ({len(where)} bad, the first at {where[0].tolist()})" if len(where) else ""
+
+
+def distribution(target: object, alpha: Tensor, ignore_index: int | None = None) -> Tensor:
+    """The target as probabilities y (..., K): one-hot for labels, zero where ignored."""
+    checked = tensor(target, "target")
+    if checked.dtype == torch.bool:
+        raise TypeError("target must hold integer labels or probabilities, not torch.bool")
+    if checked.is_floating_point():
+        return _soft(checked, alpha)
+    if checked.shape != alpha.shape[:-1]:
+        raise ValueError(
+            f"target has shape {tuple(checked.shape)}, but the predictions {tuple(alpha.shape)} "
+            f"need labels of shape {tuple(alpha.shape[:-1])} or probabilities of their own shape"
+        )
+    if visible(checked):
+        _in_range(checked, alpha.shape[-1], ignore_index)
+    classes = torch.arange(alpha.shape[-1], device=alpha.device)
+    return (checked.unsqueeze(-1) == classes).to(alpha.dtype)
+
+
+def _in_range(labels: Tensor, classes: int, ignore_index: int | None) -> None:
+    wrong = (labels < 0) | (labels >= classes)
+    if ignore_index is not None:
+        wrong &= labels != ignore_index
+    if bool(wrong.any()):
+        seen = sorted(set(labels[wrong].tolist()))[:5]
+        extra = "" if ignore_index is None else f" or ignore_index={ignore_index}"
+        raise ValueError(f"target must hold labels from 0 to {classes - 1}{extra}, but has {seen}")
+
+
+def _soft(y: Tensor, alpha: Tensor) -> Tensor:
+    if y.shape != alpha.shape:
+        raise TypeError(
+            f"target is {y.dtype} of shape {tuple(y.shape)}: labels must be integers "
+            f"(call .long()), and probabilities need the predictions' shape {tuple(alpha.shape)}"
+        )
+    if y.requires_grad:
+        raise ValueError("target requires grad, but is taken as a constant; call .detach() on it")
+    if visible(y):
+        _sum_to_one(y, "target")
+    return y.to(alpha.dtype)
+
+
+def _sum_to_one(probs: Tensor, name: str) -> None:
+    tolerance = 1e-2 if probs.element_size() == 2 else 1e-4
+    least = probs.min().item()
+    worst = (probs.sum(-1, dtype=torch.float64) - 1).abs().max().item()
+    if not (least >= 0 and worst <= tolerance):
+        raise ValueError(
+            f"{name} holds probabilities that must be >= 0 and sum to 1 over the classes, "
+            f"but the least is {least:g} and a sum is off by {worst:g}"
+        )
+
+
+def non_negative(value: float | Tensor, name: str) -> float | Tensor:
+    """A weight: a finite number >= 0, or a tensor holding one."""
+    if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")
+    return value

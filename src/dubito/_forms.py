@@ -1,0 +1,277 @@
+"""The closed forms: value and gradient of every scalar that dubito derives from a Dirichlet.
+
+Each entry of `FORMS` is a pair of functions of `Moments` (and of the soft target `y`): the value
+(...)
+and its gradient with respect to alpha (..., K). Both are written so that nothing cancels in
+float32:
+what is large and equal is removed in algebra (`special.py`), and the one class that may hold
+nearly all
+of alpha0 is treated apart from the rest (`Moments.top`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dubito._moments import Moments
+from dubito.special import bregman_excess, bregman_excess_from_one, log_gap
+
+Value = Callable[[Moments, Tensor], Tensor]
+
+
+class Form(NamedTuple):
+    """A closed form: `value(moments, y)` (...) and `gradient(moments, y)` (..., K)."""
+
+    value: Value
+    gradient: Value
+
+
+def _entropy_of_mean(m: Moments, y: Tensor) -> Tensor:
+    return (m.probs * m.surprise).sum(-1)
+
+
+def _entropy_of_mean_gradient(m: Moments, y: Tensor) -> Tensor:
+    return m.centred(m.surprise) / m.alpha0
+
+
+def _expected_entropy(m: Moments, y: Tensor) -> Tensor:
+    return (m.probs * m.digamma_steps).sum(-1)
+
+
+def _expected_entropy_gradient(m: Moments, y: Tensor) -> Tensor:
+    slopes = m.each.trigamma_deficit - m.total.trigamma_deficit
+    return (m.centred(m.digamma_steps) + slopes) / m.alpha0
+
+
+def _mutual_information(m: Moments, y: Tensor) -> Tensor:
+    return (m.probs * m.gap_differences).sum(-1)
+
+
+def _mutual_information_gradient(m: Moments, y: Tensor) -> Tensor:
+    value = _mutual_information(m, y).unsqueeze(-1)
+    moments = m.each.digamma_gap_moment - m.total.digamma_gap_moment
+    return (moments - value) / m.alpha0
+
+
+def _kl_to_uniform(m: Moments, y: Tensor) -> Tensor:
+    # Bregman divergences of ln Gamma; their leading parts sum to K KL(uniform || mean)
+    spread = m.evidence - m.evidence.mean(-1, keepdim=True)
+    inverse = m.classes / m.alpha0
+    leading = log_gap(spread * inverse, m.alpha * inverse).sum(-1)
+    classes = torch.full_like(m.alpha0, float(m.classes))
+    total = bregman_excess(m.alpha0, classes, m.evidence.sum(-1, keepdim=True)).squeeze(-1)
+    return leading + (bregman_excess_from_one(m.alpha, m.evidence).sum(-1) - total)
+
+
+def _kl_gradient(m: Moments, d: Tensor, beta: Tensor, d0: Tensor, beta0: Tensor) -> Tensor:
+    """d psi_1(alpha) - d0 psi_1(alpha0), d = alpha - beta; for large alpha both tend to 1."""
+    each, total = d * m.each.trigamma, d0 * m.total.trigamma
+    each_deficit = beta * m.each.trigamma - m.each.trigamma_excess
+    total_deficit = beta0 * m.total.trigamma - m.total.trigamma_excess
+    return torch.where(total < 0.5, each - total, total_deficit - each_deficit)
+
+
+def _kl_to_uniform_gradient(m: Moments, y: Tensor) -> Tensor:
+    one = torch.ones_like(m.alpha0)
+    d0 = m.evidence.sum(-1, keepdim=True)
+    return _kl_gradient(m, m.evidence, one, d0, m.classes * one)
+
+
+def _differential_entropy(m: Moments, y: Tensor) -> Tensor:
+    return -_kl_to_uniform(m, y) - math.lgamma(m.classes)
+
+
+def _differential_entropy_gradient(m: Moments, y: Tensor) -> Tensor:
+    return -_kl_to_uniform_gradient(m, y)
+
+
+def _fisher_logdet(m: Moments, y: Tensor) -> Tensor:
+    total = m.total.trigamma.log() + m.bracket.log()
+    return m.each.trigamma.log().sum(-1) + total.squeeze(-1)
+
+
+def _fisher_logdet_gradient(m: Moments, y: Tensor) -> Tensor:
+    slopes = m.total.inverse_trigamma_excess_slope - m.each.inverse_trigamma_excess_slope
+    return m.each.log_trigamma_slope + m.total.log_trigamma_slope + slopes / m.bracket
+
+
+def _fisher_penalty(m: Moments, y: Tensor) -> Tensor:
+    return -_fisher_logdet(m, y)
+
+
+def _fisher_penalty_gradient(m: Moments, y: Tensor) -> Tensor:
+    return -_fisher_logdet_gradient(m, y)
+
+
+def _mse_bias(m: Moments, y: Tensor) -> Tensor:
+    return m.residual(y).square().sum(-1)
+
+
+def _mse_bias_gradient(m: Moments, y: Tensor) -> Tensor:
+    return -2 * m.centred(m.residual(y)) / m.alpha0
+
+
+def _mse_variance(m: Moments, y: Tensor) -> Tensor:
+    return (m.probs * m.complement).sum(-1) / (m.alpha0 + 1).squeeze(-1)
+
+
+def _mse_variance_gradient(m: Moments, y: Tensor) -> Tensor:
+    value = _mse_variance(m, y).unsqueeze(-1)
+    return (m.centred(m.complement - m.probs) / m.alpha0 - value) / (m.alpha0 + 1)
+
+
+def _fisher_bias(m: Moments, y: Tensor) -> Tensor:
+    return (m.residual(y).square() * m.each.trigamma).sum(-1)
+
+
+def _fisher_bias_gradient(m: Moments, y: Tensor) -> Tensor:
+    d = m.residual(y)
+    return d.square() * m.each.tetragamma - 2 * m.centred(d * m.each.trigamma) / m.alpha0
+
+
+def _fisher_variance(m: Moments, y: Tensor) -> Tensor:
+    return (m.probs * m.complement * m.each.trigamma).sum(-1) / (m.alpha0 + 1).squeeze(-1)
+
+
+def _fisher_variance_gradient(m: Moments, y: Tensor) -> Tensor:
+    value = _fisher_variance(m, y).unsqueeze(-1)
+    inner = m.centred((m.complement - m.probs) * m.each.trigamma) / m.alpha0
+    return (m.probs * m.complement * m.each.tetragamma + inner - value) / (m.alpha0 + 1)
+
+
+def _label_removed(m: Moments, y: Tensor) -> Moments:
+    evidence = m.evidence * (1 - y)
+    return Moments(1 + evidence, evidence)
+
+
+def _label_removed_kl(m: Moments, y: Tensor) -> Tensor:
+    return _kl_to_uniform(_label_removed(m, y), y)
+
+
+def _label_removed_kl_gradient(m: Moments, y: Tensor) -> Tensor:
+    return (1 - y) * _kl_to_uniform_gradient(_label_removed(m, y), y)
+
+
+def _marginal_nll(m: Moments, y: Tensor) -> Tensor:
+    return (y * m.surprise).sum(-1)
+
+
+def _marginal_nll_gradient(m: Moments, y: Tensor) -> Tensor:
+    return -m.residual(y) / m.alpha
+
+
+def _expected_cross_entropy(m: Moments, y: Tensor) -> Tensor:
+    halves = 0.5 * (m.each.reciprocal - m.total.reciprocal)
+    return (y * (m.surprise + halves + (m.each.delta - m.total.delta))).sum(-1)
+
+
+def _expected_cross_entropy_gradient(m: Moments, y: Tensor) -> Tensor:
+    return (1 - y) * m.total.trigamma - y * m.trigamma_differences
+
+
+FORMS: dict[str, Form] = {
+    "entropy_of_mean": Form(_entropy_of_mean, _entropy_of_mean_gradient),
+    "expected_entropy": Form(_expected_entropy, _expected_entropy_gradient),
+    "mutual_information": Form(_mutual_information, _mutual_information_gradient),
+    "kl_to_uniform": Form(_kl_to_uniform, _kl_to_uniform_gradient),
+    "differential_entropy": Form(_differential_entropy, _differential_entropy_gradient),
+    "fisher_logdet": Form(_fisher_logdet, _fisher_logdet_gradient),
+    "fisher_penalty": Form(_fisher_penalty, _fisher_penalty_gradient),
+    "mse_bias": Form(_mse_bias, _mse_bias_gradient),
+    "mse_variance": Form(_mse_variance, _mse_variance_gradient),
+    "fisher_bias": Form(_fisher_bias, _fisher_bias_gradient),
+    "fisher_variance": Form(_fisher_variance, _fisher_variance_gradient),
+    "label_removed_kl": Form(_label_removed_kl, _label_removed_kl_gradient),
+    "marginal_nll": Form(_marginal_nll, _marginal_nll_gradient),
+    "expected_cross_entropy": Form(_expected_cross_entropy, _expected_cross_entropy_gradient),
+}
+
+
+class _Evaluate(torch.autograd.Function):
+    """Several forms at once, their gradients by formula; these differentiate too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(names: tuple[str, ...], alpha: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        moments = Moments(alpha)
+        return tuple(FORMS[name].value(moments, y) for name in names)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.names, alpha, y = inputs
+        ctx.save_for_backward(alpha, y)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
+        alpha, y = ctx.saved_tensors
+        moments = Moments(alpha)
+        parts = [
+            grad.unsqueeze(-1) * FORMS[name].gradient(moments, y)
+            for name, grad in zip(ctx.names, grads, strict=True)
+        ]
+        return None, torch.stack(parts).sum(0) if len(parts) > 1 else parts[0], None
+
+
+def evaluate(names: tuple[str, ...], alpha: Tensor, y: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The named forms at alpha (..., K), each (...); `y` (..., K) where a form has a target."""
+    return _Evaluate.apply(names, alpha, alpha if y is None else y)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Divergence(torch.autograd.Function):
+    """KL(Dir(alpha) || Dir(beta)) = beta0 KL(mean beta || mean alpha) + excesses."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def _parts(a: Moments, b: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        d = a.alpha - b.alpha
+        d0 = d.sum(-1, keepdim=True)
+        ratio = a.probs / b.probs
+        up = (d / b.alpha - d0 / b.alpha0) * (b.alpha0 / a.alpha0)
+        down = (d / a.alpha - d0 / a.alpha0) * (a.alpha0 / b.alpha0) * ratio
+        t = torch.where(a.alpha0 >= b.alpha0, up, down)
+        return d, d0, t, ratio
+
+    @staticmethod
+    def forward(alpha: Tensor, beta: Tensor) -> Tensor:
+        a, b = Moments(alpha), Moments(beta)
+        _, d0, t, ratio = _Divergence._parts(a, b)
+        leading = (beta * log_gap(t, ratio)).sum(-1)
+        total = bregman_excess(a.alpha0, b.alpha0, d0).squeeze(-1)
+        return leading + (bregman_excess(alpha, beta).sum(-1) - total)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        alpha, beta = ctx.saved_tensors
+        a, b = Moments(alpha), Moments(beta)
+        d, d0, t, ratio = _Divergence._parts(a, b)
+        grad = grad.unsqueeze(-1)
+        by_alpha = _kl_gradient(a, d, beta, d0, b.alpha0)
+        near = t.abs() < 0.5
+        logs = torch.where(near, torch.log1p(torch.where(near, t, 0)), ratio.log())
+        halves = 0.5 * (a.each.reciprocal - a.total.reciprocal) + (a.each.delta - a.total.delta)
+        target = 0.5 * (b.each.reciprocal - b.total.reciprocal) + (b.each.delta - b.total.delta)
+        far = (halves - target) - logs
+        # a class that holds most of both totals: each psi(alpha0) - psi(alpha_j) is small by itself
+        both = a.top & b.top & (a.rest < 0.5 * a.alpha0) & (b.rest < 0.5 * b.alpha0)
+        return grad * by_alpha, grad * torch.where(both, _gap(a) - _gap(b), far)
+
+
+def _gap(m: Moments) -> Tensor:
+    halves = 0.5 * (m.rest / m.alpha0) * m.each.reciprocal
+    return m.surprise + halves + (m.each.delta - m.total.delta)
+
+
+def divergence(alpha: Tensor, beta: Tensor) -> Tensor:
+    """KL(Dir(alpha) || Dir(beta)), (..., K) each -> (...)."""
+    return _Divergence.apply(alpha, beta)  # type: ignore[no-any-return, no-untyped-call]

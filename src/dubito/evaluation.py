@@ -1,0 +1,120 @@
+"""Evaluate predictions: out-of-distribution detection, misclassification, calibration.
+
+In-distribution and correct samples are the positives, and every figure is a fraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito import metrics
+from dubito.prediction import Prediction
+
+__all__ = ["DETECTION", "calibration", "misclassification", "ood_detection"]
+
+Alpha: TypeAlias = "Prediction | Tensor | np.ndarray"
+Detection = dict[str, dict[str, float]]
+
+#: name -> metric of scores and a mask of positives
+DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}
+
+
+def _tensor(values: Tensor | np.ndarray) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+
+
+def _prediction(alpha: Alpha) -> Prediction:
+    return alpha if isinstance(alpha, Prediction) else Prediction.from_alpha(_tensor(alpha))
+
+
+def _detection(scores: dict[str, Tensor], positive: Tensor) -> Detection:
+    return {
+        name: {metric: function(s, positive).item() for metric, function in DETECTION.items()}
+        for name, s in scores.items()
+    }
+
+
+def ood_detection(
+    id_alpha: Alpha, ood_alpha: Alpha, measures: Iterable[str] | None = None
+) -> Detection:
+    """How well each measure tells in-distribution (positive) from out-of-distribution.
+
+    Takes alpha (N, K) and (M, K), or two `Prediction`s; gives {measure: {"aupr", "auroc",
+    "fpr95"}}.
+
+    >>> sure, unsure = torch.tensor([[9.0, 1.0], [1.0, 7.0]]), torch.tensor([[1.0, 1.5]])
+    >>> ood_detection(sure, unsure, ["vacuity"])
+    {'vacuity': {'aupr': 1.0, 'auroc': 1.0, 'fpr95': 0.0}}
+    """
+    inside, outside = _prediction(id_alpha), _prediction(ood_alpha)
+    if inside.probs.shape[-1] != outside.probs.shape[-1]:
+        raise ValueError(
+            f"id_alpha has {inside.probs.shape[-1]} classes and ood_alpha "
+            f"{outside.probs.shape[-1]}: both must come from one model"
+        )
+    names = inside.available if measures is None else tuple(measures)
+    scores = {
+        name: torch.cat([inside.confidence(name).flatten(), outside.confidence(name).flatten()])
+        for name in names
+    }
+    count = inside.label.numel()
+    positive = torch.arange(count + outside.label.numel(), device=inside.label.device) < count
+    return _detection(scores, positive)
+
+
+def misclassification(
+    alpha: Alpha, labels: Tensor | np.ndarray, measures: Iterable[str] | None = None
+) -> Detection:
+    """How well each measure tells correct (positive) from wrong predictions.
+
+    Takes alpha (N, K), or a `Prediction`, and labels (N,); gives {measure: {"aupr", "auroc",
+    "fpr95"}}.
+
+    >>> alpha = torch.tensor([[9.0, 1.0], [1.0, 7.0], [2.0, 1.0]])
+    >>> misclassification(alpha, torch.tensor([0, 1, 1]), ["max_prob"])
+    {'max_prob': {'aupr': 1.0, 'auroc': 1.0, 'fpr95': 0.0}}
+    """
+    said = _prediction(alpha)
+    correct = (said.label == _labels(labels, said)).flatten()
+    names = said.available if measures is None else tuple(measures)
+    return _detection({name: said.confidence(name).flatten() for name in names}, correct)
+
+
+def calibration(alpha: Alpha, labels: Tensor | np.ndarray, bins: int = 15) -> dict[str, float]:
+    """{"ece", "brier", "nll"} of the expected probabilities.
+
+    Takes alpha (N, K), or a `Prediction`, and labels (N,).
+
+    >>> calibration(torch.tensor([[3.0, 1.0], [1.0, 3.0]]), torch.tensor([0, 1]))
+    {'ece': 0.25, 'brier': 0.125, 'nll': 0.2876...}
+    """
+    said = _prediction(alpha)
+    probs, target = said.probs.flatten(0, -2), _labels(labels, said).flatten()
+    return {
+        "ece": metrics.ece(probs, target, bins=bins).item(),
+        "brier": metrics.brier(probs, target).item(),
+        "nll": metrics.nll(probs, target).item(),
+    }
+
+
+def _labels(labels: Tensor | np.ndarray, said: Prediction) -> Tensor:
+    checked = _tensor(labels)
+    if checked.is_floating_point() or checked.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, not {checked.dtype}")
+    if checked.shape != said.label.shape:
+        raise ValueError(
+            f"labels have shape {tuple(checked.shape)}, "
+            f"but the predictions {tuple(said.label.shape)}"
+        )
+    classes = said.probs.shape[-1]
+    if checked.numel() and not 0 <= int(checked.min()) <= int(checked.max()) < classes:
+        raise ValueError(
+            f"labels must be from 0 to {classes - 1}, "
+            f"but span [{int(checked.min())}, {int(checked.max())}]"
+        )
+    return checked.to(said.label.device)

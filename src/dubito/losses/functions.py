@@ -1,0 +1,215 @@
+"""Losses of alpha: which terms with which weights, and how they are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from dubito import _checks
+from dubito._forms import evaluate
+from dubito.kernels import fused_loss
+
+Reduction = Literal["mean", "sum", "none"]
+Weight = float | Tensor
+
+#: EDL's three likelihood terms (Sensoy et al. 2018)
+EDL_LIKELIHOODS: dict[str, tuple[str, ...]] = {
+    "mse": ("mse_bias", "mse_variance"),
+    "marginal": ("marginal_nll",),
+    "cross_entropy": ("expected_cross_entropy",),
+}
+_GROW_WITH_CLASSES = {"fisher_penalty", "label_removed_kl"}
+_SCALES = ("paper", "per_class")
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+class LossOptions(TypedDict, total=False):
+    """What every loss takes besides its weights."""
+
+    class_weight: Tensor | None
+    """(K,), >= 0; the mean is then weighted, as torch's cross entropy does. Default: none."""
+    ignore_index: int
+    """Samples with this label count for nothing. Default: -100."""
+    reduction: Reduction
+    """"mean" (the default), "sum" or "none". The mean of a batch that is ignored whole is 0."""
+    scale: str
+    """"paper" (the default) or "per_class": see `dubito.losses`."""
+    class_dim: int
+    """The axis of the classes; 1 for images (N, K, H, W). Default: -1."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A weighted sum of terms, reduced: what the loss functions and modules share."""
+
+    class_weight: Tensor | None = None
+    ignore_index: int = -100
+    reduction: Reduction = "mean"
+    scale: str = "paper"
+    class_dim: int = -1
+
+    def __post_init__(self) -> None:
+        _checks.one_of(_REDUCTIONS, self.reduction, "reduction")
+        _checks.one_of(_SCALES, self.scale, "scale")
+
+    def classes_last(self, predictions: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Both with the class axis at the end, where the target has one."""
+        if self.class_dim == -1 and isinstance(predictions, Tensor) and predictions.ndim > 0:
+            return predictions, target  # without a view, whose gradient would be one more step
+        predictions = _checks.classes_last(predictions, self.class_dim, "predictions")
+        soft = isinstance(target, Tensor) and target.is_floating_point()
+        if soft and target.ndim == predictions.ndim:
+            target = target.movedim(self.class_dim, -1)
+        return predictions, target
+
+    def __call__(self, weights: dict[str, Weight], alpha: Tensor, target: Tensor) -> Tensor:
+        """Classes last. A term whose weight is the number 0 is not computed."""
+        alpha = _checks.floating(alpha, "alpha")
+        used = {name: w for name, w in weights.items() if isinstance(w, Tensor) or w != 0}
+        if self.scale == "per_class":
+            for name in _GROW_WITH_CLASSES & used.keys():
+                used[name] = used[name] * (10 / alpha.shape[-1])
+        fused = fused_loss(
+            self._plain,
+            used,
+            alpha,
+            target,
+            class_weight=self.class_weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+        )
+        return self._plain(used, alpha, target) if fused is None else fused
+
+    def _plain(self, weights: Mapping[str, Weight], alpha: Tensor, target: Tensor) -> Tensor:
+        alpha = _checks.concentration(alpha)
+        y = _checks.distribution(target, alpha, self.ignore_index)
+        _checks.not_empty(alpha)
+        values = evaluate(tuple(weights), alpha, y)
+        loss = torch.zeros_like(values[0])
+        for weight, value in zip(weights.values(), values, strict=True):
+            loss = loss + weight * value
+        return self._reduced(loss, y, target)
+
+    def _reduced(self, loss: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        weight = torch.ones_like(loss) if self.class_weight is None else self._class_weights(y)
+        if not target.is_floating_point():
+            weight = torch.where(target == self.ignore_index, 0, weight)
+        loss = torch.where(weight == 0, 0, weight * loss)
+        if self.reduction == "none":
+            return loss
+        total = weight.sum() if self.reduction == "mean" else torch.ones_like(weight.sum())
+        return loss.sum() / torch.where(total == 0, 1, total)
+
+    def _class_weights(self, y: Tensor) -> Tensor:
+        weight = _checks.tensor(self.class_weight, "class_weight").to(y)
+        if weight.shape != y.shape[-1:]:
+            raise ValueError(
+                f"class_weight has shape {tuple(weight.shape)}; expected one per class, "
+                f"({y.shape[-1]},)"
+            )
+        if _checks.visible(weight) and not bool((weight >= 0).all()):
+            raise ValueError(f"class_weight must be >= 0, but its least is {weight.min():g}")
+        return (y * weight).sum(-1)
+
+
+def iedl_weights(fisher_weight: Weight, kl_weight: Weight) -> dict[str, Weight]:
+    """I-EDL's terms and their weights."""
+    return {
+        "fisher_bias": 1.0,
+        "fisher_variance": 1.0,
+        "fisher_penalty": _checks.non_negative(fisher_weight, "fisher_weight"),
+        "label_removed_kl": _checks.non_negative(kl_weight, "kl_weight"),
+    }
+
+
+def edl_weights(likelihood: str, kl_weight: Weight) -> dict[str, Weight]:
+    """EDL's terms and their weights."""
+    names = _checks.entry(EDL_LIKELIHOODS, likelihood, "likelihood")
+    kl = _checks.non_negative(kl_weight, "kl_weight")
+    return {**dict.fromkeys(names, 1.0), "label_removed_kl": kl}
+
+
+def iedl(
+    alpha: Tensor,
+    target: Tensor,
+    *,
+    fisher_weight: Weight = 0.05,
+    kl_weight: Weight = 1.0,
+    **options: Unpack[LossOptions],
+) -> Tensor:
+    r"""The I-EDL loss (obj_final): I-MSE - fisher_weight ln|I| + kl_weight KL.
+
+    Shapes: alpha (..., K); target (...) or (..., K) -> scalar, or (...) unreduced.
+
+    >>> iedl(torch.tensor([[5.0, 1.0]]), torch.tensor([0]), fisher_weight=0.01)
+    tensor(0.1255)
+    """
+    loss = Loss(**options)
+    return loss(iedl_weights(fisher_weight, kl_weight), *loss.classes_last(alpha, target))
+
+
+def edl(
+    alpha: Tensor,
+    target: Tensor,
+    *,
+    likelihood: str = "mse",
+    kl_weight: Weight = 1.0,
+    **options: Unpack[LossOptions],
+) -> Tensor:
+    r"""The EDL loss (Sensoy et al. 2018): a likelihood of `EDL_LIKELIHOODS` + kl_weight KL.
+
+    Shapes: alpha (..., K); target (...) or (..., K) -> scalar, or (...) unreduced.
+
+    >>> edl(torch.tensor([[5.0, 1.0]]), torch.tensor([0]))
+    tensor(0.0952)
+    """
+    loss = Loss(**options)
+    return loss(edl_weights(likelihood, kl_weight), *loss.classes_last(alpha, target))
+
+
+def uce(
+    alpha: Tensor,
+    target: Tensor,
+    *,
+    entropy_weight: float = 1e-5,
+    **options: Unpack[LossOptions],
+) -> Tensor:
+    r"""Posterior Networks' loss: E[-ln p_y] - entropy_weight H[Dir(alpha)].
+
+    Shapes: alpha (..., K); target (...) or (..., K) -> scalar, or (...) unreduced.
+
+    >>> uce(torch.tensor([[5.0, 1.0]]), torch.tensor([0]))
+    tensor(0.2000)
+    """
+    _checks.non_negative(entropy_weight, "entropy_weight")
+    loss = Loss(**options)
+    weights: dict[str, Weight] = {
+        "expected_cross_entropy": 1.0,
+        "differential_entropy": -entropy_weight,
+    }
+    return loss(weights, *loss.classes_last(alpha, target))
+
+
+def cross_entropy(
+    logits: Tensor, target: Tensor, *, smoothing: float = 0.0, **options: Unpack[LossOptions]
+) -> Tensor:
+    r"""Softmax cross entropy with label smoothing, with the axes and options of the other losses.
+
+    Shapes: logits (..., K); target (...) or (..., K) -> scalar, or (...) unreduced.
+
+    >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), smoothing=0.1)
+    tensor(1.3863)
+    """
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing must be in [0, 1), not {smoothing!r}")
+    loss = Loss(**options)
+    logits, target = loss.classes_last(logits, target)
+    logits = _checks.logits(logits)
+    y = _checks.distribution(target, logits, loss.ignore_index)
+    _checks.not_empty(logits)
+    smooth = y * (1 - smoothing) + smoothing / logits.shape[-1]
+    return loss._reduced(-(smooth * logits.log_softmax(-1)).sum(-1), y, target)

@@ -1,0 +1,118 @@
+"""What a method is, and what the evidential ones share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubito import _checks
+from dubito.losses.functions import _GROW_WITH_CLASSES, _SCALES
+from dubito.prediction import Prediction
+from dubito.schedules import Constant, Linear
+
+Counts = Sequence[int] | Tensor
+Ramp = int | Literal["all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A way to train a classifier and to read its outputs; its fields are its hyperparameters.
+
+    A loop needs `outputs` and `dropout` to build a backbone, `model` to make of it what is trained,
+    `weights` and `terms` for the loss sum_i weights[i] mean(terms[i]), and `predict`. Most of what
+    tells methods apart is a function of outputs alone (`terms_of`, `prediction`), with free leading
+    axes: the model runs once a batch, whatever wraps it.
+    """
+
+    @property
+    def dropout(self) -> float | None:
+        """The dropout that the backbone must have; None leaves the backbone's own."""
+        return None
+
+    def outputs(self, classes: int) -> int:
+        """How many units the backbone's last layer must have."""
+        return classes
+
+    def model(
+        self, backbone: nn.Module, classes: int, class_counts: Counts | None = None
+    ) -> nn.Module:
+        """What is trained: a module from (N, *shape) to outputs (N, K)."""
+        return backbone
+
+    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """What goes through the model for a training batch x (N, *shape)."""
+        return x
+
+    @abstractmethod
+    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
+        """The weight of each term in `epoch` (from 0) of `epochs`."""
+
+    @abstractmethod
+    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The unweighted terms of each sample, of the model's outputs: {name: (..., N)}."""
+
+    def outputs_for(self, model: nn.Module, x: Tensor) -> Tensor:
+        """What the model, in evaluation mode, gives to `prediction` for x (N, *shape)."""
+        outputs: Tensor = model(x)
+        return outputs
+
+    @abstractmethod
+    def prediction(self, outputs: Tensor) -> Prediction:
+        """What the model's outputs (..., N, K) say."""
+
+    def terms(
+        self, model: nn.Module, x: Tensor, target: Tensor, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """The unweighted terms of each sample, with the names of `weights`: {name: (N,)}.
+
+        `generator` draws what a method draws besides its dropout.
+        """
+        return self.terms_of(model(self.inputs(x, generator)), target)
+
+    def predict(self, model: nn.Module, x: Tensor) -> Prediction:
+        """What the model, in evaluation mode, says of x (N, *shape)."""
+        return self.prediction(self.outputs_for(model, x))
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The fields that make an equal method again; given data is left out."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
+
+
+def ramped(weight: float, ramp: Ramp, epoch: int, epochs: int) -> float:
+    """The weight in `epoch`, which rises from 0 over `ramp` epochs, or over "all" `epochs`.
+
+    >>> ramped(1.0, 10, epoch=5, epochs=200), ramped(1.0, "all", epoch=5, epochs=200)
+    (0.5, 0.025)
+    >>> ramped(1.0, 0, epoch=0, epochs=200)
+    1.0
+    """
+    rise = epochs if ramp == "all" else ramp
+    schedule = Linear(rise, weight) if rise else Constant(weight)
+    return schedule(epoch)
+
+
+def check_kl(weight: float, ramp: Ramp) -> None:
+    """An error unless the weight is >= 0 and the ramp a number of epochs or "all"."""
+    _checks.non_negative(weight, "kl_weight")
+    if ramp != "all" and not (isinstance(ramp, int) and ramp >= 0):
+        raise ValueError(f"kl_ramp must be a number of epochs >= 0 or 'all', not {ramp!r}")
+
+
+def check_scale(scale: str) -> None:
+    """An error that lists the known scales, unless this is one; see `dubito.losses`."""
+    _checks.one_of(_SCALES, scale, "scale")
+
+
+def scaled(terms: dict[str, Tensor], classes: int, scale: str) -> dict[str, Tensor]:
+    """The terms, those that grow with the classes times 10/K where the scale is "per_class"."""
+    if scale == "paper":
+        return terms
+    return {
+        name: term * (10 / classes) if name in _GROW_WITH_CLASSES else term
+        for name, term in terms.items()
+    }

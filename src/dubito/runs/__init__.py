@@ -1,0 +1,48 @@
+"""Runs: from a configuration to a folder with a trained network, and what that network is worth.
+
+>>> from tempfile import TemporaryDirectory
+>>> config = configure(
+...     {
+...         "data": {"source": "digits"},
+...         "backbone": {"hidden": [32]},
+...         "training": {"epochs": 4, "learning_rate": 0.005},
+...     }
+... )
+>>> with TemporaryDirectory() as folder:
+...     (summary,) = train(plan(config, folder))
+...     judged = evaluate(load(folder), noise=[0.5])
+>>> summary["validation_accuracy"] > 0.8, judged.result["noise"]["0.5"]["samples"]
+(True, 359)
+"""
+
+from dubito.runs._config import AUGMENTS, SECTIONS, Config, configure, known_keys, read_config
+from dubito.runs._evaluate import HELD_OUT, Evaluation, evaluate
+from dubito.runs._folder import Facts, Recorded, Run, load, save
+from dubito.runs._sections import unknown
+from dubito.runs._train import FINISHED, NEW, STOPPED, Member, Plan, device_named, plan, train
+
+__all__ = [
+    "AUGMENTS",
+    "FINISHED",
+    "HELD_OUT",
+    "NEW",
+    "SECTIONS",
+    "STOPPED",
+    "Config",
+    "Evaluation",
+    "Facts",
+    "Member",
+    "Plan",
+    "Recorded",
+    "Run",
+    "configure",
+    "device_named",
+    "evaluate",
+    "known_keys",
+    "load",
+    "plan",
+    "read_config",
+    "save",
+    "train",
+    "unknown",
+]

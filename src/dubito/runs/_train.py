@@ -1,0 +1,274 @@
+"""Make a run: find its data, compare it with what its folder holds, train what is left of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from dubito import data
+from dubito.data import Arrays
+from dubito.report import files
+from dubito.runs import _folder
+from dubito.runs._config import AUTO, READER_OPTIONS, Config, configure
+from dubito.runs._folder import Facts, Recorded
+from dubito.runs._scalars import Callback, told
+from dubito.training import CheckpointError, fit_many, parallel
+from dubito.training.loop import CHECKPOINT
+from dubito.training.run import Source
+
+__all__ = ["Member", "Plan", "device_named", "plan", "train"]
+
+#: keys that a run may differ in when it goes on: they decide where and how fast, not what
+FREE = ("training.graph", "training.workers", "facts.device")
+SMALLEST_CONVNET = 20  # pixels a side
+NEW, STOPPED, FINISHED = "new", "stopped", "finished"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a plan: what it is, where, and how far it is."""
+
+    config: Recorded
+    folder: Path
+    state: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The data of one or several runs, divided, and the runs; they differ in their seed alone."""
+
+    train: Arrays
+    validation: Arrays
+    order: Tensor
+    members: tuple[Member, ...]
+    device: torch.device
+
+    @property
+    def config(self) -> Recorded:
+        """What all runs share, with the first one's seed."""
+        return self.members[0].config
+
+
+def device_named(name: str) -> torch.device:
+    """The device of that name; "auto" is the GPU where there is one.
+
+    >>> device_named("cpu")
+    device(type='cpu')
+    """
+    if name == AUTO:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {name!r}; known: 'auto', 'cpu', 'cuda'") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"the device {name!r} needs a GPU that torch can use, and finds none")
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.device("cuda", index)
+    return device
+
+
+def plan(
+    config: Config,
+    out: str | os.PathLike[str],
+    *,
+    seeds: Sequence[int] | None = None,
+    device: torch.device | str = "cpu",
+) -> Plan:
+    """Read the data, choose the network, divide, and look at what the folder `out` holds.
+
+    With `seeds` there is a run for each, in out/seed-1, ..., else the one of the configuration.
+    A folder of another run is an error that names the first difference.
+    """
+    folder, place = Path(out), torch.device(device)
+    if seeds is not None and (not seeds or len(set(seeds)) < len(seeds)):
+        raise ValueError(f"seeds must be different numbers, at least one, not {list(seeds)}")
+    arrays = training_data(config)
+    chosen = _resolved(config, arrays)
+    folders = [folder] if seeds is None else [folder / f"seed-{seed}" for seed in seeds]
+    mark = fingerprint(arrays)
+    train_part, held_out, order = _divided(chosen, arrays, mark, folders)
+    facts = Facts(
+        classes=list(arrays.classes),
+        shape=list(arrays.shape),
+        class_counts=train_part.class_counts.tolist(),
+        train=len(train_part),
+        validation=len(held_out),
+        fingerprint=mark,
+        processes=parallel.world(),
+        device=_described(place),
+    )
+    members = []
+    for one, seed in zip(folders, seeds or [chosen.training["seed"]], strict=True):
+        sections = chosen.sections()
+        sections["training"]["seed"] = seed
+        recorded = Recorded(**sections, facts=facts)
+        members.append(Member(recorded, one, _state(one, recorded)))
+    return Plan(train_part, held_out, order, tuple(members), place)
+
+
+def training_data(config: Config) -> Arrays:
+    """The part of the source that is divided into training and validation."""
+    given = {key: config.data[key] for key in READER_OPTIONS if config.data[key] is not None}
+    try:
+        return data.load(config.data["source"], "train", **given)
+    except TypeError as error:  # an option of another format
+        raise ValueError(str(error)) from error
+
+
+def fingerprint(arrays: Arrays) -> str:
+    """A hash of all inputs and labels."""
+    digest = hashlib.sha256(repr((arrays.shape, arrays.classes)).encode())
+    for values in (arrays.inputs, arrays.labels):
+        digest.update(values.cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def _resolved(config: Config, arrays: Arrays) -> Config:
+    """The configuration with what depends on the data: the network, the size of images."""
+    sections = config.sections()
+    if sections["backbone"]["name"] == AUTO:
+        sections["backbone"]["name"] = _suited(arrays.shape)
+    if Path(config.data["source"]).is_dir() and config.data["source"] not in data.DATASETS:
+        # another part of the folder is to be read as this one was, whatever its files look like
+        channels, height, width = arrays.shape
+        sections["data"] |= {"size": [height, width], "mode": "L" if channels == 1 else "RGB"}
+    if sections["training"]["augment"] is not None and len(arrays.shape) != 3:
+        raise ValueError(f"augment is for images, but an input of {arrays.name} is {arrays.shape}")
+    return configure(sections)
+
+
+def _suited(shape: tuple[int, ...]) -> str:
+    """The backbone that `auto` means for inputs of this shape."""
+    if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= SMALLEST_CONVNET:
+        return "convnet"
+    return "vgg16" if shape == (3, 32, 32) else "mlp"
+
+
+def _divided(
+    config: Config, arrays: Arrays, mark: str, folders: Sequence[Path]
+) -> tuple[Arrays, Arrays, Tensor]:
+    """Training and validation part: as a folder has them already, or drawn from the seed."""
+    for folder in folders:
+        if (folder / _folder.SPLIT).exists() and (folder / _folder.CONFIG).exists():
+            before = _folder.recorded(folder)
+            if before.facts.fingerprint == mark and before.data == config.data:
+                train, rest = _folder.read_split(folder, len(arrays))
+                return arrays.subset(train), arrays.subset(rest), torch.cat([train, rest])
+    settings = config.data
+    return data.split(
+        arrays,
+        1 - settings["validation"],
+        settings["split_seed"],
+        stratified=settings["stratified"],
+    )
+
+
+def _described(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _state(folder: Path, config: Recorded) -> str:
+    """How far the run in a folder is; an error if it is another run."""
+    if not (folder / _folder.CONFIG).exists():
+        if _folder.has_started(folder) or (folder / _folder.WEIGHTS).exists():
+            raise CheckpointError(
+                f"{folder} holds weights without a {_folder.CONFIG}; choose another folder"
+            )
+        return NEW
+    before = _flat(_comparable(_folder.recorded(folder)))
+    now = _flat(_comparable(config))
+    for key in now:
+        if key not in FREE and before.get(key) != now[key]:
+            raise CheckpointError(
+                f"{folder} holds another run: its {key} is {before.get(key)!r}, and now "
+                f"{now[key]!r}; choose another folder, or the same configuration"
+            )
+    if _folder.summary_of(folder) is not None:
+        return FINISHED
+    return STOPPED if _folder.has_started(folder) else NEW
+
+
+def _comparable(config: Recorded) -> dict[str, Any]:
+    plain = {**config.sections(), "facts": asdict(config.facts)}
+    return dict(json.loads(json.dumps(plain)))
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as one dotted key each."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        found |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
+
+
+def train(plan: Plan, callback: Callback | None = None) -> list[dict[str, Any]]:
+    """Train the runs that are not finished, and save their best weights; a summary of each run.
+
+    Each epoch `callback` is told what is known after it, with the run's seed. A summary has the
+    best weights' `epoch`, `loss`, `terms` and validation figures, and `epochs` and `seconds`.
+    """
+    left = [member for member in plan.members if member.state != FINISHED]
+    if left:
+        _train(plan, left, callback)
+    found = [_folder.summary_of(member.folder) for member in plan.members]
+    return [summary for summary in found if summary is not None]
+
+
+def _train(plan: Plan, members: Sequence[Member], callback: Callback | None) -> None:
+    facts = plan.config.facts
+    models = [
+        member.config.network(facts.shape, len(facts.classes), facts.class_counts)
+        for member in members
+    ]
+    method = plan.config.make_method(**_outside(plan.config, plan.device))
+    settings = [member.config.settings() for member in members]
+    first = parallel.rank() == 0
+    if first:
+        for member in members:
+            files.folder(member.folder)
+            _folder.write_split(member.folder, plan.order, len(plan.train))
+            _folder.write_config(member.folder, member.config)
+    folders = {member.config.training["seed"]: member.folder for member in members}
+    with told(folders, callback) as tell:
+        done = fit_many(
+            method, models, *_sources(plan), settings, device=plan.device,
+            out=list(folders.values()), callback=tell,
+        )  # fmt: skip
+    if first:
+        for member, run in zip(members, done, strict=True):
+            seconds = sum(entry["seconds"] for entry in run.history)
+            summary = {**run.best, "epochs": run.epochs, "seconds": seconds}
+            _folder.save(member.folder, run.model, member.config, summary)
+            (member.folder / CHECKPOINT).unlink(missing_ok=True)  # several times the weights
+    parallel.gathered_sum(torch.zeros((), device=plan.device))  # others wait for the files
+
+
+def _sources(plan: Plan) -> tuple[Source, Source]:
+    """Both parts, for the device to hold; batch by batch from the host if it has no room."""
+    train_part, held_out = plan.train, plan.validation
+    if all(data.fits(part, plan.device, share=0.25) for part in (train_part, held_out)):
+        return train_part, held_out
+    return (
+        TensorDataset(train_part.inputs, train_part.labels),
+        TensorDataset(held_out.inputs, held_out.labels),
+    )
+
+
+def _outside(config: Config, device: torch.device) -> dict[str, Tensor]:
+    """The OOD inputs to train with, where some are given."""
+    source = config.data["train_ood"]
+    if source is None:
+        return {}
+    return {"ood": data.load(source, "train").inputs.to(device)}

@@ -1,0 +1,348 @@
+r"""The gamma function's family in elementary operations, with nothing lost to cancellation.
+
+Every member is its elementary leading part plus a small positive *remainder*:
+
+.. math::
+    \ln\Gamma(x) &= (x - \tfrac12)\ln x - x + \tfrac12\ln 2\pi + \mu(x) \\
+    \psi(x)      &= \ln x - \tfrac1{2x} - \delta(x), & \delta &= -\mu' \\
+    \psi_1(x)    &= \tfrac1x + \tfrac1{2x^2} + \tau(x), & \tau &= \mu'' \\
+    -\psi_2(x)   &= \tfrac1{x^2} + \tfrac1{x^3} + \sigma(x), & \sigma &= -\mu'''
+
+The remainders are computed to full *relative* accuracy for all x > 0, so a formula whose leading
+parts
+cancel can drop these in algebra and keep what is left. They are polynomials in 1/(x + 1/2) from
+some x
+on, and sums of positive increments below it: no call into a library, so all of this differentiates,
+compiles and exports.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dubito._coefficients import COEFFICIENTS, FIRST
+from dubito._lazy import lazy
+
+__all__ = [
+    "Gamma",
+    "bregman_excess",
+    "bregman_excess_from_one",
+    "digamma",
+    "log_gap",
+    "polygammas",
+    "stirling_remainder",
+    "tetragamma",
+    "trigamma",
+]
+
+
+def _key(x: Tensor) -> str:
+    return "float64" if x.dtype == torch.float64 else "float32"
+
+
+def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    """Polynomial with `coefficients` in ascending powers; in place where nobody differentiates."""
+    result = torch.full_like(x, coefficients[-1])
+    if torch.is_grad_enabled() and x.requires_grad:
+        for c in reversed(coefficients[:-1]):
+            result = result * x + c
+    else:
+        for c in reversed(coefficients[:-1]):
+            result = result.mul_(x).add_(c)
+    return result
+
+
+class Gamma:
+    r"""The gamma family at `x`: each member is computed when asked for and shares the work.
+
+    Shapes: `x` (...) > 0, floating; every member (...).
+
+    >>> g = Gamma(torch.tensor([0.5, 1.0, 1e8]))
+    >>> g.trigamma
+    tensor([4.9348e+00, 1.6449e+00, 1.0000e-08])
+    >>> g.mu  # ~ 1/(12 x), to the last digits
+    tensor([1.5343e-01, 8.1061e-02, 8.3333e-10])
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self._first = FIRST[_key(x)]
+
+    @lazy
+    def reciprocal(self) -> Tensor:
+        """1/x."""
+        return self.x.reciprocal()
+
+    @lazy
+    def log(self) -> Tensor:
+        """ln x."""
+        return self.x.log()
+
+    @lazy
+    def _small(self) -> Tensor:
+        return self.x < self._first
+
+    @lazy
+    def _shifted(self) -> Tensor:
+        return torch.where(self._small, self.x + self._first, self.x)
+
+    @lazy
+    def _shifted_reciprocal(self) -> Tensor:
+        return self._shifted.reciprocal()
+
+    @lazy
+    def _variable(self) -> Tensor:
+        return (self._shifted + 0.5).reciprocal()
+
+    def _polynomial(self, remainder: str, decay: int) -> Tensor:
+        """The remainder at the shifted point: x**-decay times its polynomial."""
+        value = _horner(COEFFICIENTS[_key(self.x)][remainder], self._variable)
+        for _ in range(decay):  # step by step: the power alone would underflow first
+            value = value * self._shifted_reciprocal
+        return value
+
+    def _with_increments(self, value: Tensor, increments: list[Tensor]) -> Tensor:
+        total = increments[0]
+        for increment in increments[1:]:
+            total = total + increment
+        return torch.where(self._small, value + total, value)
+
+    @lazy
+    def _steps(self) -> list[Tensor]:
+        """x, x + 1, ... up to the shifted point; where that is x itself, unused and harmless."""
+        x = self.x.clamp(max=float(self._first))
+        return [x + i if i else x for i in range(self._first)]
+
+    @lazy
+    def _log_steps(self) -> list[Tensor]:
+        return [torch.log1p(t.reciprocal()) for t in self._steps]
+
+    @lazy
+    def _products(self) -> list[Tensor]:
+        return [(t * (t + 1)).reciprocal() for t in self._steps]
+
+    @lazy
+    def mu(self) -> Tensor:
+        """Stirling's remainder of ln Gamma."""
+        steps = zip(self._steps, self._log_steps, strict=True)
+        return self._with_increments(
+            self._polynomial("mu", 1), [(t + 0.5) * log - 1 for t, log in steps]
+        )
+
+    @lazy
+    def _delta_shifted(self) -> Tensor:
+        return self._polynomial("delta", 2)
+
+    @lazy
+    def delta(self) -> Tensor:
+        """ln x - 1/(2x) - psi(x)."""
+        steps = zip(self._steps, self._products, self._log_steps, strict=True)
+        return self._with_increments(
+            self._delta_shifted, [(t + 0.5) * u - log for t, u, log in steps]
+        )
+
+    @lazy
+    def _tau_shifted(self) -> Tensor:
+        return self._polynomial("tau", 3)
+
+    @lazy
+    def tau(self) -> Tensor:
+        """psi_1(x) - 1/x - 1/(2 x^2)."""
+        return self._with_increments(self._tau_shifted, [0.5 * u * u for u in self._products])
+
+    @lazy
+    def sigma(self) -> Tensor:
+        """-psi_2(x) - 1/x^2 - 1/x^3."""
+        steps = zip(self._steps, self._products, strict=True)
+        return self._with_increments(
+            self._polynomial("sigma", 4), [u * u * u * (2 * t + 1) for t, u in steps]
+        )
+
+    @lazy
+    def digamma(self) -> Tensor:
+        """psi(x)."""
+        return self.log - 0.5 * self.reciprocal - self.delta
+
+    @lazy
+    def trigamma(self) -> Tensor:
+        """psi_1(x)."""
+        return self.reciprocal * (1 + 0.5 * self.reciprocal) + self.tau
+
+    @lazy
+    def tetragamma(self) -> Tensor:
+        """psi_2(x) < 0; underflows to 0 beyond x ~ 1e19 in float32, as the exact value does."""
+        return -(self.reciprocal * self.reciprocal * (1 + self.reciprocal) + self.sigma)
+
+    @lazy
+    def log_trigamma_slope(self) -> Tensor:
+        """psi_2/psi_1, finite where psi_2 itself underflows: ~ -1/x."""
+        top = 1 + self.reciprocal + self.x * (self.x * self.sigma)
+        bottom = 1 + 0.5 * self.reciprocal + self.x * self.tau
+        return -self.reciprocal * top / bottom
+
+    @lazy
+    def trigamma_excess(self) -> Tensor:
+        """x psi_1(x) - 1 ~ 1/(2x)."""
+        return 0.5 * self.reciprocal + self.x * self.tau
+
+    @lazy
+    def digamma_gap(self) -> Tensor:
+        """psi(x + 1) - ln x ~ 1/(2x), and -ln x - 0.577 near zero."""
+        plain = 0.5 * self.reciprocal - self.delta
+        if self._first == 1:  # near zero 1/(2x) cancels: step over it
+            stepped = self._log_steps[0] - 0.5 * self._shifted_reciprocal - self._delta_shifted
+            return torch.where(self._small, stepped, plain)
+        return plain
+
+    @lazy
+    def trigamma_deficit(self) -> Tensor:
+        """1 - x psi_1(x + 1) ~ 1/(2x), and 1 at zero."""
+        plain = 0.5 * self.reciprocal - self.x * self.tau
+        if self._first == 1:
+            v = self._shifted_reciprocal
+            stepped = 1 - self.x * (v * (1 + 0.5 * v) + self._tau_shifted)
+            return torch.where(self._small, stepped, plain)
+        return plain
+
+    @lazy
+    def digamma_gap_moment(self) -> Tensor:
+        """d/dx [x (psi(x + 1) - ln x)] ~ 1/(12 x^2)."""
+        return self.x * self.tau - self.delta
+
+    @lazy
+    def inverse_trigamma_excess(self) -> Tensor:
+        """r(x) = 1/psi_1(x) - x + 1/2 ~ 1/(12 x), smooth and in (0, 1/2)."""
+        v = self.reciprocal
+        return (0.25 * v - (1 - 0.5 * v) * (self.x * (self.x * self.tau))) / (
+            1 + 0.5 * v + self.x * self.tau
+        )
+
+    @lazy
+    def inverse_trigamma_excess_slope(self) -> Tensor:
+        """r'(x) = -psi_2/psi_1^2 - 1 ~ -1/(12 x^2)."""
+        v, x2tau = self.reciprocal, self.x * (self.x * self.tau)
+        top = self.x * (self.x * self.sigma) - v * (0.25 * v + x2tau * (2 + v + x2tau * v))
+        return top / (1 + 0.5 * v + self.x * self.tau).square()
+
+
+def stirling_remainder(x: Tensor) -> Tensor:
+    """ln Gamma(x) less its Stirling formula: (...) -> (...).
+
+    >>> stirling_remainder(torch.tensor([1.0, 1e6]))
+    tensor([8.1061e-02, 8.3333e-08])
+    """
+    return Gamma(x).mu
+
+
+def digamma(x: Tensor) -> Tensor:
+    """psi(x) = d/dx ln Gamma(x): (...) -> (...).
+
+    >>> digamma(torch.tensor([1.0, 10.0]))
+    tensor([-0.5772,  2.2518])
+    """
+    return Gamma(x).digamma
+
+
+def trigamma(x: Tensor) -> Tensor:
+    """psi_1(x) = psi'(x): (...) -> (...).
+
+    >>> trigamma(torch.tensor([1.0, 1e30]))
+    tensor([1.6449e+00, 1.0000e-30])
+    """
+    return Gamma(x).trigamma
+
+
+def tetragamma(x: Tensor) -> Tensor:
+    """psi_2(x) = psi''(x): (...) -> (...).
+
+    >>> tetragamma(torch.tensor([1.0, 10.0]))
+    tensor([-2.4041, -0.0110])
+    """
+    return Gamma(x).tetragamma
+
+
+def polygammas(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(psi, psi_1, psi_2) at x for little more than the cost of one: (...) -> three of (...).
+
+    >>> [value.item() for value in polygammas(torch.tensor(2.0, dtype=torch.float64))]
+    [0.42278433509846..., 0.6449340668482..., -0.4041...]
+    """
+    g = Gamma(x)
+    return g.digamma, g.trigamma, g.tetragamma
+
+
+# ln(1 + t) = 2 artanh(w) with w = t/(2 + t); the odd powers of w from the third on, halved
+_ARTANH = tuple(1 / (2 * k + 3) for k in range(11))
+
+
+def log_gap(t: Tensor, ratio: Tensor) -> Tensor:
+    """t - ln(1 + t) >= 0 to full relative accuracy, where `ratio` is 1 + t as well as it is known.
+
+    Near t = 0 only `t` counts and near t = -1 only `ratio`. Shapes: (...), (...) -> (...).
+
+    >>> t = torch.tensor([1e-4, 3.0])
+    >>> log_gap(t, 1 + t)
+    tensor([4.9997e-09, 1.6137e+00])
+    """
+    near = t.abs() < 0.25
+    safe = torch.where(near, t, torch.zeros_like(t))
+    w = safe / (2 + safe)
+    tail = _horner(_ARTANH if t.dtype == torch.float64 else _ARTANH[:5], w * w)
+    series = w * (safe - 2 * w * w * tail)
+    return torch.where(near, series, t - torch.where(near, torch.ones_like(ratio), ratio).log())
+
+
+# three-point Gauss rule for the weight theta on [0, 1]
+_GAUSS = (
+    (0.21234053823915294, 0.06982697979901244),
+    (0.590533135559265, 0.22924110635958627),
+    (0.9114120404872961, 0.20093191373895963),
+)
+
+
+def bregman_excess(a: Tensor, b: Tensor, d: Tensor | None = None) -> Tensor:
+    r"""What the Bregman divergence of ln Gamma has beyond b (t - ln(1 + t)), t = (a - b)/b.
+
+    .. math:: R(a, b) = \ln\Gamma(b) - \ln\Gamma(a) - \psi(a)(b - a) - (a - b) + b\ln(a/b) \ge 0
+
+    Shapes: (...), (...) -> (...).
+
+    >>> bregman_excess(torch.tensor([2.0, 1e6]), torch.tensor([1.0, 1.0]))
+    tensor([0.1159, 6.4888])
+    """
+    ga, gb = Gamma(a), Gamma(b)
+    d = a - b if d is None else d
+    t = d * gb.reciprocal
+    near = t.abs() < (0.02 if a.dtype == torch.float64 else 0.25)  # where the Gauss rule is exact
+    far = 0.5 * ((a * gb.reciprocal).log() - d * ga.reciprocal) + (gb.mu - ga.mu - d * ga.delta)
+    # near b both parts are d^2 times something smooth: a difference of the parts would lose it
+    safe = torch.where(near, t, torch.zeros_like(t))
+    curvature = torch.zeros_like(t)
+    for node, weight in _GAUSS:
+        curvature = curvature + weight * Gamma(b * (1 + node * safe)).tau
+    logs = 0.5 * (safe * safe / (1 + safe) - log_gap(safe, 1 + safe))
+    return torch.where(near, logs + (curvature * (b * safe)) * (b * safe), far)
+
+
+_ZETA: list[float] = torch.special.zeta(torch.arange(2, 32, dtype=torch.float64), 1.0).tolist()
+# Taylor coefficients of R(1 + e, 1)/e^2
+_FROM_ONE = tuple((-1) ** k * (z * (k - 1) - 1) / k for k, z in enumerate(_ZETA, start=2))
+_MU_ONE = 1 - 0.5 * math.log(2 * math.pi)
+
+
+def bregman_excess_from_one(a: Tensor, e: Tensor | None = None) -> Tensor:
+    """`bregman_excess(a, 1)`, faster: (...) -> (...).
+
+    >>> bregman_excess_from_one(torch.tensor([1.0, 1.001, 2.0, 1e6]))
+    tensor([0.0000e+00, 3.2203e-07, 1.1593e-01, 6.4888e+00])
+    """
+    g = Gamma(a)
+    e = a - 1 if e is None else e
+    near = e.abs() < 0.25
+    safe = torch.where(near, e, torch.zeros_like(e))
+    series = _horner(_FROM_ONE if a.dtype == torch.float64 else _FROM_ONE[:14], safe)
+    far = 0.5 * (g.log - e * g.reciprocal) + (_MU_ONE - g.mu - e * g.delta)
+    return torch.where(near, series * safe * safe, far)

@@ -1,0 +1,73 @@
+"""Checkpoints: one safetensors file, written beside and then put in place, never unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["CheckpointError", "load", "save"]
+
+FORMAT = "dubito-checkpoint-1"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that can't be written or read."""
+
+
+def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Tensors and plain facts in one file; whatever fails, the file there before stays whole."""
+    from safetensors.torch import save_file
+
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(held, beside, {"format": FORMAT, "facts": json.dumps(facts)})
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except Exception as error:
+        beside.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"could not write {path}: {error}; an earlier checkpoint there is untouched"
+        ) from error
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise CheckpointError(f"{path} is no dubito checkpoint")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads(header["facts"])
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"could not read {path}: {error}") from error
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors; numbers become 0-dim tensors."""
+    return {
+        f"optimizer.{index}.{key}": torch.as_tensor(value)
+        for index, state in optimizer.state_dict()["state"].items()
+        for key, value in state.items()
+        if value is not None
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put what `optimizer_tensors` gave into a new optimiser of the same parameters."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, key = name.split(".", 2)
+            state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

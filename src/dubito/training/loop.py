@@ -1,0 +1,262 @@
+"""The loop over epochs: steps, checks, checkpoints, early stopping, resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dubito.data.arrays import Arrays
+from dubito.methods.base import Method
+from dubito.training import checkpoint, parallel
+from dubito.training.graph import CAPTURABLE, Graph
+from dubito.training.run import NonFiniteLoss, Run, Source, size
+from dubito.training.settings import Settings
+
+__all__ = ["Fit", "NonFiniteLoss", "fit", "fit_many"]
+
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = "metrics.jsonl"
+#: called with what is known after each epoch of a run
+Callback = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A finished run: the network with its best weights, and what happened."""
+
+    model: nn.Module
+    history: list[dict[str, Any]] = field(repr=False)
+    best_epoch: int
+    seconds: float
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that were trained."""
+        return len(self.history)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The history's entry of the best weights."""
+        return self.history[self.best_epoch - 1]
+
+
+def fit(
+    method: Method,
+    model: nn.Module,
+    train: Source,
+    validation: Source,
+    settings: Settings | None = None,
+    *,
+    device: torch.device | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    callback: Callback | None = None,
+) -> Fit:
+    """Train `model` with `method` and give its best weights.
+
+    The data is `Arrays`, on the `device` it is trained on (None: where it is), or any map-style
+    torch dataset of pairs (input, label), which is read batch by batch (None: the model's device).
+
+    With a folder `out` the run leaves a checkpoint after each epoch and its metrics as jsonl,
+    and goes on from there if it was stopped: interrupted or not, it ends with the same weights.
+
+    >>> from dubito import backbones, data, methods
+    >>> digits, _, _ = data.split(data.load("digits"), 0.2, seed=0)
+    >>> train, validation, _ = data.split(digits, 0.8, seed=0)
+    >>> method = methods.method("iedl")
+    >>> network = backbones.build("mlp", train.shape, method.outputs(10))
+    >>> run = fit(method, network, train, validation, Settings(epochs=4, batch_size=16))
+    >>> run.epochs, run.best["validation_accuracy"] > 0.3
+    (4, True)
+    """
+    chosen = settings or Settings()
+    folders = [Path(out)] if out is not None else None
+    return fit_many(
+        method, [model], train, validation, [chosen], device=device, out=folders, callback=callback
+    )[0]
+
+
+def fit_many(
+    method: Method,
+    models: Sequence[nn.Module],
+    train: Source,
+    validation: Source,
+    settings: Sequence[Settings],
+    *,
+    device: torch.device | str | None = None,
+    out: Sequence[Path] | None = None,
+    callback: Callback | None = None,
+) -> list[Fit]:
+    """Train several networks at once, say of several seeds; see `fit`.
+
+    On a GPU their steps overlap; elsewhere they take turns. The settings differ in the seed alone.
+    """
+    place = _device(models[0], train, device)
+    data = [_placed(source, place) for source in (train, validation)]
+    runs = [
+        Run(method, model.to(place), data[0], data[1], one, place)
+        for model, one in zip(models, settings, strict=True)
+    ]
+    folders = list(out) if out is not None else [None] * len(runs)
+    for run, folder in zip(runs, folders, strict=True):
+        _resume(run, folder)
+    start = time.perf_counter()
+    with _determined(settings[0]):
+        if len(runs) > 1 and not _graphed(runs[0]):
+            for run, folder in zip(runs, folders, strict=True):
+                _epochs([run], [folder], callback)
+        else:
+            _epochs(runs, folders, callback)
+    seconds = time.perf_counter() - start
+    for run in runs:
+        run.model.load_state_dict(run.best)
+        run.model.eval()
+    return [Fit(run.model, run.history, run.best_epoch, seconds) for run in runs]
+
+
+def _device(model: nn.Module, train: Source, wanted: torch.device | str | None) -> torch.device:
+    if wanted is not None:
+        return torch.device(wanted)
+    return train.device if isinstance(train, Arrays) else next(model.parameters()).device
+
+
+def _placed(source: Source, device: torch.device) -> Source:
+    return source.to(device) if isinstance(source, Arrays) else source
+
+
+@contextmanager
+def _determined(settings: Settings):  # type: ignore[no-untyped-def]
+    """The user's random state and precision are theirs again afterwards."""
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    fast = settings.precision != "float32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+
+
+def _graphed(run: Run) -> bool:
+    wanted = run.settings.graph
+    able = (
+        run.device.type == "cuda"
+        and run.settings.optimizer in CAPTURABLE
+        and parallel.world() == 1
+        and isinstance(run.train, Arrays)
+        and size(run.train) >= run.settings.batch_size
+    )
+    if wanted and not able:
+        raise ValueError(
+            "graph=True needs a CUDA device, one process, data in memory, a whole batch and one of "
+            f"the optimizers {', '.join(CAPTURABLE)}; here: {run.device.type}, {parallel.world()} "
+            f"processes, {type(run.train).__name__} of {size(run.train)} samples, "
+            f"{run.settings.optimizer!r}"
+        )
+    return able if wanted is None else wanted
+
+
+def _epochs(runs: Sequence[Run], folders: Sequence[Path | None], callback: Callback | None) -> None:
+    """All epochs of runs that go in step; one that is finished leaves the others."""
+    active = [
+        (run, folder) for run, folder in zip(runs, folders, strict=True) if not run.finished()
+    ]
+    graph: Graph | None = None
+    while active:
+        members = [run for run, _ in active]
+        for run in members:
+            run.begin_epoch()
+        if _graphed(members[0]) and (graph is None or list(graph.runs) != members):
+            graph = Graph(members)
+            for run in members:
+                run.begin_epoch()
+        start = time.perf_counter()
+        _steps(members, graph)
+        for run in members:
+            run.check_finite()  # waits for a GPU's steps
+        seconds = time.perf_counter() - start
+        for run, folder in active:
+            _end_epoch(run, folder, seconds, callback)
+        active = [(run, folder) for run, folder in active if not run.finished()]
+
+
+def _steps(runs: Sequence[Run], graph: Graph | None) -> None:
+    if not isinstance(runs[0].train, Arrays):
+        for run in runs:
+            for batch in run.stream():
+                run.update(*batch)
+        return
+    batches, left = divmod(len(runs[0].train), runs[0].whole_batch)
+    for _ in range(batches):
+        if graph is not None:
+            graph.replay()
+            continue
+        for run in runs:
+            run.step(run.whole_batch)
+    if left >= parallel.world():  # fewer leave a process without a sample
+        for run in runs:
+            run.step(left)
+
+
+def _end_epoch(run: Run, folder: Path | None, seconds: float, callback: Callback | None) -> None:
+    sums = parallel.gathered_sum(run.sums.clone()).tolist()
+    count = int(run.position.item())
+    terms = {name: value / count for name, value in zip(run.names, sums, strict=True)}
+    loss = sum(w * terms[n] for n, w in zip(run.names, run.weights.tolist(), strict=True))
+    run.epoch += 1
+    entry: dict[str, Any] = {"epoch": run.epoch, "loss": loss, "terms": terms}
+    if run.epoch % run.settings.validate_every == 0 or run.epoch == run.settings.epochs:
+        checked = run.validate()
+        run.keep_if_best(checked)
+        entry |= checked
+    entry |= {"seconds": seconds, "samples_per_second": count / seconds}
+    run.history.append(entry)
+    if parallel.rank() == 0 and folder is not None:
+        checkpoint.save(folder / CHECKPOINT, run.state(), run.facts() | _identity(run))
+        _write_metrics(folder / METRICS, run.history)
+    if parallel.rank() == 0 and callback is not None:
+        callback({"seed": run.settings.seed, "epochs": run.settings.epochs, **entry})
+
+
+def _write_metrics(path: Path, history: list[dict[str, Any]]) -> None:
+    """A line an epoch; all anew where a stopped run left other lines than its checkpoint has."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    if len(lines) != len(history) - 1:
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in history))
+        return
+    with path.open("a") as file:
+        file.write(json.dumps(history[-1]) + "\n")
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    """What a checkpoint must have in common with the run that goes on from it."""
+    settings = run.settings.as_dict()
+    for speed_only in ("graph", "workers"):
+        settings.pop(speed_only)
+    return {
+        "settings": settings,
+        "method": {"name": type(run.method).__name__, **run.method.hyperparameters()},
+        "train": [getattr(run.train, "name", type(run.train).__name__), size(run.train)],
+    }
+
+
+def _resume(run: Run, folder: Path | None) -> None:
+    if folder is None or not (folder / CHECKPOINT).exists():
+        return
+    tensors, facts = checkpoint.load(folder / CHECKPOINT)
+    ours = json.loads(json.dumps(_identity(run)))
+    for key, value in ours.items():
+        if facts.get(key) != value:
+            raise checkpoint.CheckpointError(
+                f"{folder} holds another run: its {key} is {facts.get(key)}, and now {value}; "
+                "choose another folder, or the same settings"
+            )
+    run.restore(tensors, facts)

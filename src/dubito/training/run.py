@@ -1,0 +1,290 @@
+"""One training run: a network, its optimiser, its data, and the step that joins them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from dubito.data.arrays import Arrays, as_floats
+from dubito.methods.base import Method
+from dubito.training import checkpoint, parallel
+from dubito.training.settings import OPTIMIZERS, Settings
+
+__all__ = ["NonFiniteLoss", "Run", "Source", "size"]
+
+_FUSED = ("adam", "adamw", "sgd")
+
+
+#: data held in memory, or any map-style torch dataset of pairs (input, label)
+Source = Arrays | Dataset[Any]
+
+
+def size(source: Source) -> int:
+    """How many samples it has."""
+    return len(source)  # type: ignore[arg-type]
+
+
+class NonFiniteLoss(RuntimeError):
+    """A loss became infinite or NaN."""
+
+
+class Run:
+    """A network in training. All it needs in an epoch follows from the seed and the epoch's number.
+
+    The step reads its samples from `order` at `position`, both on the device, so that a captured
+    step needs nothing from the host.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        train: Source,
+        validation: Source,
+        settings: Settings,
+        device: torch.device,
+    ) -> None:
+        self.method, self.model, self.settings = method, model, settings
+        self.train, self.validation, self.device = train, validation, device
+        if settings.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network = parallel.wrapped(model)
+        self.names = tuple(method.weights(0, settings.epochs))
+        self.weights = torch.zeros(len(self.names), device=self.device)
+        self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=self.device)
+        self.order = torch.zeros(size(train), dtype=torch.long, device=self.device)
+        self.changes = torch.zeros(size(train), 4, device=self.device)
+        self.position = torch.zeros((), dtype=torch.long, device=self.device)
+        self.bad = torch.full(
+            (3 + len(self.names),), torch.nan, dtype=torch.float64, device=self.device
+        )
+        self.generator = torch.Generator(self.device)
+        self.optimizer = self._optimizer()
+        self.history: list[dict[str, Any]] = []
+        self.epoch = 0
+        self.best: dict[str, Tensor] = {}
+        self.best_epoch = -1
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        options = dict(self.settings.optimizer_options)
+        rate: float | Tensor = self.settings.learning_rate
+        if self.device.type == "cuda" and self.settings.optimizer in _FUSED:
+            options.setdefault("fused", True)
+            rate = torch.tensor(rate, device=self.device)
+            if self.settings.optimizer != "sgd":
+                options.setdefault("capturable", True)
+        kind: Any = OPTIMIZERS[self.settings.optimizer]
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, **options)
+        return optimizer
+
+    @property
+    def whole_batch(self) -> int:
+        """Samples a step takes in all processes together."""
+        return self.settings.batch_size * parallel.world()
+
+    def begin_epoch(self) -> None:
+        """Draw the epoch's order and augmentation, set its weights, forget its sums."""
+        seed = (self.settings.seed * 1_000_003 + self.epoch) % (1 << 62)
+        drawn = torch.Generator().manual_seed(seed)
+        self.order.copy_(torch.randperm(size(self.train), generator=drawn))
+        if self.settings.augment is not None:
+            self.changes.copy_(self.settings.augment.draw(size(self.train), drawn))
+        torch.manual_seed(seed)  # dropout draws from torch's own generator
+        self.generator.manual_seed(seed + parallel.rank())
+        weights = self.method.weights(self.epoch, self.settings.epochs)
+        self.weights.copy_(torch.tensor([weights[name] for name in self.names]))
+        for group in self.optimizer.param_groups:
+            rate = self.settings.rate(self.epoch)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self.sums.zero_()
+        self.position.zero_()
+        self.bad.fill_(torch.nan)
+        self.network.train()
+
+    def batch(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs and labels at places of the order, where the data is held in memory."""
+        assert isinstance(self.train, Arrays)
+        indices = self.order.index_select(0, places)
+        x = self.train.inputs.index_select(0, indices)
+        return self.prepared(x, places), self.train.labels.index_select(0, indices)
+
+    def prepared(self, x: Tensor, places: Tensor) -> Tensor:
+        """Inputs augmented and as floats."""
+        if self.settings.augment is not None:
+            x = self.settings.augment.apply(x, self.changes.index_select(0, places))
+        x = as_floats(x)
+        if self.settings.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x
+
+    def share(self, start: int, whole: int) -> range:
+        """This process's places in a batch of `whole` samples."""
+        return range(start + parallel.rank(), start + whole, parallel.world())
+
+    def stream(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """The epoch's batches of a dataset, and their size in all processes; `step`'s order."""
+        order, count = self.order.cpu(), size(self.train)
+        wholes = [min(self.whole_batch, count - i) for i in range(0, count, self.whole_batch)]
+        wholes = [whole for whole in wholes if whole >= parallel.world()]
+        places = [self.share(i * self.whole_batch, whole) for i, whole in enumerate(wholes)]
+        chosen = [order[list(part)].tolist() for part in places]
+        loader = self._loader(self.train, chosen)
+        for (x, target), part, whole in zip(loader, places, wholes, strict=True):
+            where = torch.tensor(part, device=self.device)
+            held = x.to(self.device, non_blocking=True)
+            yield self.prepared(held, where), target.to(self.device, non_blocking=True), whole
+
+    def _loader(self, source: Source, chosen: list[list[int]]) -> DataLoader[Any]:
+        return DataLoader(
+            cast("Dataset[Any]", source),
+            batch_sampler=chosen,
+            num_workers=self.settings.workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(self.settings.seed),
+        )
+
+    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch's summed loss and summed terms."""
+        terms = self.method.terms_of(outputs, target)
+        sums = torch.stack([terms[name].sum() for name in self.names])
+        return (weights * sums).sum(), sums
+
+    def step(self, whole: int) -> None:
+        """One update from the next `whole` samples of the order, shared among the processes."""
+        share = torch.arange(parallel.rank(), whole, parallel.world(), device=self.device)
+        self.update(*self.batch(self.position + share), whole)
+
+    def update(self, x: Tensor, target: Tensor, whole: int) -> None:
+        """One update from this process's share of a batch of `whole` samples."""
+        x = self.method.inputs(x, self.generator)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast():
+            outputs = self.network(x)
+        if self.device.type == "cpu" and not outputs.isfinite().all():
+            self.note(outputs.sum(), torch.full_like(self.sums, torch.nan), outputs, whole)
+            self.check_finite()
+        total, sums = self.loss_of(outputs, target, self.weights)
+        loss = total * (parallel.world() / whole)  # gradients are averaged over the processes
+        loss.backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            self.note(loss.detach(), sums.detach(), outputs.detach(), whole)
+        if self.device.type == "cpu":
+            self.check_finite()
+
+    def note(self, loss: Tensor, sums: Tensor, outputs: Tensor, whole: int) -> None:
+        """Add to the epoch's sums; keep where, with which outputs, a loss was first not finite."""
+        self.sums += sums
+        seen = torch.cat([
+            torch.stack([self.position, outputs.min(), outputs.max()]).double(),
+            sums.double() * (parallel.world() / whole),
+        ])  # fmt: skip
+        first = ~loss.isfinite() & self.bad[0].isnan()
+        self.bad.copy_(torch.where(first, seen, self.bad))
+        self.position += whole
+
+    def check_finite(self) -> None:
+        """An error if a loss of this epoch was not finite. On a GPU this waits for the steps."""
+        if self.bad[0].isnan():
+            return
+        position, low, high, *terms = self.bad.tolist()
+        batch = int(position) // self.whole_batch
+        means = ", ".join(
+            f"{name} {value:g}" for name, value in zip(self.names, terms, strict=True)
+        )
+        raise NonFiniteLoss(
+            f"the loss is not finite in epoch {self.epoch}, batch {batch}: mean terms {means}; the "
+            f"network's outputs span [{low:g}, {high:g}], alpha follows from them. The last "
+            "checkpoint is from before this epoch. Try a smaller learning rate, and look at this "
+            "batch's inputs"
+        )
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The precision of the network; losses stay in float32."""
+        if self.settings.precision == "bfloat16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Accuracy, and the mean loss where that is what is kept, over all processes' shares."""
+        self.network.eval()
+        seen = torch.zeros(3, dtype=torch.float64, device=self.device)
+        for x, target in self._checks():
+            with self.autocast():
+                said = self.method.predict(self.model, x)
+            seen[0] += (said.label == target).sum()
+            seen[2] += len(target)
+            if self.settings.keep == "loss":
+                with self.autocast():
+                    outputs = self.model(self.method.inputs(x, self.generator))
+                seen[1] += self.loss_of(outputs, target, self.weights)[0]
+        right, loss, count = parallel.gathered_sum(seen).tolist()
+        self.network.train()
+        checked = {"validation_accuracy": right / count}
+        return checked | ({"validation_loss": loss / count} if self.settings.keep == "loss" else {})
+
+    def _checks(self, at_once: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of the validation data."""
+        share = list(self.share(0, size(self.validation)))
+        parts = [share[i : i + at_once] for i in range(0, len(share), at_once)]
+        held = self.validation
+        if isinstance(held, Arrays):
+            for part in parts:
+                indices = torch.tensor(part, device=held.device)
+                yield as_floats(held.inputs[indices]), held.labels[indices]
+        else:
+            for x, target in self._loader(held, parts):
+                yield as_floats(x.to(self.device)), target.to(self.device)
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that a resumed run needs."""
+        return {
+            **{f"model.{name}": value for name, value in self.model.state_dict().items()},
+            **{f"best.{name}": value for name, value in self.best.items()},
+            **checkpoint.optimizer_tensors(self.optimizer),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """All numbers that a resumed run needs."""
+        return {"epoch": self.epoch, "best_epoch": self.best_epoch, "history": self.history}
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Go on from what `state` and `facts` gave."""
+        part = {
+            kind: {n.removeprefix(kind): v for n, v in tensors.items() if n.startswith(kind)}
+            for kind in ("model.", "best.")
+        }
+        self.model.load_state_dict(part["model."])
+        self.best = {name: value.to(self.device) for name, value in part["best."].items()}
+        checkpoint.restore_optimizer(self.optimizer, tensors)
+        self.epoch, self.best_epoch = facts["epoch"], facts["best_epoch"]
+        self.history = facts["history"]
+
+    def keep_if_best(self, checked: dict[str, float]) -> None:
+        """Keep the weights if this check is the best so far; the first of equals stays."""
+        name = f"validation_{self.settings.keep}"
+        sign = 1 if self.settings.keep == "accuracy" else -1
+        before = [sign * entry[name] for entry in self.history if name in entry]
+        if not before or sign * checked[name] > max(before):
+            state = self.model.state_dict()
+            self.best = {key: value.detach().clone() for key, value in state.items()}
+            self.best_epoch = self.epoch
+
+    def finished(self) -> bool:
+        """Whether all epochs are done, or the last `patience` checks brought nothing better."""
+        if self.epoch >= self.settings.epochs:
+            return True
+        name, patience = f"validation_{self.settings.keep}", self.settings.patience
+        sign = 1 if self.settings.keep == "accuracy" else -1
+        checks = [sign * entry[name] for entry in self.history if name in entry][-patience:]
+        return 0 < patience <= len(checks) and checks[0] == max(checks)

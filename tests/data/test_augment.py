@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dubito.data import Augment
+
+
+def by_pillow(image: np.ndarray, change: list[float], padding: int) -> np.ndarray:
+    """The same change to one channel (H, W), step by step."""
+    flip, top, left, angle = change
+    height, width = image.shape
+    picture = Image.fromarray(image)
+    if flip:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    picture = ImageOps.expand(picture, padding, fill=0)
+    picture = picture.crop((int(left), int(top), int(left) + width, int(top) + height))
+    return np.asarray(picture.rotate(angle, Image.Resampling.NEAREST, fillcolor=0))
+
+
+def unsure(height: int, width: int, angle: float) -> np.ndarray:
+    """Pixels whose source lies so near to the edge of a pixel that rounding decides."""
+    y, x = np.mgrid[:height, :width]
+    turn = np.exp(1j * np.deg2rad(angle))
+    at = turn * ((x - (width - 1) / 2) + 1j * (y - (height - 1) / 2))
+    column, row = at.real + width / 2, at.imag + height / 2
+    # Pillow counts in steps of 1/65536, which add up over a row.
+    return (abs(column - column.round()) < 2e-3) | (abs(row - row.round()) < 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("augment", "shape"),
+    [
+        (Augment(), (3, 32, 32)),
+        (Augment(padding=0), (1, 28, 28)),
+        (Augment(padding=2, degrees=180), (1, 9, 14)),
+    ],
+)
+def test_it_does_what_pillow_does(augment: Augment, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    # No zeros, so that every pixel from outside is seen.
+    images = torch.randint(1, 256, (60, *shape), generator=generator).to(torch.uint8)
+    changes = augment.draw(60, generator)
+    said = augment.apply(images, changes).numpy()
+    excluded = 0
+    for image, result, change in zip(images.numpy(), said, changes.tolist(), strict=True):
+        clear = ~unsure(*shape[1:], change[3])
+        excluded += int((~clear).sum())
+        for channel, wanted in zip(result, image, strict=True):
+            expected = by_pillow(wanted, change, augment.padding)
+            np.testing.assert_array_equal(channel[clear], expected[clear])
+    assert excluded < 0.02 * said.size / shape[0]
+
+
+def test_floats_and_bytes_move_alike() -> None:
+    images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)
+    augment = Augment()
+    changes = augment.draw(8, torch.Generator().manual_seed(0))
+    moved = augment.apply(images, changes)
+    assert moved.dtype == torch.uint8
+    assert torch.equal(augment.apply(images.float(), changes), moved.float())
+
+
+def test_draws_are_distributed_as_announced() -> None:
+    flip, top, left, angle = Augment().draw(40_000, torch.Generator().manual_seed(0)).numpy().T
+    assert stats.binomtest(int(flip.sum()), len(flip), 0.5).pvalue > 1e-3
+    for corner in (top, left):
+        counts = np.bincount(corner.astype(int), minlength=9)
+        assert len(counts) == 9
+        assert stats.chisquare(counts).pvalue > 1e-3
+    pairs = np.histogram2d(top, left, bins=9)[0]
+    assert stats.chi2_contingency(pairs).pvalue > 1e-3
+    assert stats.kstest(angle, stats.uniform(-15, 30).cdf).pvalue > 1e-3
+    assert set(np.unique(flip)) == {0.0, 1.0}
+
+
+def test_nothing_to_do_changes_nothing() -> None:
+    images = torch.rand(5, 2, 7, 6)
+    still = Augment(flip=0, padding=0, degrees=0)
+    assert torch.equal(still(images, torch.Generator().manual_seed(0)), images)
+
+
+def test_flip_alone() -> None:
+    images = torch.rand(5, 2, 7, 6)
+    always = Augment(flip=1, padding=0, degrees=0)
+    assert torch.equal(always(images, torch.Generator().manual_seed(0)), images.flip(-1))
+
+
+def test_the_generator_decides() -> None:
+    images = torch.rand(4, 1, 8, 8)
+    one, two, three = (Augment()(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, three)
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the operations that run, with the shapes of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        self.seen.append((str(func), tuple(getattr(result, "shape", ()))))
+        return result
+
+
+def test_apply_is_the_same_whatever_the_values() -> None:
+    # So that a CUDA graph can be captured once: no value is looked at, no shape depends on one.
+    augment, images = Augment(), torch.rand(4, 3, 32, 32)
+    runs = []
+    for seed in (1, 2):
+        changes = augment.draw(4, torch.Generator().manual_seed(seed))
+        with Recorder() as recorder:
+            augment.apply(images, changes)
+        runs.append(recorder.seen)
+    assert runs[0] == runs[1]
+    names = {name for name, _ in runs[0]}
+    assert "aten.gather.default" in names
+    assert not {name for name in names if "scalar_dense" in name or "nonzero" in name}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"flip": 1.5}, "flip must be a probability"),
+        ({"padding": -1}, "padding must be"),
+        ({"padding": 1.5}, "padding must be"),
+        ({"degrees": 200}, "degrees must be"),
+        ({"degrees": float("nan")}, "degrees must be"),
+    ],
+)
+def test_bad_options(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Augment(**options)
+
+
+def test_bad_shapes() -> None:
+    with pytest.raises(ValueError, match=r"\(N, C, H, W\).*not \(2, 64\) and \(2, 4\)"):
+        Augment()(torch.zeros(2, 64), torch.Generator())
+    with pytest.raises(ValueError, match=r"not \(2, 1, 8, 8\) and \(3, 4\)"):
+        Augment().apply(torch.zeros(2, 1, 8, 8), torch.zeros(3, 4))

@@ -1,0 +1,63 @@
+"""torch.compile: one graph, the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from dubito import EDLLoss, IEDLLoss, Prediction
+from dubito.schedules import Linear
+
+# The compiler's own libraries warn of their future; that is not ours to mend.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+def graphs(function, *inputs) -> int:  # type: ignore[no-untyped-def]
+    """How many graphs it takes: more than one means a break."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    torch.compile(function, backend=counter, fullgraph=True)(*inputs)
+    return int(counter.frame_count)
+
+
+@pytest.mark.parametrize(
+    "criterion", [IEDLLoss(kl_weight=Linear(10)), EDLLoss(), EDLLoss("marginal")]
+)
+def test_a_training_step_is_one_graph(criterion: torch.nn.Module) -> None:
+    network = torch.nn.Linear(8, 4)
+    x, target = torch.randn(16, 8), torch.randint(4, (16,))
+    assert graphs(lambda: criterion(network(x), target)) == 1
+
+
+def test_a_new_kl_weight_needs_no_new_graph() -> None:
+    criterion = IEDLLoss(kl_weight=Linear(10))
+    logits, target = torch.randn(16, 4), torch.randint(4, (16,))
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    step = torch.compile(criterion, backend=counter, fullgraph=True)
+    values = []
+    for epoch in (0, 3, 7):
+        criterion.set_epoch(epoch)
+        values.append(step(logits, target).item())
+        assert values[-1] == pytest.approx(criterion(logits, target).item(), rel=1e-5)
+    assert counter.frame_count == 1
+    assert len(set(values)) == 3
+
+
+def test_compiled_gradients_are_the_eager_ones() -> None:
+    criterion, target = IEDLLoss(), torch.randint(4, (16,))
+    logits = (5 * torch.randn(16, 4)).requires_grad_()
+    (eager,) = torch.autograd.grad(criterion(logits, target), logits)
+    torch._dynamo.reset()
+    compiled = torch.compile(criterion, backend="aot_eager", fullgraph=True)
+    (ours,) = torch.autograd.grad(compiled(logits, target), logits)
+    torch.testing.assert_close(ours, eager)
+
+
+def test_a_prediction_is_one_graph() -> None:
+    def measures(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        said = Prediction.from_logits(logits)
+        return said.probs, said.vacuity, said.mutual_information, said.differential_entropy
+
+    assert graphs(measures, torch.randn(16, 4)) == 1

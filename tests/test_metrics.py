@@ -1,0 +1,614 @@
+"""Metrics against scikit-learn, SciPy and brute force, and their algebraic properties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn import metrics as sk
+from torch import Tensor
+
+from dubito import metrics as m
+
+SIZES = [2, 3, 150, 10_000]
+TOLERANCE = 1e-6
+Metric = Callable[[Tensor, Tensor], Tensor]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def close(ours: Tensor, expected: object, tolerance: float = TOLERANCE) -> None:
+    wanted = torch.as_tensor(np.asarray(expected), dtype=torch.float64)
+    torch.testing.assert_close(ours.double(), wanted, rtol=0.0, atol=tolerance)
+
+
+def ranked(size: int, tied: bool, batch: int = 4) -> tuple[Tensor, Tensor]:
+    """Scores, all distinct or of four values, and a mask with both classes in every row."""
+    g = generator(size + tied)
+    positive = torch.rand(batch, size, generator=g) < 0.3
+    positive[:, 0], positive[:, -1] = True, False
+    scores = torch.randn(batch, size, generator=g) + 0.5 * positive
+    return ((2 * scores).round().clamp(-1, 2) if tied else scores), positive
+
+
+def predictions(shape: tuple[int, ...], classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = generator(seed)
+    probs = (2 * torch.randn(*shape, classes, generator=g, dtype=torch.float64)).softmax(-1)
+    return probs, torch.randint(classes, shape, generator=g)
+
+
+def sk_fpr(positive: np.ndarray, scores: np.ndarray, rate: float = 0.95) -> float:
+    fpr, tpr, _ = sk.roc_curve(positive, scores, drop_intermediate=False)
+    return float(fpr[tpr >= rate].min())
+
+
+RANKING: dict[str, tuple[Metric, Callable[[np.ndarray, np.ndarray], float]]] = {
+    "aupr": (m.aupr, sk.average_precision_score),
+    "auroc": (m.auroc, sk.roc_auc_score),
+    "fpr95": (m.fpr95, sk_fpr),
+}
+SCORED: dict[str, Metric] = {
+    "aupr": m.aupr,
+    "auroc": m.auroc,
+    "fpr95": m.fpr95,
+    "aurc": m.aurc,
+    "excess_aurc": m.excess_aurc,
+}
+LABELLED: dict[str, Metric] = {
+    "accuracy": m.accuracy,
+    "nll": m.nll,
+    "brier": m.brier,
+    "ece": m.ece,
+    "ece, mass": lambda probs, target: m.ece(probs, target, scheme="mass"),
+}
+
+
+# --- ranking -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RANKING)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_ranking_equals_sklearn(name: str, tied: bool, size: int) -> None:
+    ours, reference = RANKING[name]
+    scores, positive = ranked(size, tied)
+    rows = zip(positive.numpy(), scores.numpy(), strict=True)
+    close(ours(scores, positive), [reference(p, s) for p, s in rows])
+
+
+@pytest.mark.parametrize("name", RANKING)
+def test_constant_scores_are_one_threshold(name: str) -> None:
+    ours, reference = RANKING[name]
+    scores, positive = torch.zeros(20), torch.arange(20) % 3 == 0
+    close(ours(scores, positive), reference(positive.numpy(), scores.numpy()))
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.8, 0.95, 1.0])
+def test_fpr_at_other_rates(rate: float) -> None:
+    # 20 positives: each rate is met exactly at some threshold, where rounding would decide.
+    scores = torch.randn(6, 50, generator=generator(3))
+    positive = (torch.arange(50) < 20).expand(6, 50)
+    expected = [sk_fpr(p, s, rate) for p, s in zip(positive.numpy(), scores.numpy(), strict=True)]
+    close(m.fpr95(scores, positive, tpr=rate), expected)
+
+
+def test_fpr_at_a_rate_that_is_met_exactly() -> None:
+    assert 0.55 * 100 > 55  # the trap: 55 of 100 positives are enough all the same
+    positive = torch.ones(101, dtype=torch.bool)
+    positive[55] = False
+    assert m.fpr95(-torch.arange(101.0), positive, tpr=0.55) == 0
+
+
+def test_aupr_and_auroc_of_a_million_scores() -> None:
+    scores, positive = ranked(1_000_000, tied=False, batch=1)
+    scores, positive = (scores[0] * 1e5).round(), positive[0]  # many small groups of ties
+    close(m.aupr(scores, positive), sk.average_precision_score(positive, scores))
+    close(m.auroc(scores, positive), sk.roc_auc_score(positive, scores))
+
+
+def test_counts_go_past_the_integers_of_float32() -> None:
+    # The last positive of 2^24 + 2 comes after half of the negatives; float32 would not count it.
+    size = 2**24 + 4
+    positive = torch.ones(size, dtype=torch.bool)
+    positive[-3], positive[-1] = False, False
+    scores = -(torch.arange(size) // 2).float()
+    scores[-1] = -(2.0**24)
+    assert m.fpr95(scores, positive, tpr=1.0).item() == 0.5
+
+
+def test_infinite_scores_are_ranked() -> None:
+    scores = torch.tensor([math.inf, 1.0, -math.inf, -math.inf])
+    finite = torch.tensor([9.0, 1.0, -9.0, -9.0])
+    positive = torch.tensor([True, False, True, False])
+    for metric in SCORED.values():
+        assert metric(scores, positive) == metric(finite, positive)
+        assert metric(scores[:3], positive[:3]) == metric(finite[:3], positive[:3])
+
+
+# --- probabilities -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("classes", [2, 10])
+def test_probability_metrics_equal_sklearn(size: int, classes: int) -> None:
+    probs, target = predictions((3, size), classes)
+    labels = list(range(classes))
+    rows = list(zip(target.numpy(), probs.numpy(), strict=True))
+    close(m.accuracy(probs, target), [sk.accuracy_score(t, p.argmax(-1)) for t, p in rows])
+    close(m.nll(probs, target), [sk.log_loss(t, p, labels=labels) for t, p in rows])
+    expected = [((p - np.eye(classes)[t]) ** 2).sum(-1).mean() for t, p in rows]
+    close(m.brier(probs, target), expected)
+
+
+def test_binary_brier_is_twice_that_of_sklearn() -> None:
+    probs, target = predictions((200,), 2)
+    close(m.brier(probs, target), 2 * sk.brier_score_loss(target.numpy(), probs[:, 1].numpy()))
+
+
+def test_nll_of_an_impossible_target_is_infinite() -> None:
+    probs = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]])
+    target = torch.tensor([[1, 0], [0, 0]])
+    assert m.nll(probs, target).tolist() == [math.inf, 0.0]
+    assert not m.nll(probs, target)[1].signbit()
+
+
+def test_accuracy_gives_ties_to_the_lower_class() -> None:
+    probs = torch.tensor([[0.25, 0.375, 0.375]]).expand(3, 3)
+    assert m.accuracy(probs.unsqueeze(-2), torch.tensor([[0], [1], [2]])).tolist() == [0, 1, 0]
+
+
+def width_groups(confidence: np.ndarray, bins: int) -> list[np.ndarray]:
+    edges = np.arange(bins + 1) / bins
+    edges[0] = -1.0  # zero belongs to the first bin
+    return [np.flatnonzero((confidence > a) & (confidence <= b)) for a, b in pairwise(edges)]
+
+
+def mass_groups(confidence: np.ndarray, bins: int) -> list[np.ndarray]:
+    return np.array_split(np.argsort(confidence, kind="stable"), bins)
+
+
+GROUPS = {"width": width_groups, "mass": mass_groups}
+
+
+@pytest.mark.parametrize("scheme", GROUPS)
+@pytest.mark.parametrize("bins", [1, 2, 15, 40])
+@pytest.mark.parametrize("size", [1, 2, 3, 150, 10_000])
+def test_ece_equals_its_definition(scheme: str, bins: int, size: int) -> None:
+    probs, target = predictions((3, size), 5, seed=size)
+    probs[0] = (probs[0] * 8).round() + 1e-9  # tied confidences, many on the edge of a bin
+    probs[0] /= probs[0].sum(-1, keepdim=True)
+    expected = []
+    for p, t in zip(probs.numpy(), target.numpy(), strict=True):
+        gap = (p.argmax(-1) == t) - p.max(-1)
+        expected.append(sum(abs(gap[g].sum()) for g in GROUPS[scheme](p.max(-1), bins)) / size)
+    close(m.ece(probs, target, bins=bins, scheme=scheme), expected, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ece_puts_an_edge_in_the_bin_below(dtype: torch.dtype) -> None:
+    # Confidence 9/15 right, just above it wrong: one bin would let the two gaps cancel.
+    edge = torch.tensor(9 / 15, dtype=dtype)
+    above = torch.nextafter(edge, torch.ones_like(edge))
+    confidence = torch.stack([edge, above])
+    probs = torch.stack([confidence, 1 - confidence], -1)
+    close(m.ece(probs, torch.tensor([0, 1])), (0.4 + 0.6) / 2)
+    below = torch.nextafter(edge, torch.zeros_like(edge))
+    probs = torch.stack([torch.stack([below, edge]), 1 - torch.stack([below, edge])], -1)
+    close(m.ece(probs, torch.tensor([0, 1])), 0.1)
+
+
+def test_ece_is_exact_whatever_the_order() -> None:
+    probs, target = predictions((5000,), 10)
+    shuffled = torch.randperm(5000, generator=generator(1))
+    assert m.ece(probs[shuffled], target[shuffled]) == m.ece(probs, target)
+
+
+# --- risk and coverage ---------------------------------------------------------------------------
+
+
+def aurc_in_order(correct: np.ndarray) -> float:
+    return float((np.cumsum(~correct) / np.arange(1, len(correct) + 1)).mean())
+
+
+@pytest.mark.parametrize("size", [1, *SIZES])
+def test_aurc_without_ties_equals_its_definition(size: int) -> None:
+    g = generator(size)
+    confidence = torch.randn(3, size, generator=g, dtype=torch.float64)
+    correct = torch.rand(3, size, generator=g) < 0.7
+    order = (-confidence).numpy().argsort(-1)
+    rows = [c[o] for c, o in zip(correct.numpy(), order, strict=True)]
+    close(m.aurc(confidence, correct), [aurc_in_order(row) for row in rows], 1e-12)
+    best = [aurc_in_order(row) - aurc_in_order(np.sort(row)[::-1]) for row in rows]
+    close(m.excess_aurc(confidence, correct), best, 1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
+@settings(max_examples=40)
+def test_aurc_of_ties_is_the_mean_over_all_orders(samples: list[tuple[int, bool]]) -> None:
+    orders = []
+    for order in permutations(samples):
+        by_confidence = sorted(order, key=lambda sample: -sample[0])  # stable: keeps the order
+        orders.append(aurc_in_order(np.array([right for _, right in by_confidence])))
+    confidence = torch.tensor([float(level) for level, _ in samples], dtype=torch.float64)
+    correct = torch.tensor([right for _, right in samples])
+    close(m.aurc(confidence, correct), np.mean(orders), 1e-12)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=7))
+@settings(max_examples=30)
+def test_the_oracle_of_excess_aurc_is_the_best_of_all_orders(right: list[bool]) -> None:
+    best = min(aurc_in_order(np.array(order)) for order in set(permutations(right)))
+    correct = torch.tensor(right)
+    confidence = torch.arange(len(right), dtype=torch.float64)
+    close(m.aurc(confidence, correct) - m.excess_aurc(confidence, correct), best, 1e-12)
+    assert m.excess_aurc(correct.double(), correct) == 0
+
+
+def test_aurc_of_useless_confidence_is_the_error_rate() -> None:
+    correct = torch.arange(10) < 7
+    close(m.aurc(torch.zeros(10), correct), 0.3)
+
+
+# --- energy distance -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 3), (3, 2), (150, 150), (10_000, 777)])
+def test_energy_distance_equals_scipy(n: int, k: int, tied: bool) -> None:
+    g = generator(n)
+    x = torch.randn(4, n, generator=g, dtype=torch.float64)
+    y = 1.5 * torch.randn(4, k, generator=g, dtype=torch.float64) + 0.3
+    x, y = (x.round(), y.round()) if tied else (x, y)
+    expected = [stats.energy_distance(a, b) for a, b in zip(x.numpy(), y.numpy(), strict=True)]
+    close(m.energy_distance(x, y), expected, 1e-9)
+    close(m.energy_distance(x.float(), y.float()), expected)
+
+
+def test_energy_distance_equals_the_mean_absolute_differences() -> None:
+    x = torch.randn(30, generator=generator(0), dtype=torch.float64)
+    y = torch.randn(20, generator=generator(1), dtype=torch.float64).exp()
+
+    def spread(a: Tensor, b: Tensor) -> Tensor:
+        return (a[:, None] - b).abs().mean()
+
+    squared = 2 * spread(x, y) - spread(x, x) - spread(y, y)
+    close(m.energy_distance(x, y), squared.sqrt().item(), 1e-12)
+
+
+def test_energy_distance_far_from_zero_in_float32() -> None:
+    x = torch.randn(5000, generator=generator(0)) + 1e6  # steps of 1/16 up there
+    y = torch.randn(5000, generator=generator(1)) + 1e6 + 0.125
+    expected = stats.energy_distance(x.double().numpy() - 1e6, y.double().numpy() - 1e6)
+    assert m.energy_distance(x, y).item() == pytest.approx(expected, rel=1e-6)
+
+
+samples = st.lists(st.integers(-20, 20).map(lambda value: value / 4), min_size=1, max_size=12)
+
+
+@given(samples, samples, st.integers(-1000, 1000))
+@settings(max_examples=60)
+def test_energy_distance_is_a_distance(x: list[float], y: list[float], shift: int) -> None:
+    a, b = torch.tensor(x), torch.tensor(y)
+    distance = m.energy_distance(a, b)
+    assert distance >= 0
+    assert distance == m.energy_distance(b, a)
+    assert distance == m.energy_distance(a + shift, b + shift)  # exact: quarters are representable
+    assert m.energy_distance(a, a.flip(0)) == 0
+    assert m.energy_distance(a, a.repeat(3)) == 0  # the same distribution, another size
+    assert (distance == 0) == torch.equal(*(s.double().sort().values for s in _common(a, b)))
+
+
+def _common(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both samples repeated to one size: equal when their distributions are."""
+    return a.repeat(len(b)), b.repeat(len(a))
+
+
+# --- properties of every ranking metric ----------------------------------------------------------
+
+
+@st.composite
+def rankings(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    rows = draw(st.integers(1, 4))
+    size = draw(st.integers(2, 12))
+    levels = st.lists(st.integers(-5, 5), min_size=size, max_size=size)
+    mask = st.lists(st.booleans(), min_size=size, max_size=size)
+    mixed = mask.filter(lambda row: any(row) and not all(row))
+    scores = [draw(levels) for _ in range(rows)]
+    positive = [draw(mixed) for _ in range(rows)]
+    return torch.tensor(scores, dtype=torch.float64), torch.tensor(positive)
+
+
+@given(rankings(), st.randoms(use_true_random=False))
+@settings(max_examples=50)
+def test_the_order_of_the_samples_does_not_matter(
+    data: tuple[Tensor, Tensor], random: object
+) -> None:
+    scores, positive = data
+    order = list(range(scores.shape[-1]))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    for metric in SCORED.values():
+        shuffled = metric(scores[:, order], positive[:, order])
+        assert torch.equal(shuffled, metric(scores, positive))
+
+
+@given(rankings())
+@settings(max_examples=50)
+def test_only_the_ranking_matters(data: tuple[Tensor, Tensor]) -> None:
+    scores, positive = data
+    for metric in SCORED.values():
+        for moved in (scores.exp(), scores**3 + scores, 2 * scores - 7, scores.atan()):
+            assert torch.equal(metric(moved, positive), metric(scores, positive))
+
+
+@given(rankings())
+@settings(max_examples=50)
+def test_reversed_scores_complement_auroc(data: tuple[Tensor, Tensor]) -> None:
+    scores, positive = data
+    close(m.auroc(scores, positive) + m.auroc(-scores, positive), torch.ones(len(scores)), 1e-15)
+    assert torch.equal(m.auroc(scores, positive), m.auroc(-scores, ~positive))
+
+
+@given(rankings())
+@settings(max_examples=50)
+def test_a_batch_equals_a_loop(data: tuple[Tensor, Tensor]) -> None:
+    scores, positive = data
+    for metric in SCORED.values():
+        looped = [metric(s, p) for s, p in zip(scores, positive, strict=True)]
+        assert torch.equal(metric(scores, positive), torch.stack(looped))
+
+
+@given(rankings())
+@settings(max_examples=50)
+def test_bounds(data: tuple[Tensor, Tensor]) -> None:
+    scores, positive = data
+    for metric in SCORED.values():
+        value = metric(scores, positive)
+        assert ((value >= 0) & (value <= 1)).all()
+    assert (m.auroc(positive.double(), positive) == 1).all()
+    assert (m.aupr(positive.double(), positive) == 1).all()
+    assert (m.fpr95(positive.double(), positive) == 0).all()
+    assert (m.excess_aurc(positive.double(), positive) == 0).all()
+
+
+# --- shapes, layouts, dtypes, devices ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_leading_axes_of_scores_broadcast(name: str) -> None:
+    metric = SCORED[name]
+    scores, positive = ranked(30, tied=True, batch=6)
+    expected = torch.stack([metric(scores, row.expand(6, 30)) for row in positive[:2]])
+    assert torch.equal(metric(scores, positive[:2, None]), expected)
+    assert torch.equal(metric(scores[0], positive), metric(scores[0].expand(6, 30), positive))
+    assert torch.equal(metric(scores, positive[0]), expected[0])
+    folded = metric(scores.view(2, 3, 30), positive.view(2, 3, 30))
+    assert torch.equal(folded, metric(scores, positive).view(2, 3))
+    assert metric(scores[:0], positive[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_leading_axes_of_probs_broadcast(name: str) -> None:
+    metric = LABELLED[name]
+    probs, target = predictions((2, 3, 40), 4)
+    rows = zip(probs.flatten(0, 1), target.flatten(0, 1), strict=True)
+    expected = torch.stack([metric(p, t) for p, t in rows]).view(2, 3)
+    torch.testing.assert_close(metric(probs, target), expected)
+    shared = torch.stack([metric(row, target[0, 0]) for row in probs[0]])
+    torch.testing.assert_close(metric(probs[0], target[0, 0]), shared)
+    assert metric(probs[:0], target[:0]).shape == (0, 3)
+
+
+def test_leading_axes_of_samples_broadcast() -> None:
+    x, y = torch.randn(3, 1, 8, generator=generator(0)), torch.randn(5, 6, generator=generator(1))
+    expected = torch.stack([torch.stack([m.energy_distance(a[0], b) for b in y]) for a in x])
+    assert torch.equal(m.energy_distance(x, y), expected)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_non_contiguous_scores(name: str) -> None:
+    scores, positive = ranked(60, tied=True)
+    wide, spread = torch.empty(60, 8), torch.zeros(4, 120, dtype=torch.bool)
+    wide[:, ::2], spread[:, ::2] = scores.T, positive
+    strided = SCORED[name](wide[:, ::2].T, spread[:, ::2])
+    assert torch.equal(strided, SCORED[name](scores, positive))
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_non_contiguous_probs(name: str) -> None:
+    probs, target = predictions((3, 50), 4)
+    turned = probs.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    assert not turned.is_contiguous()
+    flipped = target.T.contiguous().T
+    torch.testing.assert_close(LABELLED[name](turned, flipped), LABELLED[name](probs, target))
+
+
+@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_dtypes_of_scores(name: str, dtype: torch.dtype) -> None:
+    scores, positive = ranked(200, tied=False)
+    rounded = scores.to(dtype)  # the ties that rounding makes are in the data
+    value = SCORED[name](rounded, positive)
+    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    close(value, SCORED[name](rounded.double(), positive), 1e-7)
+
+
+@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_dtypes_of_probs(name: str, dtype: torch.dtype) -> None:
+    probs, target = predictions((3, 500), 10)
+    value = LABELLED[name](probs.to(dtype), target)
+    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    close(value, LABELLED[name](probs.to(dtype).double(), target))  # the same numbers, wider
+
+
+def test_a_float64_rank_survives() -> None:
+    # Distinct in float64, tied in float32.
+    scores = 1 + torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=torch.float64) * 1e-12
+    positive = torch.tensor([True, True, False, False])
+    assert m.auroc(scores, positive) == 1
+    assert m.auroc(scores.float(), positive) == 0.5
+
+
+def test_energy_distance_dtypes() -> None:
+    x, y = torch.randn(50, generator=generator(0)), torch.randn(60, generator=generator(1))
+    assert m.energy_distance(x, y).dtype == torch.float32
+    assert m.energy_distance(x.double(), y).dtype == torch.float64
+    half = m.energy_distance(x.bfloat16(), y.bfloat16())
+    assert torch.equal(half, m.energy_distance(x.bfloat16().float(), y.bfloat16().float()))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_zero_one_masks_and_small_labels(dtype: torch.dtype) -> None:
+    scores, positive = ranked(40, tied=True)
+    for metric in SCORED.values():
+        assert torch.equal(metric(scores, positive.to(dtype)), metric(scores, positive))
+    probs, target = predictions((40,), 4)
+    for metric in LABELLED.values():
+        assert metric(probs, target.to(dtype)) == metric(probs, target)
+
+
+def test_nothing_carries_a_gradient_or_changes_its_input() -> None:
+    scores, positive = ranked(40, tied=True)
+    probs, target = predictions((40,), 4)
+    kept = scores.clone(), probs.clone()
+    values = [metric(scores.requires_grad_(), positive) for metric in SCORED.values()]
+    values += [metric(probs.requires_grad_(), target) for metric in LABELLED.values()]
+    values += [m.energy_distance(scores, scores + 1)]
+    assert not any(value.requires_grad for value in values)
+    assert torch.equal(scores, kept[0])
+    assert torch.equal(probs, kept[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_agrees_and_repeats() -> None:
+    scores, positive = ranked(10_000, tied=True)
+    probs, target = predictions((3, 10_000), 10)
+    calls = [(metric, scores, positive) for metric in SCORED.values()]
+    calls += [(metric, probs, target) for metric in LABELLED.values()]
+    calls += [(m.energy_distance, scores, 2 * scores)]
+    for metric, first, second in calls:
+        there = metric(first.cuda(), second.cuda())
+        close(there.cpu(), metric(first, second))
+        assert all(torch.equal(there, metric(first.cuda(), second.cuda())) for _ in range(5))
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+S, P = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([True, False, True])
+Q, T = torch.full((3, 2), 0.5), torch.tensor([0, 1, 1])
+NAN = torch.tensor([[0.1, 0.2], [0.3, math.nan]])
+
+
+def mask(*rows: list[int]) -> Tensor:
+    return torch.tensor(rows)
+
+
+RANKING_ERRORS = [
+    ((S[:0], P[:0]), ValueError, r"scores: got shape \(0,\), expected at least one sample"),
+    ((S[0], P[0]), ValueError, r"scores: got shape \(\), expected at least one sample"),
+    ((S, P[:2]), ValueError, r"scores, positive: got shapes \(3,\) and \(2,\).* same number"),
+    ((S, P[0]), ValueError, r"scores, positive: got shapes \(3,\) and \(\)"),
+    ((S[:1], P), ValueError, r"scores, positive: got shapes \(1,\) and \(3,\)"),
+    ((S.expand(2, 3), P.expand(4, 3)), ValueError, r"scores, positive: got leading axes .* broadc"),
+    ((NAN, mask([0, 1])), ValueError, r"scores: got NaN at index \(1, 1\), expected"),
+    ((S, torch.tensor([0, 1, 2])), ValueError, r"positive: got a value other .* at index \(2,\)"),
+    ((S, torch.tensor([0, -1, 1])), ValueError, r"positive: got a value other .* at index \(1,\)"),
+    ((S, P.float()), TypeError, r"positive: got torch.float32, expected a tensor of bool"),
+    ((S, [True, False, True]), TypeError, r"positive: got list, expected a tensor of bool"),
+    ((P, P), TypeError, r"scores: got torch.bool, expected a floating point tensor"),
+    (([0.1, 0.2, 0.3], P), TypeError, r"scores: got list, expected a floating point tensor"),
+    ((S, P & False), ValueError, r"positive: got no positives, expected at least one of each"),
+    ((S, P | True), ValueError, r"positive: got no negatives, expected at least one of each"),
+    ((S, mask([0, 1, 1], [0, 0, 0])), ValueError, r"positive: got no positives at index \(1,\)"),
+    ((S, mask([1, 1, 1], [0, 1, 0])), ValueError, r"positive: got no negatives at index \(0,\)"),
+]
+
+
+@pytest.mark.parametrize("name", RANKING)
+@pytest.mark.parametrize(("arguments", "error", "match"), RANKING_ERRORS)
+def test_ranking_errors(
+    name: str, arguments: tuple[Tensor, Tensor], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        RANKING[name][0](*arguments)
+
+
+@pytest.mark.parametrize("metric", [m.aurc, m.excess_aurc])
+def test_risk_errors_name_their_own_arguments(metric: Metric) -> None:
+    with pytest.raises(ValueError, match=r"confidence: got NaN at index \(1, 1\)"):
+        metric(NAN, mask([0, 1]))
+    with pytest.raises(ValueError, match=r"confidence, correct: got shapes \(3,\) and \(2,\)"):
+        metric(S, P[:2])
+    with pytest.raises(TypeError, match=r"correct: got torch.float32"):
+        metric(S, P.float())
+    assert metric(S, P | True) == 0  # a single class is no error here
+
+
+LABELLED_ERRORS = [
+    ((Q[:0], T[:0]), ValueError, r"probs: got shape \(0, 2\), expected \(\.\.\., N, K\)"),
+    ((Q[:, :0], T), ValueError, r"probs: got shape \(3, 0\), expected"),
+    ((Q[0], T[0]), ValueError, r"probs: got shape \(2,\), expected \(\.\.\., N, K\)"),
+    ((Q, T[:2]), ValueError, r"probs without its class axis, target: got shapes \(3,\) and \(2,\)"),
+    ((Q.expand(2, 3, 2), T.expand(4, 3)), ValueError, r"target: got leading axes"),
+    ((Q, T.float()), TypeError, r"target: got torch.float32, expected an integer tensor"),
+    ((Q, T.bool()), TypeError, r"target: got torch.bool, expected an integer tensor"),
+    ((Q, [0, 1, 1]), TypeError, r"target: got list, expected an integer tensor"),
+    ((Q.long(), T), TypeError, r"probs: got torch.int64, expected a floating point tensor"),
+    ((Q, T + 1), ValueError, r"target: got a label out of range at index \(1,\), .* 0 to 1"),
+    ((Q, T - 1), ValueError, r"target: got a label out of range at index \(0,\), .* 0 to 1"),
+    ((Q * 1.02, T), ValueError, r"probs: got a row that does not sum to 1 at index \(0,\)"),
+    ((Q * 0.98, T), ValueError, r"probs: got a row that does not sum to 1 at index \(0,\)"),
+    ((Q + torch.tensor([-1.0, 1.0]), T), ValueError, r"probs: got a negative .* at index \(0, 0\)"),
+    ((Q * math.nan, T), ValueError, r"probs: got a negative value or NaN at index \(0, 0\)"),
+]
+
+
+@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize(("arguments", "error", "match"), LABELLED_ERRORS)
+def test_probability_errors(
+    name: str, arguments: tuple[Tensor, Tensor], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        LABELLED[name](*arguments)
+
+
+@pytest.mark.parametrize("bins", [0, -3, 2.5])
+def test_ece_rejects_bins(bins: int) -> None:
+    with pytest.raises(ValueError, match=rf"bins: got {bins}, expected an integer of at least 1"):
+        m.ece(Q, T, bins=bins)
+
+
+def test_ece_lists_the_schemes() -> None:
+    with pytest.raises(ValueError, match=r"scheme: got 'depth', expected one of \['mass', 'width'"):
+        m.ece(Q, T, scheme="depth")
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.01, math.nan])
+def test_fpr_rejects_rates(rate: float) -> None:
+    with pytest.raises(ValueError, match=r"tpr: got .*, expected a rate in \(0, 1\]"):
+        m.fpr95(S, P, tpr=rate)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "match"),
+    [
+        (S[:0], S, ValueError, r"x: got shape \(0,\), expected at least one sample"),
+        (S, S[:0], ValueError, r"y: got shape \(0,\), expected at least one sample"),
+        (S, T, TypeError, r"y: got torch.int64, expected a floating point tensor"),
+        (NAN, S, ValueError, r"x: got a value that is not finite at index \(1, 1\)"),
+        (S, S / 0, ValueError, r"y: got a value that is not finite at index \(0,\)"),
+        (S.expand(2, 3), S.expand(4, 3), ValueError, r"x, y: got leading axes \(2,\) and \(4,\)"),
+    ],
+)
+def test_energy_distance_errors(x: Tensor, y: Tensor, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        m.energy_distance(x, y)

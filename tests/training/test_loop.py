@@ -1,0 +1,205 @@
+"""The loop: it learns, keeps the best, stops, resumes exactly, and says what went wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from dubito import backbones, data, methods
+from dubito.data import Augment
+from dubito.training import CheckpointError, NonFiniteLoss, Settings, fit, fit_many
+from dubito.training import checkpoint as checkpoints
+
+DIGITS = data.load("digits", "train")
+TRAIN, VALIDATION, _ = data.split(data.split(DIGITS, 0.5, seed=0)[0], 0.8, seed=0)
+IEDL = methods.method("iedl")
+
+
+def network(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return backbones.build("mlp", TRAIN.shape, 10, hidden=(32,))
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_it_learns_and_tells(tmp_path: Path) -> None:
+    told: list[dict[str, object]] = []
+    settings = Settings(epochs=8, batch_size=32, learning_rate=3e-3)
+    run = fit(IEDL, network(), TRAIN, VALIDATION, settings, out=tmp_path, callback=told.append)
+    assert run.best["validation_accuracy"] > 0.8
+    assert not run.model.training
+    assert [entry["epoch"] for entry in told] == list(range(1, 9))
+    assert "validation_accuracy" in told[1]
+    assert "validation_accuracy" not in told[0]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == run.history
+    terms = lines[-1]["terms"]
+    assert set(terms) == set(IEDL.weights(0, 8))
+    expected = sum(weight * terms[name] for name, weight in IEDL.weights(7, 8).items())
+    assert lines[-1]["loss"] == pytest.approx(expected)
+
+
+def test_the_best_weights_come_back() -> None:
+    settings = Settings(epochs=6, batch_size=32, validate_every=1, learning_rate=0.02)
+    run = fit(IEDL, network(), TRAIN, VALIDATION, settings)
+    with torch.no_grad():
+        said = IEDL.predict(run.model, VALIDATION.floats())
+    right = (said.label == VALIDATION.labels).double().mean().item()
+    assert right == pytest.approx(run.best["validation_accuracy"])
+    assert right == max(entry["validation_accuracy"] for entry in run.history)
+
+
+@pytest.mark.parametrize("keep", ["accuracy", "loss"])
+def test_it_stops_when_nothing_improves(keep: str) -> None:
+    settings = Settings(
+        epochs=50, batch_size=64, validate_every=1, patience=3, keep=keep, learning_rate=1e-12
+    )
+    run = fit(IEDL, network(), TRAIN, VALIDATION, settings)
+    assert run.epochs < 20
+    name = f"validation_{keep}"
+    last = [entry[name] for entry in run.history][-3:]
+    assert last[0] == (max if keep == "accuracy" else min)(last)
+
+
+def test_a_run_can_be_repeated_and_leaves_the_random_state_alone() -> None:
+    settings = Settings(epochs=2, batch_size=32, seed=5)
+    method = methods.method("mc_dropout")
+    results = []
+    for _ in range(2):
+        torch.manual_seed(9)
+        model = backbones.build("mlp", TRAIN.shape, 10, dropout=0.5)
+        state = torch.get_rng_state()
+        results.append(weights(fit(method, model, TRAIN, VALIDATION, settings).model))
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(3)
+    assert torch.equal(*results)
+
+
+def test_a_stopped_run_goes_on_exactly(tmp_path: Path) -> None:
+    settings = Settings(epochs=6, batch_size=32, schedule="cosine", validate_every=1)
+    whole = fit(IEDL, network(), TRAIN, VALIDATION, settings)
+
+    class Stop(Exception):
+        pass
+
+    def stop(entry: dict[str, object]) -> None:
+        if entry["epoch"] == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(IEDL, network(), TRAIN, VALIDATION, settings, out=tmp_path, callback=stop)
+    epochs: list[object] = []
+    again = fit(
+        IEDL, network(1), TRAIN, VALIDATION, settings, out=tmp_path,
+        callback=lambda entry: epochs.append(entry["epoch"]),
+    )  # fmt: skip
+    assert epochs == [4, 5, 6]
+    assert torch.equal(weights(again.model), weights(whole.model))
+    finished = fit(IEDL, network(2), TRAIN, VALIDATION, settings, out=tmp_path)
+    assert torch.equal(weights(finished.model), weights(whole.model))
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    settings = Settings(epochs=1, batch_size=64)
+    fit(IEDL, network(), TRAIN, VALIDATION, settings, out=tmp_path)
+    other = Settings(epochs=1, batch_size=32)
+    with pytest.raises(
+        CheckpointError, match=r"holds another run: its settings .*'batch_size': 64"
+    ):
+        fit(IEDL, network(), TRAIN, VALIDATION, other, out=tmp_path)
+    method = methods.method("edl")
+    with pytest.raises(CheckpointError, match=r"holds another run: its method .*IEDL"):
+        fit(method, network(), TRAIN, VALIDATION, settings, out=tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a checkpoint", None])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: bytes | None) -> None:
+    settings = Settings(epochs=1, batch_size=64)
+    fit(IEDL, network(), TRAIN, VALIDATION, settings, out=tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-100] if damage is None else damage)
+    with pytest.raises(CheckpointError, match=r"could not read .*checkpoint.safetensors"):
+        fit(IEDL, network(), TRAIN, VALIDATION, settings, out=tmp_path)
+
+
+def test_a_foreign_file_is_no_checkpoint(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="no dubito checkpoint"):
+        checkpoints.load(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_non_finite_loss_stops_the_run(tmp_path: Path, epoch: int) -> None:
+    class Explodes(torch.nn.Module):
+        """Gives infinite outputs from some step on."""
+
+        def __init__(self, steps: int) -> None:
+            super().__init__()
+            self.inner, self.left = network(), steps
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.left -= self.training
+            return self.inner(x) * (1.0 if self.left >= 0 else torch.inf)
+
+    batches = -(-len(TRAIN) // 32)
+    message = (
+        rf"not finite in epoch {epoch}, batch 4: mean terms fisher_bias .* outputs span \[-inf"
+    )
+    model, settings = Explodes(epoch * batches + 4), Settings(epochs=4, batch_size=32)
+    with pytest.raises(NonFiniteLoss, match=message):
+        fit(IEDL, model, TRAIN, VALIDATION, settings, out=tmp_path)
+    if epoch:
+        _, facts = checkpoints.load(tmp_path / "checkpoint.safetensors")
+        assert facts["epoch"] == epoch
+
+
+def test_several_seeds_are_those_of_single_runs(tmp_path: Path) -> None:
+    settings = [Settings(epochs=2, batch_size=32, seed=seed) for seed in (1, 2)]
+    single = [weights(fit(IEDL, network(s.seed), TRAIN, VALIDATION, s).model) for s in settings]
+    many = fit_many(IEDL, [network(1), network(2)], TRAIN, VALIDATION, settings)
+    for run, expected in zip(many, single, strict=True):
+        assert torch.equal(weights(run.model), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_torch_dataset_trains_like_data_in_memory(workers: int) -> None:
+    held = [TensorDataset(part.inputs, part.labels) for part in (TRAIN, VALIDATION)]
+    settings = Settings(epochs=2, batch_size=32, augment=Augment(flip=0.0, padding=1, degrees=5))
+    expected = fit(IEDL, network(), TRAIN, VALIDATION, settings)
+    run = fit(IEDL, network(), *held, replace(settings, workers=workers))
+    assert torch.equal(weights(run.model), weights(expected.model))
+    assert run.best["validation_accuracy"] == expected.best["validation_accuracy"]
+
+
+def test_augmentation_optimisers_and_switches() -> None:
+    settings = Settings(
+        epochs=2, batch_size=50, optimizer="sgd", optimizer_options={"momentum": 0.9},
+        learning_rate=0.05, augment=Augment(flip=0.0, padding=1, degrees=5), channels_last=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = backbones.build("convnet", TRAIN.shape, 10)
+    run = fit(IEDL, model, TRAIN, VALIDATION, settings)
+    assert run.epochs == 2
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+
+
+def test_settings_say_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match=r"unknown optimizer 'adamm'; known: .*'adam'"):
+        Settings(optimizer="adamm")
+    with pytest.raises(ValueError, match="epochs must be at least 1, not 0"):
+        Settings(epochs=0)
+    with pytest.raises(ValueError, match="learning_rate must be > 0, not -1"):
+        Settings(learning_rate=-1)
+    with pytest.raises(ValueError, match="unknown precision 'half'; known: 'float32'"):
+        Settings(precision="half")
+    with pytest.raises(ValueError, match="graph=True needs a CUDA device"):
+        fit(IEDL, network(), TRAIN, VALIDATION, Settings(graph=True))

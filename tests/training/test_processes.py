@@ -1,0 +1,88 @@
+"""Runs that are killed, run out of disk, or are several processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+JOB = Path(__file__).with_name("_job.py")
+EPOCHS = "12"
+
+
+def start(folder: Path, batch: int = 32, *, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    command = [sys.executable, *prefix, str(JOB), str(folder), EPOCHS, str(batch)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path: Path) -> None:
+    began = time.monotonic()
+    whole = finish(start(tmp_path / "whole"))
+    duration = time.monotonic() - began
+    kills, chance = 0, random.Random(time.time_ns())
+    for _ in range(4):
+        process = start(tmp_path / "killed")
+        time.sleep(chance.uniform(0.3, 1.0) * duration)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert finish(start(tmp_path / "killed")) == whole
+    assert kills
+    assert not list((tmp_path / "killed").glob(".*.tmp")) or kills
+
+
+LIMITED = """
+import resource, runpy, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from dubito.training import checkpoint
+real, left = checkpoint.save, [3]
+def save(*arguments):
+    left[0] -= 1
+    if left[0] < 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    return real(*arguments)
+checkpoint.save = save
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    from dubito.training import checkpoint
+
+    process = start(tmp_path, prefix=("-c", LIMITED))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "could not write" in err
+    assert "an earlier checkpoint there is untouched" in err
+    _, facts = checkpoint.load(tmp_path / "checkpoint.safetensors")
+    assert facts["epoch"] == 3
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    both = start(tmp_path / "two", 16, prefix=torchrun)
+    one = finish(start(tmp_path / "one", 32))
+    two = finish(both)
+    assert float(two.split()[-1]) == pytest.approx(float(one.split()[-1]), abs=0.01)
+    weights = [torch.load(tmp_path / name / "weights.pt") for name in ("one", "two")]
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
