@@ -14,6 +14,7 @@ Row = dict[str, object]
 # A new benchmark is one module and one line here.
 BENCHMARKS: dict[str, str] = {
     "flows": "benchmarks.flows",
+    "loss": "benchmarks.loss",
     "metrics": "benchmarks.metrics",
     "training": "benchmarks.training",
 }

@@ -77,7 +77,7 @@ def _row(classes: int) -> Row:
     loop = LoopedFlows(ours)
     x = torch.randn(BATCH, DIM)
     difference = (ours(x) - loop(x)).abs().max().item()
-    calls = max(1, CALLS // classes)
+    calls = max(3, CALLS // classes)
     ours_s, loop_s = math.inf, math.inf
     for _ in range(REPEATS):  # in turns, so that a disturbance meets both
         ours_s = min(ours_s, seconds(lambda: _step(ours, x), CALLS))

@@ -89,7 +89,7 @@ def run() -> list[Row]:
 def _on_gpu() -> list[Row]:
     device = torch.device("cuda")
     mnist, cifar = _mnist(48_000).to(device), _random(47_500, (3, 32, 32)).to(device)
-    paper = {"augment": Augment(), "channels_last": True}
+    paper = {"augment": Augment()}
     plain = _plain(mnist, "convnet", device)
     plain()
     one = _ours(mnist, "convnet", 4)

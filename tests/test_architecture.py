@@ -21,7 +21,7 @@ LAYERS: list[list[str]] = [
     ["prediction", "metrics", "calibration"],
     ["methods", "backbones", "data"],
     ["training", "evaluation", "fewshot"],
-    ["bundle", "estimator", "lightning", "export", "experiments", "report", "runs"],
+    ["bundle", "estimator", "lightning", "export", "experiments", "report", "runs", "demo"],
     # The package itself re-exports the layers below, and the edges may use what it exports.
     ["cli", "serve", "dubito"],
     ["__main__"],

@@ -196,4 +196,4 @@ def test_a_prediction_without_evidence_says_what_it_has() -> None:
 
 def test_torch_validates_ours_too() -> None:
     with pytest.raises(ValueError, match="concentration"):
-        Dirichlet(torch.tensor([-1.0, 1.0]))
+        Dirichlet(torch.tensor([-1.0, 1.0]), validate_args=True)

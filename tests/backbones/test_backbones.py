@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import batch_norm, conv2d
 
 from dubito.backbones import BACKBONES, Backbone, build
+from dubito.backbones.wide_resnet import Block
 
 #: name -> an input's shape, and options that make the network small
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -176,11 +178,28 @@ def test_wide_resnet_has_its_depth() -> None:
     kernels = [m.kernel_size for m in network.modules() if isinstance(m, nn.Conv2d)]
     assert kernels.count((3, 3)) == 25  # and the three shortcuts and the last layer: 28 + 1
     assert kernels.count((1, 1)) == 3
+    maps = network.blocks(network.stem(torch.empty(2, 3, 32, 32, device="meta")))  # type: ignore[operator]
+    assert maps.shape == (2, 640, 8, 8)
     for depth in (8, 4, 27):
         with pytest.raises(ValueError, match=r"depth must be 6 n \+ 4 with n >= 1"):
             build("wide_resnet", (3, 32, 32), 10, depth=depth)
     with pytest.raises(ValueError, match="width must be at least 1"):
         build("wide_resnet", (3, 32, 32), 10, width=0)
+
+
+@pytest.mark.parametrize(("entering", "stride"), [(4, 2), (4, 1), (6, 1)])
+def test_a_block_is_activated_first(entering: int, stride: int) -> None:
+    torch.manual_seed(0)
+    block = Block(entering, 6, stride, 0.0)
+    first, norm, _, second = block.residual
+    x = torch.randn(3, entering, 8, 8)
+    active = batch_norm(x, None, None, training=True).relu()
+    hidden = conv2d(active, first.weight, stride=stride, padding=1)
+    added = conv2d(batch_norm(hidden, None, None, training=True).relu(), second.weight, padding=1)
+    kept = x if block.shortcut is None else conv2d(active, block.shortcut.weight, stride=stride)
+    torch.testing.assert_close(block(x.clone()), kept + added, rtol=1e-4, atol=1e-5)
+    assert (block.shortcut is None) == (entering == 6)
+    assert norm.num_features == 6
 
 
 def test_mlp_without_hidden_layers_is_linear() -> None:

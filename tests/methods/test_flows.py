@@ -53,7 +53,7 @@ def test_log_det_is_that_of_the_jacobian() -> None:
 
 def test_densities_integrate_to_one() -> None:
     flows = wild(5, dim=2, scale=1.0).double()
-    edge = torch.linspace(-15, 15, 751, dtype=torch.float64)
+    edge = torch.linspace(-13, 13, 521, dtype=torch.float64)
     with torch.no_grad():
         density = flows(torch.cartesian_prod(edge, edge)).exp()
     assert density.amax() > 10 * density[len(density) // 2].amin()  # far from one bump at 0

@@ -70,6 +70,14 @@ def test_a_larger_class_has_a_larger_budget() -> None:
     torch.testing.assert_close(evidence[1] / evidence[0], ratio, rtol=1e-2, atol=0)
 
 
+def test_half_precision_ends_before_the_densities() -> None:
+    model = METHOD.model(nn.Identity(), 3, [5, 5, 5]).eval()
+    latent = torch.randn(8, 6).bfloat16()
+    with torch.no_grad():
+        model.norm.running_var.fill_(0.3)  # type: ignore[union-attr]
+        assert torch.equal(model(latent), model(latent.float()))
+
+
 def test_budgets_are_saved() -> None:
     assert "log_counts" in untrained(METHOD).state_dict()
 

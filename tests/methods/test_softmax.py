@@ -46,6 +46,9 @@ def test_only_dropout_is_turned_on_and_all_is_restored() -> None:
         assert [module.training for module in network] == [False, False, False, True, False]
     assert not any(module.training for module in network.modules())
     network.train()
+    with dropout_on(network):
+        pass
+    assert all(module.training for module in network.modules())
     network[3].eval()
     with suppress(KeyboardInterrupt), dropout_on(network):
         assert network[3].training

@@ -67,10 +67,10 @@ class Progress:
 
     def __rich__(self) -> Group:
         """A bar, and a column of figures for each run."""
-        table = Table(box=None, pad_edge=False)
-        table.add_column("seed" if len(self.last) > 1 else "", style="dim")
+        table = Table(box=None, pad_edge=False, show_header=len(self.last) > 1)
+        table.add_column("seed", style="dim")
         for seed in self.last:
-            table.add_column(str(seed) if len(self.last) > 1 else "", justify="right")
+            table.add_column(str(seed), justify="right")
         figures = [
             {"epoch": f"{entry['epoch']}/{self.epochs}", **dict(self._figures(entry))}
             for entry in self.last.values()
@@ -79,7 +79,8 @@ class Progress:
             table.add_row(name, *(one.get(name, "–") for one in figures))
         elapsed = timedelta(seconds=round(time.perf_counter() - self.start))
         total = max(len(self.last) * self.epochs, 1)
-        bar = ProgressBar(total=total, completed=self.done, width=40)
+        bar = Table.grid()  # a bar alone ends no line
+        bar.add_row(ProgressBar(total=total, completed=self.done, width=40))
         return Group(bar, table, Text(f"{elapsed} so far, at most {self.left()} left", style="dim"))
 
 

@@ -189,9 +189,8 @@ def _show(plan: Plan, chosen: Mapping[str, Mapping[str, Any]], console: Console)
             section["seed"] = seeds
         told = Text()
         for key, value in section.items():
-            if value is not None:
-                style = "bold" if key in chosen.get(name, {}) else ""
-                told.append(f"{key}={_plain(value)}", style).append("  ")
+            style = "bold" if key in chosen.get(name, {}) else "dim" if value is None else ""
+            told.append(f"{key}={_plain(value)}", style).append("  ")
         table.add_row(name, told)
     console.print(table)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dubito import _checks
 
-__all__ = ["MODES", "Weights", "fused_loss", "switched_on"]
+__all__ = ["MODES", "Weights", "available", "fused_loss", "switched_on"]
 
 #: what DUBITO_KERNELS may be
 MODES = ("auto", "off")
@@ -73,6 +73,13 @@ def _cpu() -> Callable[..., Tensor | None] | None:
     except Exception as error:  # whatever numba, its compiler or the file system may raise
         _warn(error)
     return None
+
+
+def available(alpha: Tensor) -> bool:
+    """Whether there is a kernel for where alpha is, outside of torch.compile."""
+    if torch.compiler.is_compiling() or not alpha.is_cpu:
+        return False
+    return switched_on() and _cpu() is not None
 
 
 def _warn(error: Exception) -> None:

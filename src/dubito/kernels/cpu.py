@@ -18,16 +18,16 @@ from numba import njit
 
 from dubito import _coefficients, special
 from dubito.kernels import Weights, blocks, gamma
-from dubito.kernels.gamma import exact, reordered
+from dubito.kernels.gamma import exact, inlined, reordered
 
 
-@exact
+@inlined
 def _gaps(p: Any, y: Any, top: Any, q_top: Any) -> Any:
     """1 - p and y - p, from the other classes' share where p may be close to one."""
     return (q_top, q_top - (1 - y)) if top else (1 - p, y - p)
 
 
-@exact
+@inlined
 def _centred(field: Any, mean: Any, others: Any, top: Any, q_top: Any) -> Any:
     """A field less its mean, from the mean over the other classes where that may be close."""
     return q_top * field - others if top else field - mean

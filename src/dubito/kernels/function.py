@@ -57,7 +57,7 @@ def _loss(
         return None
     if not wanted:
         return result.value
-    again = partial(_again, plain, {name: weight for name, weight in numbers.items() if weight})
+    again = partial(plain, {name: weight for name, weight in numbers.items() if weight})
     return _Fused.apply(alpha, target, result, again)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -80,16 +80,15 @@ def _constant(values: object) -> bool:
 
 
 def _applies(alpha: Tensor, target: Tensor, class_weight: Tensor | None) -> bool:
-    shape = alpha.shape
-    if type(alpha) not in (Tensor, torch.nn.Parameter):
+    if type(alpha) not in (Tensor, torch.nn.Parameter) or alpha.numel() == 0:
         return False
     if not _constant(target) or target.dtype == torch.bool or target.is_complex():
         return False
-    if alpha.numel() == 0 or target.shape != (shape if target.is_floating_point() else shape[:-1]):
+    if target.shape != (alpha.shape if target.is_floating_point() else alpha.shape[:-1]):
         return False
     if class_weight is None:
         return True
-    known = _constant(class_weight) and class_weight.shape == shape[-1:]
+    known = _constant(class_weight) and class_weight.shape == alpha.shape[-1:]
     return known and bool((class_weight >= 0).all())
 
 
@@ -207,10 +206,6 @@ def _in_threads(
 
 
 # --- autograd ------------------------------------------------------------------------------------
-
-
-def _again(plain: Plain, weights: dict[str, float], alpha: Tensor, target: Tensor) -> Tensor:
-    return plain(weights, alpha, target)
 
 
 class _Fused(torch.autograd.Function):

@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 _inner = partial(njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 #: for what would cancel in another order; a product and a sum may still become one instruction
 exact = _inner(fastmath={"contract"})
+#: the same, for functions of numbers: a call would keep the loop around it from vector instructions
+inlined = _inner(fastmath={"contract"}, forceinline=True)
 #: for sums over the classes, whose order is the compiler's to choose
 reordered = _inner(fastmath={"contract", "reassoc", "nsz"})
 
@@ -61,7 +63,7 @@ class Removed(NamedTuple):
     """the Bregman excess over 1, or over K"""
 
 
-@exact
+@inlined
 def _horner(c: Any, x: Any) -> Any:
     total = c[-1]
     for i in range(len(c) - 2, -1, -1):
@@ -69,7 +71,7 @@ def _horner(c: Any, x: Any) -> Any:
     return total
 
 
-@exact
+@inlined
 def ln(x: Any) -> Any:
     """ln x to 1e-14, by operations that exist for vectors; x is normal and positive."""
     bits = np.float64(x).view(np.int64)
@@ -81,28 +83,28 @@ def ln(x: Any) -> Any:
     return exponent * _LN2 + 2 * w * (1 + s * (1 / 3 + s * (1 / 5 + s * (1 / 7 + s * tail))))
 
 
-@exact
+@inlined
 def _inverses(x: Any) -> Any:
     """1/x, and the polynomials' 1/(x + 1/2), for one division."""
     q = 1 / (x * (x + 0.5))
     return q * (x + 0.5), q * x
 
 
-@exact
+@inlined
 def delta(x: Any) -> Any:
     """ln x - 1/(2x) - digamma."""
     v, z = _inverses(x)
     return v * v * _horner(_DELTA, z)
 
 
-@exact
+@inlined
 def tau(x: Any) -> Any:
     """Trigamma - 1/x - 1/(2 x^2)."""
     v, z = _inverses(x)
     return v * v * v * _horner(_TAU, z)
 
 
-@exact
+@inlined
 def log_gap(t: Any, log: Any) -> Any:
     """t - ln(1 + t), where the logarithm is known."""
     near = abs(t) < 0.25
@@ -133,7 +135,7 @@ def family(x: Any, count: Any, out: Any) -> None:
         excess_slope[i] = v * v * bend * inverse * inverse
 
 
-@exact
+@inlined
 def _bregman(x: Any, d: Any) -> Any:
     """Trigamma, x trigamma - 1, ln x, and the Bregman excess over x - d but for a constant."""
     v, z = _inverses(x)

@@ -18,6 +18,7 @@ from dubito.losses.functions import (
     edl,
     iedl,
     uce,
+    weighted,
 )
 from dubito.losses.modules import EDLLoss, IEDLLoss
 from dubito.losses.terms import (
@@ -57,4 +58,5 @@ __all__ = [
     "reverse_kl",
     "terms",
     "uce",
+    "weighted",
 ]

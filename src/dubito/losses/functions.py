@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dubito import _checks
-from dubito._forms import evaluate
+from dubito._forms import FORMS, evaluate
 from dubito.kernels import fused_loss
 
 Reduction = Literal["mean", "sum", "none"]
@@ -71,8 +71,8 @@ class Loss:
         alpha = _checks.floating(alpha, "alpha")
         used = {name: w for name, w in weights.items() if isinstance(w, Tensor) or w != 0}
         if self.scale == "per_class":
-            for name in _GROW_WITH_CLASSES & used.keys():
-                used[name] = used[name] * (10 / alpha.shape[-1])
+            factor = 10 / alpha.shape[-1]
+            used = {n: w * factor if n in _GROW_WITH_CLASSES else w for n, w in used.items()}
         fused = fused_loss(
             self._plain,
             used,
@@ -131,6 +131,23 @@ def edl_weights(likelihood: str, kl_weight: Weight) -> dict[str, Weight]:
     names = _checks.entry(EDL_LIKELIHOODS, likelihood, "likelihood")
     kl = _checks.non_negative(kl_weight, "kl_weight")
     return {**dict.fromkeys(names, 1.0), "label_removed_kl": kl}
+
+
+def weighted(
+    weights: Mapping[str, Weight], alpha: Tensor, target: Tensor, **options: Unpack[LossOptions]
+) -> Tensor:
+    r"""Any weighted sum of terms, by their names.
+
+    Shapes: alpha (..., K); target (...) or (..., K) -> scalar, or (...) unreduced.
+
+    >>> weighted({"mse_bias": 1.0, "vacuity": 1.0}, torch.ones(1, 2), torch.tensor([0]))
+    Traceback (most recent call last):
+    ValueError: unknown term 'vacuity'; known: 'entropy_of_mean', ...
+    """
+    for name in weights:
+        _checks.one_of(FORMS, name, "term")
+    loss = Loss(**options)
+    return loss(dict(weights), *loss.classes_last(alpha, target))
 
 
 def iedl(

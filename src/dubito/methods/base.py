@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito import _checks
+from dubito.losses import weighted
 from dubito.losses.functions import _GROW_WITH_CLASSES, _SCALES
 from dubito.prediction import Prediction
 from dubito.schedules import Constant, Linear
@@ -74,6 +75,12 @@ class Method(ABC):
         """
         return self.terms_of(model(self.inputs(x, generator)), target)
 
+    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch's summed loss and summed terms (T,), for weights (T,) in their order."""
+        terms = self.terms_of(outputs, target)
+        sums = torch.stack([terms[name].sum() for name in self.weights(0, 1)])
+        return (weights * sums).sum(), sums
+
     def predict(self, model: nn.Module, x: Tensor) -> Prediction:
         """What the model, in evaluation mode, says of x (N, *shape)."""
         return self.prediction(self.outputs_for(model, x))
@@ -116,3 +123,15 @@ def scaled(terms: dict[str, Tensor], classes: int, scale: str) -> dict[str, Tens
         name: term * (10 / classes) if name in _GROW_WITH_CLASSES else term
         for name, term in terms.items()
     }
+
+
+def fused_loss_of(
+    weights: dict[str, Tensor], alpha: Tensor, target: Tensor, scale: str
+) -> tuple[Tensor, Tensor]:
+    """What `Method.loss_of` gives, where a kernel has the terms of alpha: (), (T,)."""
+    loss = weighted(weights, alpha, target, reduction="sum", scale=scale)
+    with torch.no_grad():
+        sums = [
+            weighted({name: 1.0}, alpha, target, reduction="sum", scale=scale) for name in weights
+        ]
+    return loss, torch.stack(sums)

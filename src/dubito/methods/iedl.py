@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dubito import _checks
+from dubito import _checks, kernels
 from dubito.evidence import EVIDENCE, alpha_from_logits
 from dubito.losses import terms
 from dubito.losses.functions import iedl_weights
-from dubito.methods.base import Method, Ramp, check_kl, check_scale, ramped, scaled
+from dubito.methods.base import Method, Ramp, check_kl, check_scale, fused_loss_of, ramped, scaled
 from dubito.prediction import Prediction
 
 
@@ -55,6 +55,14 @@ class IEDL(Method):
         alpha = alpha_from_logits(outputs, self.evidence)
         values = terms(tuple(self.weights(0, 1)), alpha, target)
         return scaled(values, alpha.shape[-1], self.scale)
+
+    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """By a kernel where there is one."""
+        if not kernels.available(outputs):
+            return super().loss_of(outputs, target, weights)
+        named = dict(zip(self.weights(0, 1), weights.unbind(), strict=True))
+        alpha = alpha_from_logits(outputs, self.evidence)
+        return fused_loss_of(named, alpha, target, self.scale)
 
     def prediction(self, outputs: Tensor) -> Prediction:
         """Dir(evidence + 1)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,11 +65,13 @@ def densities(
 
     count, rows = len(panels), max(len(panel.samples) for panel in panels)
     across, down = (1, count) if stacked else (count, 1)
-    size = (4.4 * across + 1, (0.85 * rows + 1) * down + 0.4)
+    # Below each other they are for narrow screens, where only less width leaves text readable.
+    size = ((3 if stacked else 4.4) * across + 1, (0.85 * rows + 1) * down + 0.4)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.06))
     axes = figure.subplots(down, across, sharey=True, squeeze=False).flat
     for panel, ax in zip(panels, axes, strict=True):
         _rows(ax, panel)
+        _heading(ax, panel.title, fill(panel.note, 38) if stacked else panel.note)
         _ends(ax, ends)
     figure.supxlabel(xlabel, fontsize=10, color=INK)
     buffer = io.BytesIO()
@@ -88,13 +91,17 @@ def _rows(ax: Axes, panel: Panel) -> None:
         ax.axhline(base, color=FAINT, linewidth=0.6, zorder=0)
         middle = float(np.median(sample))
         ax.plot([middle, middle], [base, np.interp(middle, grid, height)], color=INK, linewidth=1)
-    ax.set_title(f"{panel.title}\n", fontsize=13, fontweight="bold", loc="left", color=INK)
-    ax.text(0, 1.03, panel.note, transform=ax.transAxes, fontsize=9.5, color=INK)
     ax.set_yticks(range(len(curves) - 1, -1, -1), panel.samples, fontsize=10.5, va="bottom")
     ax.set_xlim(0, 1)
     ax.set_ylim(-0.02, len(curves))
     ax.tick_params(length=0)
     ax.set_frame_on(False)
+
+
+def _heading(ax: Axes, title: str, note: str) -> None:
+    room = "\n" * (note.count("\n") + 1) if note else ""
+    ax.set_title(title + room, fontsize=13, fontweight="bold", loc="left", color=INK)
+    ax.text(0, 1.03, note, transform=ax.transAxes, fontsize=9.5, color=INK)
 
 
 def _ends(ax: Axes, ends: tuple[str, str]) -> None:

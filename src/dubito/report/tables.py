@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import rich.table
 
-__all__ = ["Cell", "Table", "cells", "markdown", "terminal"]
+__all__ = ["Better", "Cell", "Table", "cells", "markdown", "mean_cells", "terminal"]
 
 Better = Literal["higher", "lower"]
+NONE = "–"  # where there is no number
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,30 @@ def cells(
 
     >>> [(cell.text, cell.best) for cell in cells([0.971, 0.969, 0.9712], "higher")]
     [('0.97', False), ('0.97', False), ('0.97', False)]
-    >>> [cell.best for cell in cells([0.2, 0.1], "lower")]
-    [False, True]
+    >>> [cell.best for cell in cells([0.2, 0.1, None], "lower")]
+    [False, True, False]
     """
-    texts = ["–" if value is None else format(value, form) for value in values]
-    shown = [float(text) for text in texts if text != "–"]
-    if better is None or len(set(shown)) < 2:
-        return [Cell(text) for text in texts]
-    best = max(shown) if better == "higher" else min(shown)
-    return [Cell(text, text != "–" and float(text) == best) for text in texts]
+    texts = [NONE if value is None else format(value, form) for value in values]
+    shown = {float(text) for text in texts if text != NONE}
+    best = None
+    if better is not None and len(shown) > 1:
+        best = max(shown) if better == "higher" else min(shown)
+    return [Cell(text, text != NONE and float(text) == best) for text in texts]
+
+
+def mean_cells(
+    samples: Sequence[Sequence[float]], better: Better | None = None, form: str = ".1f"
+) -> list[Cell]:
+    """The mean of each sample as a cell, with the standard deviation where it has several numbers.
+
+    >>> [cell.text for cell in mean_cells([[97.25, 97.75], [98.0], []])]
+    ['97.5 ±0.4', '98.0', '–']
+    """
+    means = cells([mean(sample) if sample else None for sample in samples], better, form)
+    spreads = [f" ±{stdev(sample):{form}}" if len(sample) > 1 else "" for sample in samples]
+    return [
+        Cell(cell.text + spread, cell.best) for cell, spread in zip(means, spreads, strict=True)
+    ]
 
 
 def markdown(table: Table) -> str:

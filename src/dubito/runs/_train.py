@@ -28,7 +28,7 @@ from dubito.training.run import Source
 __all__ = ["Member", "Plan", "device_named", "plan", "train"]
 
 #: keys that a run may differ in when it goes on: they decide where and how fast, not what
-FREE = ("training.graph", "training.workers", "facts.device")
+FREE = ("training.graph", "training.workers", "training.channels_last", "facts.device")
 SMALLEST_CONVNET = 20  # pixels a side
 NEW, STOPPED, FINISHED = "new", "stopped", "finished"
 
@@ -188,11 +188,11 @@ def _state(folder: Path, config: Recorded) -> str:
         return NEW
     before = _flat(_comparable(_folder.recorded(folder)))
     now = _flat(_comparable(config))
-    for key in now:
-        if key not in FREE and before.get(key) != now[key]:
+    for key in {**before, **now}:
+        if key not in FREE and before.get(key) != now.get(key):
             raise CheckpointError(
                 f"{folder} holds another run: its {key} is {before.get(key)!r}, and now "
-                f"{now[key]!r}; choose another folder, or the same configuration"
+                f"{now.get(key)!r}; choose another folder, or the same configuration"
             )
     if _folder.summary_of(folder) is not None:
         return FINISHED
@@ -208,7 +208,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys as one dotted key each."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        inner = isinstance(value, dict) and value
+        inner = isinstance(value, dict)
         found |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return found
 

@@ -239,7 +239,7 @@ def _write_metrics(path: Path, history: list[dict[str, Any]]) -> None:
 def _identity(run: Run) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that goes on from it."""
     settings = run.settings.as_dict()
-    for speed_only in ("graph", "workers"):
+    for speed_only in ("graph", "workers", "channels_last"):
         settings.pop(speed_only)
     return {
         "settings": settings,

@@ -51,7 +51,9 @@ class Run:
     ) -> None:
         self.method, self.model, self.settings = method, model, settings
         self.train, self.validation, self.device = train, validation, device
-        if settings.channels_last:
+        wanted = settings.channels_last
+        self.channels_last = device.type == "cuda" if wanted is None else wanted
+        if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network = parallel.wrapped(model)
         self.names = tuple(method.weights(0, settings.epochs))
@@ -122,7 +124,7 @@ class Run:
         if self.settings.augment is not None:
             x = self.settings.augment.apply(x, self.changes.index_select(0, places))
         x = as_floats(x)
-        if self.settings.channels_last and x.ndim == 4:
+        if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 
@@ -154,9 +156,7 @@ class Run:
 
     def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The batch's summed loss and summed terms."""
-        terms = self.method.terms_of(outputs, target)
-        sums = torch.stack([terms[name].sum() for name in self.names])
-        return (weights * sums).sum(), sums
+        return self.method.loss_of(outputs, target, weights)
 
     def step(self, whole: int) -> None:
         """One update from the next `whole` samples of the order, shared among the processes."""
