@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -194,15 +195,27 @@ def _in_threads(
 ) -> bool:
     """All blocks, in as many threads as torch has; the result does not depend on their number."""
     global _pool
-    parts = min(torch.get_num_threads(), blocks, inputs[0].size // PER_THREAD)
-    if parts <= 1:
+    most = min(blocks, inputs[0].size // PER_THREAD)
+    threads = min(torch.get_num_threads(), most)
+    if threads <= 1:
         return rows(*inputs, 0, blocks, *outputs)
-    if _pool is None:
-        _pool = ThreadPoolExecutor(os.cpu_count(), "dubito")
-    bounds = pairwise(blocks * part // parts for part in range(parts + 1))
-    here, *elsewhere = ((*inputs, *pair, *outputs) for pair in bounds)
-    others = [_pool.submit(rows, *arguments) for arguments in elsewhere]
-    return all([rows(*here), *(other.result() for other in others)])
+    # more parts than threads: one that has to wait for its core leaves parts to the others
+    parts = min(4 * threads, most)
+    todo = deque(pairwise(blocks * part // parts for part in range(parts + 1)))
+
+    def work() -> bool:
+        valid = True
+        while valid:
+            try:
+                pair = todo.popleft()
+            except IndexError:
+                break
+            valid = rows(*inputs, *pair, *outputs)
+        return valid
+
+    _pool = _pool or ThreadPoolExecutor(os.cpu_count(), "dubito")
+    others = [_pool.submit(work) for _ in range(threads - 1)]
+    return all([work(), *(other.result() for other in others)])
 
 
 # --- autograd ------------------------------------------------------------------------------------
