@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 pytest.importorskip("numba")
 
-from dubito import IEDLLoss, kernels, losses
+from dubito import IEDLLoss, losses
 from dubito.kernels import Weights, function
 from dubito.losses.functions import Loss
 from tests.accuracy import Errors, Quantity, measure
 from tests.accuracy_grid import Grid, cases
+from tests.kernels.samples import alphas, is_fused, labels, soft
 from tests.quantities import QUANTITIES
 from tests.reference import Point, Truth
 
@@ -44,23 +41,6 @@ def grid(classes: int) -> Grid:
     return Grid(classes, sizes=sizes) if classes > 100 else Grid(classes)
 
 
-def alphas(*shape: int, seed: int = 0) -> Tensor:
-    """Evidence from 1e-4 to 1e6, log-uniform."""
-    share = torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
-    return 1 + 10 ** (10 * share - 4)
-
-
-def labels(*shape: int, classes: int) -> Tensor:
-    return torch.randint(classes, shape, generator=torch.Generator().manual_seed(1))
-
-
-def soft(*shape: int) -> Tensor:
-    """Some classes have no share, as in a label spread over a few."""
-    draws = torch.rand(*shape, generator=torch.Generator().manual_seed(2))
-    draws = torch.where(draws < 0.3, 0, draws) + 1e-3 * one_hot(torch.tensor(0), shape[-1])
-    return draws / draws.sum(-1, keepdim=True)
-
-
 @pytest.fixture
 def only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain torch is out of order: what comes through comes from the kernel."""
@@ -69,10 +49,6 @@ def only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("left to plain torch")
 
     monkeypatch.setattr(Loss, "_plain", refuse)
-
-
-def is_fused(loss: Tensor) -> bool:
-    return type(loss.grad_fn).__name__ == "_FusedBackward"
 
 
 def both(
@@ -270,101 +246,6 @@ def test_a_batch_that_is_ignored_whole_is_zero() -> None:
     assert (gradient == 0).all()
 
 
-# --- what is left to plain torch -----------------------------------------------------------------
-
-
-def with_weight(alpha: Tensor) -> Tensor:
-    return losses.iedl(
-        alpha, labels(8, classes=4), fisher_weight=torch.ones((), requires_grad=True)
-    )
-
-
-LEFT: dict[str, Callable[[Tensor], Tensor]] = {
-    "float64": lambda a: losses.iedl(a.double(), labels(8, classes=4)),
-    "below one": lambda a: losses.iedl(a / a.max(), labels(8, classes=4)),
-    "another term": lambda a: losses.uce(a, labels(8, classes=4)),
-    "a learnt weight": with_weight,
-    "a weight a sample": lambda a: losses.iedl(
-        a, labels(8, classes=4), kl_weight=torch.ones(8), reduction="none"
-    ),
-    "a share above one": lambda a: losses.iedl(
-        a, torch.tensor([1.00005, 0, 0, 0]).expand(8, 4), kl_weight=0.0
-    ),
-}
-
-
-@pytest.mark.parametrize("call", LEFT.values(), ids=LEFT)
-def test_left_to_plain_torch(call: Callable[[Tensor], Tensor]) -> None:
-    value = call(alphas(8, 4).requires_grad_())
-    assert not is_fused(value)
-    assert value.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("alpha", "target", "options", "message"),
-    [
-        (torch.zeros(2, 3), torch.tensor([0, 1]), {}, "alpha must be > 0"),
-        (torch.tensor([[1.0, math.nan]]), torch.tensor([0]), {}, "alpha must be > 0 and finite"),
-        (torch.tensor([[1.0, math.inf]]), torch.tensor([0]), {}, "alpha must be > 0 and finite"),
-        (torch.ones(2, 3), torch.tensor([0, 3]), {}, r"labels from 0 to 2.*but has \[3\]"),
-        (torch.ones(2, 3), torch.tensor([0, -1]), {}, r"labels from 0 to 2.*but has \[-1\]"),
-        (torch.ones(2, 3), torch.full((2, 3), 0.4), {}, "sum to 1 over the classes"),
-        (torch.ones(2, 3), torch.full((2, 3), math.nan), {}, "sum to 1 over the classes"),
-        (torch.ones(0, 3), torch.zeros(0, dtype=torch.long), {}, "the batch is empty"),
-        (torch.ones(2, 3), torch.tensor([0, 1]), {"class_weight": -torch.ones(3)}, "must be >= 0"),
-        (torch.ones(2, 3), torch.tensor([0, 1]), {"class_weight": torch.ones(2)}, r"\(3,\)"),
-    ],
-)
-def test_errors_are_those_of_plain_torch(
-    alpha: Tensor,
-    target: Tensor,
-    options: losses.LossOptions,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said = []
-    for mode in ("auto", "off"):
-        monkeypatch.setenv("DUBITO_KERNELS", mode)
-        with pytest.raises(ValueError, match=message) as caught:
-            losses.iedl(alpha, target, **options)
-        said.append(str(caught.value))
-    assert said[0] == said[1]
-
-
-def test_functional_transforms() -> None:
-    alpha, target = alphas(6, 4), labels(6, classes=4)
-    each = torch.func.vmap(torch.func.grad(losses.iedl))(alpha, target)
-    leaf = alpha.clone().requires_grad_()
-    (together,) = torch.autograd.grad(losses.iedl(leaf, target, reduction="sum"), leaf)
-    torch.testing.assert_close(each, together)
-    over_targets = torch.func.vmap(lambda t: losses.iedl(alpha, t))(target.expand(3, 6))
-    torch.testing.assert_close(over_targets, losses.iedl(alpha, target).expand(3))
-
-
-def test_modes_that_look_at_every_operation() -> None:
-    from torch._subclasses import FakeTensorMode
-    from torch.autograd.forward_ad import dual_level
-    from torch.utils.flop_counter import FlopCounterMode
-
-    assert function._transparent()
-    for mode in (FakeTensorMode(), FlopCounterMode(display=False), dual_level()):
-        with mode:
-            assert not function._transparent()
-    assert function._transparent()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    # the compiler turns this off for the whole process, and other tests are about it
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
-    alpha, target = alphas(6, 4).requires_grad_(), labels(6, classes=4)
-    torch._dynamo.reset()
-    step = torch.compile(losses.iedl, backend="aot_eager", fullgraph=True)
-    compiled = step(alpha, target, scale="per_class")
-    assert not is_fused(compiled)
-    torch.testing.assert_close(compiled, losses.iedl(alpha, target, scale="per_class"))
-
-
 # --- autograd ------------------------------------------------------------------------------------
 
 
@@ -415,185 +296,6 @@ def test_second_derivatives_are_those_of_plain_torch(
         found.append((slopes.detach(), second))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
     assert found[0][1].abs().max() > 0
-
-
-# --- threads and processes -----------------------------------------------------------------------
-
-
-def in_threads(count: int, alpha: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        leaf = alpha.clone().requires_grad_()
-        value = losses.iedl(leaf, target)
-        return value.detach(), torch.autograd.grad(value, leaf)[0]
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_threads_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    alpha, target = alphas(9001, 5), labels(9001, classes=5)
-    parts: list[int] = []
-    monkeypatch.setattr(function, "PER_THREAD", 1)
-    pool = function.ThreadPoolExecutor(4)
-    submit = pool.submit
-    monkeypatch.setattr(pool, "submit", lambda *a: parts.append(1) or submit(*a))
-    monkeypatch.setattr(function, "_pool", pool)
-    one, *others = (in_threads(count, alpha, target) for count in (1, 2, 3, 4))
-    for other in others:
-        assert torch.equal(other[0], one[0])
-        assert torch.equal(other[1], one[1])
-    assert len(parts) == 1 + 2 + 3  # the calling thread does a part itself
-
-
-def test_what_a_thread_finds_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    alpha, target = alphas(9001, 5), labels(9001, classes=5)
-    monkeypatch.setattr(function, "PER_THREAD", 1)
-    alpha[-1, -1] = -1
-    with pytest.raises(ValueError, match=r"alpha must be > 0.*the first at \[9000, 4\]"):
-        in_threads(3, alpha, target)
-
-
-def test_many_threads_may_call_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    monkeypatch.setattr(function, "PER_THREAD", 1)
-    alpha, target = alphas(2000, 5), labels(2000, classes=5)
-    expected = losses.iedl(alpha, target)
-    torch.set_num_threads(2)
-    try:
-        with ThreadPoolExecutor(4) as callers:
-            seen = list(callers.map(lambda _: losses.iedl(alpha, target), range(40)))
-    finally:
-        torch.set_num_threads(1)
-    assert all(torch.equal(value, expected) for value in seen)
-
-
-IN_WORKERS = """
-import sys
-import torch
-from torch.utils.data import DataLoader, Dataset
-from dubito import losses
-from dubito.kernels import Weights, function
-
-function.PER_THREAD = 1
-
-
-class Losses(Dataset):
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        torch.set_num_threads(2)  # a worker starts with one
-        torch.manual_seed(index)
-        return losses.iedl(1 + torch.rand(4000, 5), torch.zeros(4000, dtype=torch.long))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(2)
-    here = [Losses()[index] for index in range(3)]
-    assert function._pool is not None
-    loader = DataLoader(
-        Losses(), num_workers=1, multiprocessing_context=sys.argv[1], batch_size=None, timeout=100
-    )
-    assert [value.item() for value in loader] == [value.item() for value in here]
-"""
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_of_a_loader(context: str, tmp_path: Any, source_env: dict[str, str]) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(IN_WORKERS, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script), context],
-        env=source_env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-# --- the choice ----------------------------------------------------------------------------------
-
-
-def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    alpha, target = alphas(6, 4).requires_grad_(), labels(6, classes=4)
-    monkeypatch.setenv("DUBITO_KERNELS", "off")
-    assert not is_fused(losses.iedl(alpha, target))
-    for on in ("auto", ""):
-        monkeypatch.setenv("DUBITO_KERNELS", on)
-        assert is_fused(losses.iedl(alpha, target))
-    monkeypatch.setenv("DUBITO_KERNELS", "of")
-    with pytest.raises(ValueError, match=r"unknown DUBITO_KERNELS 'of'; known: 'auto', 'off'"):
-        losses.iedl(alpha, target)
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """No kernel has been looked for yet, and none of this test's is kept."""
-    kernels._cpu.cache_clear()
-    yield
-    kernels._cpu.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh")
-def test_without_numba_plain_torch_is_used_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    alpha, target = alphas(6, 4).requires_grad_(), labels(6, classes=4)
-    for name in [name for name in sys.modules if name.startswith("dubito.kernels.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    assert not is_fused(losses.iedl(alpha, target))
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_numba_that_fails_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(cache: bool) -> None:
-        raise OSError("no LLVM today")
-
-    monkeypatch.setattr(function, "compiled", compiled)
-    alpha, target = alphas(6, 4).requires_grad_(), labels(6, classes=4)
-    with pytest.warns(RuntimeWarning, match="plain torch is used.*OSError: no LLVM today"):
-        assert not is_fused(losses.iedl(alpha, target))
-    assert not is_fused(losses.iedl(alpha, target))  # a second warning would be an error
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_cache_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    working, asked = kernels._cpu().args[0], []  # type: ignore[union-attr]
-    kernels._cpu.cache_clear()
-
-    def compiled(cache: bool) -> Any:
-        asked.append(cache)
-        if cache:
-            raise RuntimeError("cannot cache function 'rows': no locator available")
-        return working
-
-    monkeypatch.setattr(function, "compiled", compiled)
-    assert is_fused(losses.iedl(alphas(6, 4).requires_grad_(), labels(6, classes=4)))
-    assert asked == [True, False]
-
-
-def test_numba_is_imported_when_a_loss_is_taken(source_env: dict[str, str]) -> None:
-    code = (
-        "import sys, torch, dubito\n"
-        "assert 'numba' not in sys.modules\n"
-        "dubito.Prediction.from_alpha(torch.ones(2, 3)).vacuity\n"
-        "dubito.losses.iedl(torch.ones(2, 3).double(), torch.tensor([0, 1]))\n"
-        "dubito.losses.uce(torch.ones(2, 3), torch.tensor([0, 1]))\n"
-        "assert 'numba' not in sys.modules\n"
-        "dubito.losses.iedl(torch.ones(2, 3), torch.tensor([0, 1]))\n"
-        "assert 'numba' in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env=source_env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_logarithm() -> None:

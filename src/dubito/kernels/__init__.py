@@ -49,11 +49,7 @@ _KNOWN = frozenset(Weights._fields)
 
 
 def switched_on() -> bool:
-    """Whether the environment leaves the kernels on.
-
-    >>> switched_on()
-    True
-    """
+    """Whether DUBITO_KERNELS leaves the kernels on; an error where it is no mode."""
     mode = os.environ.get("DUBITO_KERNELS") or "auto"
     _checks.one_of(MODES, mode, "DUBITO_KERNELS")
     return mode != "off"
