@@ -248,14 +248,30 @@ def _ranking(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The scores are sorted before they are broadcast: one score under many flags is sorted once.
     """
-    ordered, order = scores.sort(dim=-1, descending=True)
     shape = _broadcast(scores.shape, flags.shape)
     # int32 halves the memory traffic; below 2^30 samples no sum of two counts can overflow it.
     count = torch.int32 if shape[-1] < 2**30 else torch.int64
-    counted = flags.expand(shape).gather(-1, order.expand(shape)).cumsum(-1, dtype=count)
     rank = torch.arange(1, shape[-1] + 1, device=scores.device)
+    if scores.is_cpu and scores.dtype == torch.float32 and scores.shape == flags.shape:
+        ordered, flagged = _sorted_together(scores, flags)
+    else:
+        ordered, order = scores.sort(dim=-1, descending=True)
+        flagged = flags.expand(shape).gather(-1, order.expand(shape))
     end = pad(ordered[..., 1:] != ordered[..., :-1], (0, 1), value=True)
-    return counted, rank, end
+    return flagged.cumsum(-1, dtype=count), rank, end
+
+
+def _sorted_together(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys that fall with the score, ascending, and the flags in that order, on the CPU.
+
+    A float's bits order like an integer, so score and flag fit one int64: numpy sorts those with
+    vector instructions, several times faster than torch sorts scores and indices.
+    """
+    bits = (scores + 0.0).view(torch.int32)  # -0 becomes 0
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    packed = (~rising).long().mul_(2).add_(flags)
+    packed.numpy().sort(axis=-1)
+    return packed >> 1, packed & 1
 
 
 def _steps(counted: Tensor, end: Tensor) -> Tensor:

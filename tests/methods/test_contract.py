@@ -75,6 +75,19 @@ def test_terms_are_per_sample_and_have_finite_gradients(name: str, backbone: str
 
 
 @EVERY_METHOD
+def test_the_summed_loss_is_that_of_the_terms(name: str) -> None:
+    one = made(name)
+    model = untrained(one).eval()
+    x, y = batch()
+    outputs = model(one.inputs(x, torch.Generator().manual_seed(0)))
+    weights = torch.tensor(list(one.weights(1, 2).values()))
+    loss, sums = one.loss_of(outputs, y, weights)
+    terms = one.terms_of(outputs, y)
+    torch.testing.assert_close(loss, len(y) * total(one, terms))
+    torch.testing.assert_close(sums, torch.stack([terms[key].sum() for key in one.weights(1, 2)]))
+
+
+@EVERY_METHOD
 def test_a_prediction_is_of_every_sample_and_leaves_the_model_alone(name: str) -> None:
     one = made(name)
     model = untrained(one).eval()
