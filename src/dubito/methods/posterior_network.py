@@ -31,8 +31,8 @@ class PosteriorNetwork(Method):
     (`dubito.evidence.EXP_BOUND`); a point denser than that gets no gradient to be denser still.
 
     Latents must not move faster than batch norm's averages follow, or a model that has learnt fails
-    in evaluation. With the convnet's published start, whose features hardly vary, keep to the paper's
-    learning rate of 1e-4; with its `init="he"` 1e-3 does as well.
+    in evaluation. With the convnet's published start, whose features hardly vary, keep to the
+    paper's learning rate of 1e-4; with its `init="he"` 1e-3 does as well.
 
     >>> PosteriorNetwork().outputs(classes=10)
     6
