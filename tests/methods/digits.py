@@ -58,7 +58,7 @@ def trained(method: Method, backbone: str, epochs: int = 2) -> nn.Module:
     """
     x, y, _, _ = digits()
     model = untrained(method, backbone)
-    optimiser = torch.optim.Adam(model.parameters(), lr=4e-3)
+    optimiser = torch.optim.Adam(model.parameters(), lr=4e-3, fused=True)
     batch = BATCH.get(type(method), 16)
     steps = epochs * (len(x) // batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / steps)
