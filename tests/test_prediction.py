@@ -47,6 +47,14 @@ def test_the_prior_moves_belief_and_vacuity() -> None:
     torch.testing.assert_close(said.vacuity, 2.5 / said.alpha0)
 
 
+def test_without_a_prior_there_is_no_vacuity() -> None:
+    said = Prediction.from_alpha(ALPHA, prior=0.0)
+    assert set(MEASURES) - set(said.available) == {"vacuity", "dissonance"}
+    torch.testing.assert_close(said.belief, said.probs)
+    with pytest.raises(AttributeError, match="no measure 'vacuity'"):
+        _ = said.vacuity
+
+
 def test_probabilities_have_fewer_measures() -> None:
     said = Prediction.from_probs(PROBS[0])
     assert said.available == ("max_prob", "entropy_of_mean")

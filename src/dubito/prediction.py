@@ -51,7 +51,7 @@ class Prediction:
     def from_alpha(cls, alpha: Tensor, *, prior: float = 1.0, class_dim: int = -1) -> Prediction:
         """From Dirichlet parameters (..., K), or with the classes at `class_dim`.
 
-        `prior` is what alpha holds before any evidence.
+        `prior` is what alpha holds before any evidence; without one (0) there is no vacuity.
         """
         alpha = _checks.classes_last(alpha, class_dim, "alpha")
         return cls(_checks.concentration(alpha), "alpha", prior)
@@ -78,7 +78,8 @@ class Prediction:
     @property
     def available(self) -> tuple[str, ...]:
         """The measures that this prediction has."""
-        return tuple(name for name in MEASURES if name in _AVAILABLE[self._kind])
+        lacking = _OF_BELIEF if self.prior == 0 else ()
+        return tuple(n for n in MEASURES if n in _AVAILABLE[self._kind] and n not in lacking)
 
     @property
     def alpha(self) -> Tensor:
@@ -116,7 +117,7 @@ class Prediction:
             raise AttributeError(f"this prediction is made of {self._kind} and has no {name}")
         if name.startswith("_") or name not in MEASURES:
             raise AttributeError(f"a Prediction has no {name!r}")
-        if name not in _AVAILABLE[self._kind]:
+        if name not in self.available:
             have = _checks.listed(self.available)
             raise AttributeError(f"this prediction has no measure {name!r}; it has {have}")
         value = _AVAILABLE[self._kind][name](self)
@@ -171,6 +172,8 @@ _OF_PROBS: dict[str, Compute] = {
     "max_prob": lambda said: said.probs.amax(-1),
     "entropy_of_mean": lambda said: _entropy(said.probs),
 }
+#: without a prior there is no mass of uncertainty, and belief is probability
+_OF_BELIEF = ("vacuity", "dissonance")
 #: kind of prediction -> the measures it has
 _AVAILABLE: dict[str, dict[str, Compute]] = {
     "alpha": {

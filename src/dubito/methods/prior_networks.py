@@ -9,8 +9,8 @@ KL-PN (Malinin and Gales, NeurIPS 2018) and RKL-PN (Malinin and Gales, NeurIPS 2
                     + \gamma\,\mathrm{KL}(\mathrm{Dir}(\alpha^\mathrm{ood})\,\|\,\mathrm{Dir}(1))
 
 where beta^y is beta for the label and 1 for other classes. alpha = exp(logits) may fall below 1: it
-is no prior plus evidence. So a prediction has the prior 0; its belief is its probability, its
-`vacuity` is 0 whatever the input, and `alpha0` is what tells how much the network knows.
+is no prior plus evidence. So a prediction has the prior 0; its belief is its probability, it has
+no `vacuity`, and `alpha0` is what tells how much the network knows.
 """
 
 from __future__ import annotations
