@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dubito import _checks
-from dubito.losses import weighted
+from dubito import _checks, kernels
+from dubito.evidence import alpha_from_logits
+from dubito.losses import terms, weighted
 from dubito.losses.functions import _GROW_WITH_CLASSES, _SCALES
 from dubito.prediction import Prediction
 from dubito.schedules import Constant, Linear
@@ -125,13 +126,32 @@ def scaled(terms: dict[str, Tensor], classes: int, scale: str) -> dict[str, Tens
     }
 
 
-def fused_loss_of(
-    weights: dict[str, Tensor], alpha: Tensor, target: Tensor, scale: str
-) -> tuple[Tensor, Tensor]:
-    """What `Method.loss_of` gives, where a kernel has the terms of alpha: (), (T,)."""
-    loss = weighted(weights, alpha, target, reduction="sum", scale=scale)
-    with torch.no_grad():
-        sums = [
-            weighted({name: 1.0}, alpha, target, reduction="sum", scale=scale) for name in weights
-        ]
-    return loss, torch.stack(sums)
+class EvidenceMethod(Method):
+    """What I-EDL and EDL share: alpha = evidence + 1, and terms that a kernel may have."""
+
+    evidence: str
+    scale: str
+
+    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The terms that `weights` names: {name: (..., N)}."""
+        alpha = alpha_from_logits(outputs, self.evidence)
+        values = terms(tuple(self.weights(0, 1)), alpha, target)
+        return scaled(values, alpha.shape[-1], self.scale)
+
+    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """By a kernel where there is one."""
+        if not kernels.available(outputs):
+            return super().loss_of(outputs, target, weights)
+        named = dict(zip(self.weights(0, 1), weights.unbind(), strict=True))
+        alpha = alpha_from_logits(outputs, self.evidence)
+        loss = weighted(named, alpha, target, reduction="sum", scale=self.scale)
+        with torch.no_grad():
+            sums = [
+                weighted({name: 1.0}, alpha, target, reduction="sum", scale=self.scale)
+                for name in named
+            ]
+        return loss, torch.stack(sums)
+
+    def prediction(self, outputs: Tensor) -> Prediction:
+        """Dir(evidence + 1)."""
+        return Prediction.from_logits(outputs, self.evidence)

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from dubito import _checks, kernels
-from dubito.evidence import EVIDENCE, alpha_from_logits
-from dubito.losses import EDL_LIKELIHOODS, terms
+from dubito import _checks
+from dubito.evidence import EVIDENCE
+from dubito.losses import EDL_LIKELIHOODS
 from dubito.losses.functions import edl_weights
-from dubito.methods.base import Method, Ramp, check_kl, check_scale, fused_loss_of, ramped, scaled
-from dubito.prediction import Prediction
+from dubito.methods.base import EvidenceMethod, Ramp, check_kl, check_scale, ramped
 
 
 @dataclass(frozen=True, kw_only=True)
-class EDL(Method):
+class EDL(EvidenceMethod):
     """EDL; `kl_ramp` epochs raise the KL weight.
 
     >>> EDL(likelihood="marginal").weights(epoch=5, epochs=200)
@@ -50,21 +47,3 @@ class EDL(Method):
         kl = ramped(self.kl_weight, self.kl_ramp, epoch, epochs)
         weights = edl_weights(self.likelihood, kl)
         return {name: float(weight) for name, weight in weights.items()}
-
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The likelihood's terms and the KL: {name: (..., N)}."""
-        alpha = alpha_from_logits(outputs, self.evidence)
-        values = terms(tuple(self.weights(0, 1)), alpha, target)
-        return scaled(values, alpha.shape[-1], self.scale)
-
-    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """By a kernel where there is one."""
-        if not kernels.available(outputs):
-            return super().loss_of(outputs, target, weights)
-        named = dict(zip(self.weights(0, 1), weights.unbind(), strict=True))
-        alpha = alpha_from_logits(outputs, self.evidence)
-        return fused_loss_of(named, alpha, target, self.scale)
-
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """Dir(evidence + 1)."""
-        return Prediction.from_logits(outputs, self.evidence)

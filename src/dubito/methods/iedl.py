@@ -12,18 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from dubito import _checks, kernels
-from dubito.evidence import EVIDENCE, alpha_from_logits
-from dubito.losses import terms
+from dubito import _checks
+from dubito.evidence import EVIDENCE
 from dubito.losses.functions import iedl_weights
-from dubito.methods.base import Method, Ramp, check_kl, check_scale, fused_loss_of, ramped, scaled
-from dubito.prediction import Prediction
+from dubito.methods.base import EvidenceMethod, Ramp, check_kl, check_scale, ramped
 
 
 @dataclass(frozen=True, kw_only=True)
-class IEDL(Method):
+class IEDL(EvidenceMethod):
     """I-EDL. The paper's `fisher_weight`: 0.005 for MNIST, 0.01 for FMNIST, 0.05 for CIFAR-10.
 
     `kl_ramp` epochs raise the KL weight, as published; the paper's algorithm states "all" of them.
@@ -49,21 +45,3 @@ class IEDL(Method):
         kl = ramped(self.kl_weight, self.kl_ramp, epoch, epochs)
         weights = iedl_weights(self.fisher_weight, kl)
         return {name: float(weight) for name, weight in weights.items()}
-
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """I-MSE's two parts, -ln|I| and the KL: {name: (..., N)}."""
-        alpha = alpha_from_logits(outputs, self.evidence)
-        values = terms(tuple(self.weights(0, 1)), alpha, target)
-        return scaled(values, alpha.shape[-1], self.scale)
-
-    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """By a kernel where there is one."""
-        if not kernels.available(outputs):
-            return super().loss_of(outputs, target, weights)
-        named = dict(zip(self.weights(0, 1), weights.unbind(), strict=True))
-        alpha = alpha_from_logits(outputs, self.evidence)
-        return fused_loss_of(named, alpha, target, self.scale)
-
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """Dir(evidence + 1)."""
-        return Prediction.from_logits(outputs, self.evidence)
