@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import Row
@@ -49,10 +50,20 @@ def _ours(train: Arrays, backbone: str, epochs: int, seeds: int = 1, **options: 
     return min(entry["seconds"] for entry in runs[0].history[1:] or runs[0].history)
 
 
-def _plain(train: Arrays, backbone: str, device: torch.device) -> Callable[[], float]:
+def _written_plainly() -> nn.Module:
+    """The ConvNet as one writes it down: each convolution with its ReLU, then its pool."""
+    layers: list[nn.Module] = []
+    for channels in (1, 64, 64):
+        layers += [nn.Conv2d(channels, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    layers.append(nn.Flatten())
+    for size in (576, 64, 64):
+        layers += [nn.Linear(size, 64), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
+def _plain(train: Arrays, device: torch.device, network: nn.Module) -> Callable[[], float]:
     """What one writes without a library: a DataLoader over the tensors, the paper's formula."""
-    torch.manual_seed(0)
-    model = backbones.build(backbone, train.shape, 10).to(device)
+    model = network.to(device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     loader = DataLoader(TensorDataset(train.floats().cpu(), train.labels.cpu()), 64, shuffle=True)
 
@@ -79,23 +90,31 @@ def run() -> list[Row]:
     if torch.cuda.is_available():
         return _on_gpu()
     train = _mnist(6400)
-    plain = _plain(train, "convnet", torch.device("cpu"))
-    plain()
-    pairs = [(plain(), _ours(train, "convnet", 2)) for _ in range(3)]
-    theirs, ours = (min(values) for values in zip(*pairs, strict=True))
-    row = _row("ConvNet, 6,400 MNIST images, batch 64, CPU", ours, len(train), theirs)
-    return [row, *_three_epochs()]
+    cpu, same = torch.device("cpu"), backbones.build("convnet", train.shape, 10)
+    plain, like = (_plain(train, cpu, one) for one in (_written_plainly(), same))
+    times = [(plain(), like(), _ours(train, "convnet", 1)) for _ in range(4)]
+    theirs, like_ours, ours = (min(values[1:]) for values in zip(*times, strict=True))
+    what = "ConvNet, 6,400 MNIST images, batch 64, CPU"
+    return [
+        _row(what, ours, len(train), theirs),
+        _row("the same, plain loop with our network", ours, len(train), like_ours),
+        *_three_epochs(),
+    ]
 
 
 def _three_epochs() -> list[Row]:
-    """The test accuracy of I-EDL after each of three epochs, on the real MNIST alone."""
+    """The test accuracy of I-EDL after each of three epochs, on the real MNIST alone.
+
+    The network starts as He et al. do: with the published start the signal fades, and the first
+    epoch is spent on finding it.
+    """
     try:
         full, test = (data.load("mnist", part, download=False) for part in ("train", "test"))
     except OSError:
         return []
     train, _, _ = data.split(full, 0.8, seed=0)
     torch.manual_seed(0)
-    model = backbones.build("convnet", train.shape, 10)
+    model = backbones.build("convnet", train.shape, 10, init="he")
     run = fit(METHOD, model, train, test, Settings(epochs=3, validate_every=1))
     return [
         _row(f"48,000 images, epoch {entry['epoch']}", entry["seconds"], len(train))
@@ -108,7 +127,7 @@ def _on_gpu() -> list[Row]:
     device = torch.device("cuda")
     mnist, cifar = _mnist(48_000).to(device), _random(47_500, (3, 32, 32)).to(device)
     paper = {"augment": Augment()}
-    plain = _plain(mnist, "convnet", device)
+    plain = _plain(mnist, device, _written_plainly())
     plain()
     one = _ours(mnist, "convnet", 4)
     five = _ours(mnist, "convnet", 4, seeds=5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import batch_norm, conv2d
+from torch.nn.functional import batch_norm, conv2d, max_pool2d
 
 from dubito.backbones import BACKBONES, Backbone, build
 from dubito.backbones.wide_resnet import Block
@@ -141,12 +141,32 @@ def test_other_input_sizes_fit(name: str, shape: tuple[int, ...]) -> None:
         assert network(torch.empty(2, *shape)).shape == (2, 3)
 
 
-def test_convnet_layers() -> None:
-    network = build("convnet", (1, 28, 28), 10)
-    kinds = [type(module).__name__ for module in network.convolutions.children()]  # type: ignore[union-attr]
-    assert kinds == ["Conv2d", "ReLU", "MaxPool2d"] * 3
+def test_convnet_is_the_published_one() -> None:
+    """Activated and then pooled, as published; ours pools first, which gives the same."""
+    torch.manual_seed(0)
+    network, x = build("convnet", (1, 28, 28), 10, init="he"), torch.rand(3, 1, 28, 28)
+    maps = x
+    for module in network.convolutions.children():  # type: ignore[union-attr]
+        if isinstance(module, nn.Conv2d):
+            assert (module.kernel_size, module.out_channels) == ((5, 5), 64)
+            maps = max_pool2d(conv2d(maps, module.weight, module.bias, padding=2).relu(), 2)
+    expected = network.head(network.dense(maps.flatten(1)))  # type: ignore[operator]
+    torch.testing.assert_close(network(x), expected, rtol=1e-4, atol=1e-5)
+    slopes = [
+        torch.autograd.grad(y.square().sum(), list(network.parameters()))
+        for y in (network(x), expected)
+    ]
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
     sizes = [m.in_features for m in network.modules() if isinstance(m, nn.Linear)]
     assert sizes == [576, 64, 64, 64]
+
+
+def test_vgg_pools_after_each_stage() -> None:
+    network = build("vgg16", (3, 32, 32), 10)
+    layers = [type(module).__name__ for module in network.convolutions.children()]  # type: ignore[union-attr]
+    block, last = ["Conv2d", "BatchNorm2d", "ReLU"], ["Conv2d", "BatchNorm2d", "MaxPool2d", "ReLU"]
+    assert layers == 2 * (block + last) + 3 * (2 * block + last)
 
 
 def test_convnet_init() -> None:

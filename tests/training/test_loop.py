@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,7 +139,11 @@ def test_a_foreign_file_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
-def test_a_non_finite_loss_stops_the_run(tmp_path: Path, epoch: int) -> None:
+def test_a_non_finite_loss_stops_the_run(
+    tmp_path: Path, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "SHARE", math.inf)  # a checkpoint an epoch
+
     class Explodes(torch.nn.Module):
         """Gives infinite outputs from some step on."""
 
@@ -160,6 +165,23 @@ def test_a_non_finite_loss_stops_the_run(tmp_path: Path, epoch: int) -> None:
     if epoch:
         _, facts = checkpoints.load(tmp_path / "checkpoint.safetensors")
         assert facts["epoch"] == epoch
+
+
+def test_checkpoints_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, saved = [0.0], []
+    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: clock[0])
+
+    def slow(path: Path, tensors: object, facts: object) -> None:
+        clock[0] += 3.0
+        saved.append(path)
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    pace = checkpoints.Pace()
+    for _ in range(1000):
+        clock[0] += 1.0
+        if pace.due():
+            pace.save(Path("here"), {}, {})
+    assert 0.04 < 3.0 * len(saved) / clock[0] <= 0.05
 
 
 def test_several_seeds_are_those_of_single_runs(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def save(*arguments):
     if left[0] < 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     return real(*arguments)
-checkpoint.save = save
+checkpoint.save, checkpoint.SHARE = save, float("inf")
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -62,5 +62,6 @@ def _convolutions(channels: int) -> list[nn.Module]:
             convolution = nn.Conv2d(channels, leaving, 3, padding=1)
             layers += [convolution, nn.BatchNorm2d(leaving), nn.ReLU(inplace=True)]
             channels = leaving
-        layers.append(nn.MaxPool2d(2))
+        # pooled before the last ReLU: the same values and gradients, and a quarter of its work
+        layers.insert(-1, nn.MaxPool2d(2))
     return layers

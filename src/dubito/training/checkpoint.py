@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["CheckpointError", "load", "save"]
+__all__ = ["CheckpointError", "Pace", "load", "save"]
 
 FORMAT = "dubito-checkpoint-1"
+SHARE = 0.05  # of the time that checkpoints may take
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that can't be written or read."""
+
+
+class Pace:
+    """When a checkpoint is due: together they take at most a twentieth of the time.
+
+    Large networks on fast devices would otherwise spend more time on files than on training.
+    """
+
+    def __init__(self) -> None:
+        self._next = -math.inf
+
+    def due(self) -> bool:
+        """Whether the last one has paid off."""
+        return time.perf_counter() >= self._next
+
+    def save(self, path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Save, and take note of how long that took."""
+        start = time.perf_counter()
+        save(path, tensors, facts)
+        end = time.perf_counter()
+        self._next = end + (end - start) / SHARE
 
 
 def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

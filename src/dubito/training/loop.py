@@ -65,7 +65,7 @@ def fit(
     The data is `Arrays`, on the `device` it is trained on (None: where it is), or any map-style
     torch dataset of pairs (input, label), which is read batch by batch (None: the model's device).
 
-    With a folder `out` the run leaves a checkpoint after each epoch and its metrics as jsonl,
+    With a folder `out` the run leaves checkpoints after epochs and its metrics as jsonl,
     and goes on from there if it was stopped: interrupted or not, it ends with the same weights.
 
     >>> from dubito import backbones, data, methods
@@ -220,7 +220,8 @@ def _end_epoch(run: Run, folder: Path | None, seconds: float, callback: Callback
     entry |= {"seconds": seconds, "samples_per_second": count / seconds}
     run.history.append(entry)
     if parallel.rank() == 0 and folder is not None:
-        checkpoint.save(folder / CHECKPOINT, run.state(), run.facts() | _identity(run))
+        if run.pace.due() or run.finished():
+            run.pace.save(folder / CHECKPOINT, run.state(), run.facts() | _identity(run))
         _write_metrics(folder / METRICS, run.history)
     if parallel.rank() == 0 and callback is not None:
         callback({"seed": run.settings.seed, "epochs": run.settings.epochs, **entry})

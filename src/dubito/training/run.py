@@ -51,9 +51,7 @@ class Run:
     ) -> None:
         self.method, self.model, self.settings = method, model, settings
         self.train, self.validation, self.device = train, validation, device
-        wanted = settings.channels_last
-        self.channels_last = device.type == "cuda" if wanted is None else wanted
-        if self.channels_last:
+        if settings.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network = parallel.wrapped(model)
         self.names = tuple(method.weights(0, settings.epochs))
@@ -67,6 +65,7 @@ class Run:
         )
         self.generator = torch.Generator(self.device)
         self.optimizer = self._optimizer()
+        self.pace = checkpoint.Pace()
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
         self.best: dict[str, Tensor] = {}
@@ -75,11 +74,12 @@ class Run:
     def _optimizer(self) -> torch.optim.Optimizer:
         options = dict(self.settings.optimizer_options)
         rate: float | Tensor = self.settings.learning_rate
-        if self.device.type == "cuda" and self.settings.optimizer in _FUSED:
+        if self.settings.optimizer in _FUSED and self.device.type in ("cpu", "cuda"):
             options.setdefault("fused", True)
-            rate = torch.tensor(rate, device=self.device)
-            if self.settings.optimizer != "sgd":
-                options.setdefault("capturable", True)
+            if self.device.type == "cuda":  # a captured step reads its rate from the device
+                rate = torch.tensor(rate, device=self.device)
+                if self.settings.optimizer != "sgd":
+                    options.setdefault("capturable", True)
         kind: Any = OPTIMIZERS[self.settings.optimizer]
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, **options)
@@ -124,7 +124,7 @@ class Run:
         if self.settings.augment is not None:
             x = self.settings.augment.apply(x, self.changes.index_select(0, places))
         x = as_floats(x)
-        if self.channels_last and x.ndim == 4:
+        if self.settings.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 

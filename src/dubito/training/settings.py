@@ -37,7 +37,7 @@ class Settings:
     kept. The run stops once the first of the last `patience` checks is their best; 0: never.
 
     `graph` captures the step in a CUDA graph (None: on a GPU, where the optimiser allows it);
-    `channels_last` is the memory format of images (None: on a GPU, where it is the faster).
+    `channels_last` is the memory format of images, the faster one on a CPU and a GPU alike.
     `precision` "tf32" (which a CPU takes for float32) and "bfloat16" trade digits for speed in
     convolutions and matrix products; losses are always computed in float32. `workers` processes
     read a torch dataset; data in memory needs none.
@@ -57,7 +57,7 @@ class Settings:
     patience: int = 10
     augment: Augment | None = None
     precision: str = "tf32"
-    channels_last: bool | None = None
+    channels_last: bool = True
     graph: bool | None = None
     workers: int = 0
     seed: int = 0
