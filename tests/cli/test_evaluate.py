@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_from_training_to_figures(run: Path, uniform: Path) -> None:
     assert harder < easier
     assert found["accuracy"] > 0.7
     printed = done.output
-    assert f"{100 * found['accuracy']:.2f} %" in printed
+    assert f"{100 * found['accuracy']:.2f}" in printed
     for name in said.available:
         assert MEASURES[name].label in printed
     for figures in found["ood"]["uniform"]["detection"].values():
@@ -61,6 +62,28 @@ def test_from_training_to_figures(run: Path, uniform: Path) -> None:
     for title in ("359 test samples", "Right or wrong?", "digits or uniform (80)?", "N(0, 0.5)?"):
         assert title in printed
     assert {"dubito", "torch", "python"} == found["versions"].keys()
+
+
+def test_several_seeds(tmp_path: Path) -> None:
+    short = ("--epochs", "2", "--lr", "0.01", "--set", "hidden=[16]", "--seeds", "3,21")
+    assert invoke("train", "digits", *short, "--out", tmp_path).exit_code == 0
+    done = invoke("evaluate", tmp_path, "--noise", "0.5")
+    assert done.exit_code == 0, (done.output, done.exception)
+    both = [
+        json.loads((tmp_path / f"seed-{seed}" / "evaluation" / "result.json").read_text())
+        for seed in (3, 21)
+    ]
+    found = json.loads((tmp_path / "evaluation" / "result.json").read_text())
+    accuracies = [one["accuracy"] for one in both]
+    mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
+    assert found["accuracy"] == pytest.approx({"mean": mean, "deviation": spread})
+    assert found["run"]["seeds"] == [3, 21]
+    assert found["test"] == both[0]["test"]
+    aurocs = [one["noise"]["0.5"]["detection"]["vacuity"]["auroc"] for one in both]
+    told = found["noise"]["0.5"]["detection"]["vacuity"]["auroc"]
+    assert told["mean"] == pytest.approx(statistics.mean(aurocs))
+    assert "over the seeds 3, 21" in done.output
+    assert f"{100 * mean:.2f} ±{100 * spread:.2f}" in done.output
 
 
 def test_arrays_are_those_of_the_figures(run: Path, uniform: Path) -> None:

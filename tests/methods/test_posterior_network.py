@@ -102,3 +102,15 @@ def test_wrong_hyperparameters() -> None:
         PosteriorNetwork(flow_length=0)
     with pytest.raises(ValueError, match="entropy_weight must be a finite number >= 0"):
         PosteriorNetwork(entropy_weight=-1e-5)
+
+
+def test_a_batch_of_one_is_normed_as_before() -> None:
+    torch.manual_seed(0)
+    method = PosteriorNetwork(latent_dim=2)
+    model = method.model(torch.nn.Linear(3, 2), 4, [5, 5, 5, 5])
+    model(torch.randn(50, 3))  # batch norm has seen something
+    x = torch.randn(1, 3)
+    trained = model(x)
+    trained.sum().backward()
+    assert torch.equal(trained, model.eval()(x))
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

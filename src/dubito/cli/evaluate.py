@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.columns import Columns
 from rich.console import Console
+from rich.progress import track
 from rich.text import Text
 
 if TYPE_CHECKING:
     from dubito.report.tables import Table
 
-FOLDER = "evaluation"
+FOLDER, RESULT = "evaluation", "result.json"
 NOTES = (
     "In-distribution and correct samples are the positives. Figures are printed in per cent, and "
-    "written as fractions to DIR/evaluation/result.json, with what they came from in arrays.npz."
+    "written as fractions to DIR/evaluation/result.json, with what they came from in arrays.npz; "
+    "where DIR holds the runs of several seeds, also their means and deviations."
 )
+Result = Mapping[str, Any]
 Detection = Mapping[str, Mapping[str, float]]
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished run.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The folder of a finished run, or of a run's seeds."),
+    ],
     ood: Annotated[
         list[str] | None,
         typer.Option(help="Inputs to tell from the test samples: a known name or a path; repeat."),
@@ -46,74 +52,94 @@ def evaluate(
 ) -> None:
     """Judge a run: is it right, does it know when it is not, and what is none of its own?"""
     from dubito import runs
+    from dubito.report import files
 
-    run = runs.load(folder, runs.device_named(device))
-    judged = runs.evaluate(
-        run, source=data, ood=ood or (), noise=noise or (), resize=resize,
-        batch_size=batch_size, seed=seed,
-    )  # fmt: skip
-    written = judged.write(folder / FOLDER)
-    console = Console()
-    _show(judged.result, console)
+    place, console, results = runs.device_named(device), Console(), []
+    members = runs.folders(folder)
+    for member in track(members, "Seeds", console=console, disable=len(members) == 1):
+        judged = runs.evaluate(
+            runs.load(member, place), source=data, ood=ood or (), noise=noise or (), resize=resize,
+            batch_size=batch_size, seed=seed,
+        )  # fmt: skip
+        written = judged.write(member / FOLDER)
+        results.append(judged.result)
+    if len(members) > 1:
+        of_all = runs.averaged(results)
+        of_all["run"]["seeds"] = [result["run"]["seed"] for result in results]
+        written = files.write(files.folder(folder / FOLDER) / RESULT, files.json_text(of_all))
+    _show(results, console)
     console.print(Text(str(written)), soft_wrap=True)
 
 
-def _show(result: Mapping[str, Any], console: Console) -> None:
+def _show(results: Sequence[Result], console: Console) -> None:
     from dubito.report.tables import terminal
     from dubito.runs import HELD_OUT
 
-    if result["test"]["part"] == HELD_OUT:
+    test = results[0]["test"]
+    if test["part"] == HELD_OUT:
         console.print(
             Text(
-                f"{result['test']['data']} has no test part: these are the held-out validation "
+                f"{test['data']} has no test part: these are the held-out validation "
                 "samples. They chose the weights that were kept, so figures may be a little high"
             ),
             style="yellow",
         )
-    console.print(Columns([terminal(table) for table in _tables(result)], padding=(0, 3)))
-    for note in result["notes"]:
+    if len(results) > 1:
+        seeds = ", ".join(str(result["run"]["seed"]) for result in results)
+        console.print(f"Mean ± deviation over the seeds {seeds}")
+    console.print(Columns([terminal(table) for table in _tables(results)], padding=(0, 3)))
+    for note in dict.fromkeys(note for result in results for note in result["notes"]):
         console.print(Text(note), style="yellow")
 
 
-def _tables(result: Mapping[str, Any]) -> Iterator[Table]:
-    from dubito.report.tables import Cell, Table
+def _tables(results: Sequence[Result]) -> Iterator[Table]:
+    from dubito.report.tables import Table, mean_cells
 
-    test, calibration = result["test"], result["calibration"]
+    first, calibration = results[0], [one["calibration"] for one in results]
+    test = first["test"]
     figures = {
-        "Accuracy ↑": f"{100 * result['accuracy']:.2f} %",
-        "Calibration error (ECE) ↓": f"{100 * calibration['ece']:.2f} %",
-        "Brier score ↓": f"{calibration['brier']:.4f}",
-        "Negative log-likelihood ↓": f"{calibration['nll']:.4f}",
+        "Accuracy (%) ↑": ([100 * one["accuracy"] for one in results], ".2f"),
+        "Calibration error, ECE (%) ↓": ([100 * one["ece"] for one in calibration], ".2f"),
+        "Brier score ↓": ([one["brier"] for one in calibration], ".4f"),
+        "Negative log-likelihood ↓": ([one["nll"] for one in calibration], ".4f"),
     }
-    rows = tuple((name, (Cell(text),)) for name, text in figures.items())
+    rows = tuple(
+        (name, tuple(mean_cells([values], form=form))) for name, (values, form) in figures.items()
+    )
     yield Table(test["data"], (f"{test['samples']} {test['part']} samples", ""), rows)
-    if result["misclassification"]:
-        aurc = result["aurc"]
-        found = {m: {**v, "aurc": aurc[m]} for m, v in result["misclassification"].items()}
-        yield _detection("Right or wrong? (%)", found)
-    for name, one in result["ood"].items():
-        yield _detection(f"{test['data']} or {name} ({one['samples']})? (%)", one["detection"])
-    for sigma, one in result["noise"].items():
-        title = f"Clean or with noise N(0, {sigma})? (%)"
-        yield _detection(title, one["detection"])
+    if all(one["misclassification"] for one in results):
+        yield _detection("Right or wrong? (%)", [_with_aurc(one) for one in results])
+    for name, one in first["ood"].items():
+        found = [result["ood"][name]["detection"] for result in results]
+        yield _detection(f"{test['data']} or {name} ({one['samples']})? (%)", found)
+    for sigma in first["noise"]:
+        found = [result["noise"][sigma]["detection"] for result in results]
+        yield _detection(f"Clean or with noise N(0, {sigma})? (%)", found)
 
 
-def _detection(title: str, found: Detection) -> Table:
-    """A row for each measure, a column for each metric."""
+def _with_aurc(result: Result) -> Detection:
+    aurc = result["aurc"]
+    return {m: {**v, "aurc": aurc[m]} for m, v in result["misclassification"].items()}
+
+
+def _detection(title: str, found: Sequence[Detection]) -> Table:
+    """A row for each measure, a column for each metric, over all results."""
     from dubito.measures import MEASURES
-    from dubito.report.tables import Table, cells
+    from dubito.report.tables import Table, mean_cells
 
     heads = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aurc": "AURC ↓"}
-    shown = [metric for metric in heads if metric in next(iter(found.values()))]
+    measures = list(found[0])
+    shown = [metric for metric in heads if metric in found[0][measures[0]]]
     columns = [
-        cells(
-            [100 * figures[metric] for figures in found.values()],
+        mean_cells(
+            [[100 * one[measure][metric] for one in found] for measure in measures],
             "higher" if "↑" in heads[metric] else "lower",
+            ".2f",
         )
         for metric in shown
     ]
     rows = tuple(
         (MEASURES[name].label, row)
-        for name, row in zip(found, zip(*columns, strict=True), strict=True)
+        for name, row in zip(measures, zip(*columns, strict=True), strict=True)
     )
     return Table(title, ("Measure", *(heads[metric] for metric in shown)), rows)

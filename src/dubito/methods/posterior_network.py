@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dubito import _checks
 from dubito.evidence import alpha_from_logits
@@ -91,9 +92,17 @@ class PosteriorModel(nn.Module):
         """ln N_c + ln q(z|c): (N, *shape) -> (N, K)."""
         latent: Tensor = self.backbone(x)
         # densities multiply many factors: half precision ends before them
-        latent = self.norm(latent.to(self.log_counts.dtype))
+        latent = latent.to(self.log_counts.dtype)
+        # one sample, say the last of an epoch, has no spread of its own
+        latent = self.norm(latent) if len(latent) > 1 else self._normed_as_before(latent)
         log_density: Tensor = self.flows(latent)
         return log_density + self.log_counts
+
+    def _normed_as_before(self, latent: Tensor) -> Tensor:
+        norm = self.norm
+        return functional.batch_norm(
+            latent, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+        )
 
 
 def _counted(class_counts: Counts | None, classes: int) -> Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["folder", "write"]
+__all__ = ["folder", "json_text", "write"]
 
 
 def folder(path: Path) -> Path:
@@ -33,3 +37,20 @@ def write(path: Path, content: str | bytes) -> Path:
     finally:
         part.unlink(missing_ok=True)
     return path
+
+
+def json_text(value: Any) -> str:
+    """Plain values as JSON, which has no infinity: it is written as "inf". A NaN is an error.
+
+    >>> json_text({"nll": math.inf})
+    '{\\n  "nll": "inf"\\n}\\n'
+    """
+    return json.dumps(_without_infinity(value), indent=2, allow_nan=False) + "\n"
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_infinity(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinity(inner) for inner in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value

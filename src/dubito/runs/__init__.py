@@ -16,8 +16,8 @@
 """
 
 from dubito.runs._config import AUGMENTS, SECTIONS, Config, configure, known_keys, read_config
-from dubito.runs._evaluate import HELD_OUT, Evaluation, evaluate
-from dubito.runs._folder import Facts, Recorded, Run, load, save
+from dubito.runs._evaluate import HELD_OUT, Evaluation, averaged, evaluate
+from dubito.runs._folder import Facts, Recorded, Run, folders, load, save
 from dubito.runs._sections import unknown
 from dubito.runs._train import FINISHED, NEW, STOPPED, Member, Plan, device_named, plan, train
 
@@ -35,9 +35,11 @@ __all__ = [
     "Plan",
     "Recorded",
     "Run",
+    "averaged",
     "configure",
     "device_named",
     "evaluate",
+    "folders",
     "known_keys",
     "load",
     "plan",

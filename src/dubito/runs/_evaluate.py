@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from dubito.runs._outside import adapted, inputs_of, part_of, reader_options
 from dubito.runs._train import fingerprint, training_data
 from dubito.training import CheckpointError
 
-__all__ = ["HELD_OUT", "RESULT", "Evaluation", "evaluate", "noisy"]
+__all__ = ["HELD_OUT", "RESULT", "Evaluation", "averaged", "evaluate", "noisy"]
 
 RESULT, ARRAYS = "result.json", "arrays.npz"
 HELD_OUT = "held-out validation"
@@ -42,7 +42,24 @@ class Evaluation:
         """Write result.json and arrays.npz into a folder."""
         place = files.folder(Path(folder))
         _folder.write_arrays(place / ARRAYS, self.arrays)
-        return files.write(place / RESULT, json.dumps(self.result, indent=2) + "\n")
+        return files.write(place / RESULT, files.json_text(self.result))
+
+
+def averaged(results: Sequence[Any]) -> Any:
+    """Several results as one: each number its mean and deviation, all else as in the first.
+
+    A figure that one of them lacks is left out; a count that all agree on stays itself.
+
+    >>> averaged([{"accuracy": 0.5, "samples": 9}, {"accuracy": 1.0, "samples": 9}])
+    {'accuracy': {'mean': 0.75, 'deviation': 0.353...}, 'samples': 9}
+    """
+    first = results[0]
+    if isinstance(first, Mapping):
+        shared = [key for key in first if all(key in other for other in results)]
+        return {key: averaged([other[key] for other in results]) for key in shared}
+    if isinstance(first, float):
+        return {"mean": fmean(results), "deviation": stdev(results) if len(results) > 1 else 0.0}
+    return first
 
 
 def evaluate(

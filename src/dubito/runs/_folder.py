@@ -37,11 +37,20 @@ from dubito.runs._sections import checked, known_of
 from dubito.training import CheckpointError, checkpoint
 from dubito.training.loop import CHECKPOINT
 
-__all__ = ["Facts", "Recorded", "Run", "joined", "load", "save", "versions"]
+__all__ = ["Facts", "Recorded", "Run", "folders", "joined", "load", "save", "versions"]
 
 CONFIG, SPLIT, WEIGHTS = "config.json", "split.npz", "model.safetensors"
 FORMAT = "dubito-run-1"
 SEED = 0  # of what a method draws when it predicts
+
+
+def folders(path: str | os.PathLike[str]) -> list[Path]:
+    """The folder itself, or those of the seeds in it: path/seed-1, path/seed-2, ..."""
+    place = Path(path)
+    seeds = [one for one in place.glob("seed-*") if one.name.removeprefix("seed-").isdigit()]
+    if (place / CONFIG).exists() or not seeds:
+        return [place]
+    return sorted(seeds, key=lambda one: int(one.name.removeprefix("seed-")))
 
 
 def versions() -> dict[str, str]:
