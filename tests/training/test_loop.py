@@ -83,7 +83,8 @@ def test_a_run_can_be_repeated_and_leaves_the_random_state_alone() -> None:
     assert torch.equal(*results)
 
 
-def test_a_stopped_run_goes_on_exactly(tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "SHARE", math.inf)  # a checkpoint an epoch
     settings = Settings(epochs=6, batch_size=32, schedule="cosine", validate_every=1)
     whole = fit(IEDL, network(), TRAIN, VALIDATION, settings)
 

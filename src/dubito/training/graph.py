@@ -21,8 +21,9 @@ class Graph:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.samples = runs[0].whole_batch
+        fused = runs[0].functions.fused()  # once for all: their methods are equal
         for run in runs:
-            _fuse(run)
+            run.functions = fused
         before = [_snapshot(run) for run in runs]
         self.streams = [torch.cuda.Stream() for _ in runs]
         for _ in range(_WARM_UP):
@@ -49,13 +50,6 @@ class Graph:
     def replay(self) -> None:
         """One step of every run."""
         self.graph.replay()
-
-
-def _fuse(run: Run) -> None:
-    """Many small kernels become few: at these sizes a step's time is their number."""
-    for name in ("batch", "loss_of", "note"):
-        if not hasattr(getattr(run, name), "_torchdynamo_orig_callable"):
-            setattr(run, name, torch.compile(getattr(run, name), dynamic=False))
 
 
 def _snapshot(run: Run) -> tuple[dict[str, torch.Tensor], dict[int, dict[str, torch.Tensor]]]:

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dubito.data.arrays import Arrays, as_floats
+from dubito.data.augment import Augment
 from dubito.methods.base import Method
 from dubito.training import checkpoint, parallel
 from dubito.training.settings import OPTIMIZERS, Settings
+from dubito.training.step import Functions, prepare
 
 __all__ = ["NonFiniteLoss", "Run", "Source", "size"]
 
@@ -50,6 +52,7 @@ class Run:
         device: torch.device,
     ) -> None:
         self.method, self.model, self.settings = method, model, settings
+        self.functions = Functions(method.loss_of)
         self.train, self.validation, self.device = train, validation, device
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -115,18 +118,12 @@ class Run:
     def batch(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs and labels at places of the order, where the data is held in memory."""
         assert isinstance(self.train, Arrays)
-        indices = self.order.index_select(0, places)
-        x = self.train.inputs.index_select(0, indices)
-        return self.prepared(x, places), self.train.labels.index_select(0, indices)
+        held = self.train.inputs, self.train.labels, self.order, self.changes
+        return self.functions.gather(*held, places, *self._preparation)
 
-    def prepared(self, x: Tensor, places: Tensor) -> Tensor:
-        """Inputs augmented and as floats."""
-        if self.settings.augment is not None:
-            x = self.settings.augment.apply(x, self.changes.index_select(0, places))
-        x = as_floats(x)
-        if self.settings.channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        return x
+    @property
+    def _preparation(self) -> tuple[Augment | None, bool]:
+        return self.settings.augment, self.settings.channels_last
 
     def share(self, start: int, whole: int) -> range:
         """This process's places in a batch of `whole` samples."""
@@ -143,7 +140,8 @@ class Run:
         for (x, target), part, whole in zip(loader, places, wholes, strict=True):
             where = torch.tensor(part, device=self.device)
             held = x.to(self.device, non_blocking=True)
-            yield self.prepared(held, where), target.to(self.device, non_blocking=True), whole
+            ready = prepare(held, self.changes.index_select(0, where), *self._preparation)
+            yield ready, target.to(self.device, non_blocking=True), whole
 
     def _loader(self, source: Source, chosen: list[list[int]]) -> DataLoader[Any]:
         return DataLoader(
@@ -153,10 +151,6 @@ class Run:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(self.settings.seed),
         )
-
-    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch's summed loss and summed terms."""
-        return self.method.loss_of(outputs, target, weights)
 
     def step(self, whole: int) -> None:
         """One update from the next `whole` samples of the order, shared among the processes."""
@@ -172,7 +166,7 @@ class Run:
         if self.device.type == "cpu" and not outputs.isfinite().all():
             self.note(outputs.sum(), torch.full_like(self.sums, torch.nan), outputs, whole)
             self.check_finite()
-        total, sums = self.loss_of(outputs, target, self.weights)
+        total, sums = self.functions.loss(outputs, target, self.weights)
         loss = total * (parallel.world() / whole)  # gradients are averaged over the processes
         loss.backward()
         self.optimizer.step()
@@ -183,14 +177,8 @@ class Run:
 
     def note(self, loss: Tensor, sums: Tensor, outputs: Tensor, whole: int) -> None:
         """Add to the epoch's sums; keep where, with which outputs, a loss was first not finite."""
-        self.sums += sums
-        seen = torch.cat([
-            torch.stack([self.position, outputs.min(), outputs.max()]).double(),
-            sums.double() * (parallel.world() / whole),
-        ])  # fmt: skip
-        first = ~loss.isfinite() & self.bad[0].isnan()
-        self.bad.copy_(torch.where(first, seen, self.bad))
-        self.position += whole
+        share = parallel.world() / whole
+        self.functions.note(self.sums, self.bad, self.position, loss, sums, outputs, whole, share)
 
     def check_finite(self) -> None:
         """An error if a loss of this epoch was not finite. On a GPU this waits for the steps."""
@@ -227,7 +215,7 @@ class Run:
             if self.settings.keep == "loss":
                 with self.autocast():
                     outputs = self.model(self.method.inputs(x, self.generator))
-                seen[1] += self.loss_of(outputs, target, self.weights)[0]
+                seen[1] += self.method.loss_of(outputs, target, self.weights)[0]
         right, loss, count = parallel.gathered_sum(seen).tolist()
         self.network.train()
         checked = {"validation_accuracy": right / count}
