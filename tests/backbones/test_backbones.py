@@ -104,13 +104,14 @@ def test_channels_last_is_the_same_network(name: str) -> None:
 
 
 # Counted by hand: 25 c_in c_out + c_out a 5x5 convolution, and so on. The totals of VGG16-BN and
-# WideResNet-28-10 for ten classes are also those reported for the published networks.
+# WideResNet-28-10 for ten classes are also those reported for the published networks, but for VGG's
+# 4,224 biases before a batch norm.
 @pytest.mark.parametrize(
     ("name", "shape", "parameters", "features"),
     [
         ("mlp", (1, 28, 28), 784 * 128 + 128 + 128 * 128 + 128 + 1290, 128),
         ("convnet", (1, 28, 28), 1664 + 2 * 102_464 + 576 * 64 + 64 + 2 * 4160 + 650, 64),
-        ("vgg16", (3, 32, 32), 15_253_578, 512),
+        ("vgg16", (3, 32, 32), 15_253_578 - 4224, 512),
         ("wide_resnet", (3, 32, 32), 36_479_194, 640),
     ],
 )
@@ -188,8 +189,7 @@ def test_vgg_starts_as_published() -> None:
         spread = math.sqrt(2 / (9 * module.out_channels))
         assert module.weight.std().item() == pytest.approx(spread, rel=0.02)
         assert module.weight.mean().item() == pytest.approx(0, abs=spread / 50)
-        assert module.bias is not None
-        assert not module.bias.any()
+        assert module.bias is None
 
 
 def test_wide_resnet_has_its_depth() -> None:
