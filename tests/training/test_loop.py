@@ -226,3 +226,20 @@ def test_settings_say_what_is_wrong() -> None:
         Settings(precision="half")
     with pytest.raises(ValueError, match="graph=True needs a CUDA device"):
         fit(IEDL, network(), TRAIN, VALIDATION, Settings(graph=True))
+
+
+def test_a_watch_sees_the_network_at_each_check(tmp_path: Path) -> None:
+    settings = Settings(epochs=4, batch_size=32, validate_every=2)
+
+    def watch(model: torch.nn.Module) -> dict[str, float]:
+        assert not model.training
+        with torch.no_grad():
+            said = IEDL.predict(model, VALIDATION.floats())
+        return {"right": (said.label == VALIDATION.labels).double().mean().item()}
+
+    watched = fit(IEDL, network(), TRAIN, VALIDATION, settings, out=tmp_path, watch=watch)
+    alone = fit(IEDL, network(), TRAIN, VALIDATION, settings)
+    assert torch.equal(weights(watched.model), weights(alone.model))
+    assert ["watched" in entry for entry in watched.history] == [False, True, False, True]
+    for entry in watched.history[1::2]:
+        assert entry["watched"]["right"] == pytest.approx(entry["validation_accuracy"])

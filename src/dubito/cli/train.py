@@ -160,7 +160,7 @@ def _train(plan: Plan, console: Console) -> None:
         with watched as tell:
             summaries = runs.train(plan, tell)
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on after the last whole epoch")
+        console.print("stopped; the same command goes on from the last checkpoint")
         raise typer.Exit(STOPPED) from None
     for member, summary in zip(plan.members, summaries, strict=False):
         accuracy = f"validation accuracy {100 * summary['validation_accuracy']:.2f} %"

@@ -22,7 +22,7 @@ from dubito.runs._config import AUTO, READER_OPTIONS, Config, configure
 from dubito.runs._folder import Facts, Recorded
 from dubito.runs._scalars import Callback, told
 from dubito.training import CheckpointError, fit_many, parallel
-from dubito.training.loop import CHECKPOINT
+from dubito.training.loop import CHECKPOINT, Watch
 from dubito.training.run import Source
 
 __all__ = ["Member", "Plan", "device_named", "plan", "train"]
@@ -213,20 +213,25 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def train(plan: Plan, callback: Callback | None = None) -> list[dict[str, Any]]:
+def train(
+    plan: Plan, callback: Callback | None = None, watch: Watch | None = None
+) -> list[dict[str, Any]]:
     """Train the runs that are not finished, and save their best weights; a summary of each run.
 
-    Each epoch `callback` is told what is known after it, with the run's seed. A summary has the
+    Each epoch `callback` is told what is known after it, with the run's seed, and `watch` sees the
+    network when it is validated, as in `dubito.training.fit`. A summary has the
     best weights' `epoch`, `loss`, `terms` and validation figures, and `epochs` and `seconds`.
     """
     left = [member for member in plan.members if member.state != FINISHED]
     if left:
-        _train(plan, left, callback)
+        _train(plan, left, callback, watch)
     found = [_folder.summary_of(member.folder) for member in plan.members]
     return [summary for summary in found if summary is not None]
 
 
-def _train(plan: Plan, members: Sequence[Member], callback: Callback | None) -> None:
+def _train(
+    plan: Plan, members: Sequence[Member], callback: Callback | None, watch: Watch | None
+) -> None:
     facts = plan.config.facts
     models = [
         member.config.network(facts.shape, len(facts.classes), facts.class_counts)
@@ -244,7 +249,7 @@ def _train(plan: Plan, members: Sequence[Member], callback: Callback | None) -> 
     with told(folders, callback) as tell:
         done = fit_many(
             method, models, *_sources(plan), settings, device=plan.device,
-            out=list(folders.values()), callback=tell,
+            out=list(folders.values()), callback=tell, watch=watch,
         )  # fmt: skip
     if first:
         for member, run in zip(members, done, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 #: called with what is known after each epoch of a run
 Callback = Callable[[dict[str, Any]], None]
+Watch = Callable[[nn.Module], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def fit(
     device: torch.device | str | None = None,
     out: str | os.PathLike[str] | None = None,
     callback: Callback | None = None,
+    watch: Watch | None = None,
 ) -> Fit:
     """Train `model` with `method` and give its best weights.
 
@@ -67,6 +69,9 @@ def fit(
 
     With a folder `out` the run leaves checkpoints after epochs and its metrics as jsonl,
     and goes on from there if it was stopped: interrupted or not, it ends with the same weights.
+
+    After each epoch `callback` is told what is known of it. Where the network is validated, `watch`
+    sees it in evaluation mode; what it returns, say figures on other data, joins the history.
 
     >>> from dubito import backbones, data, methods
     >>> digits, _, _ = data.split(data.load("digits"), 0.2, seed=0)
@@ -80,8 +85,9 @@ def fit(
     chosen = settings or Settings()
     folders = [Path(out)] if out is not None else None
     return fit_many(
-        method, [model], train, validation, [chosen], device=device, out=folders, callback=callback
-    )[0]
+        method, [model], train, validation, [chosen], device=device, out=folders,
+        callback=callback, watch=watch,
+    )[0]  # fmt: skip
 
 
 def fit_many(
@@ -94,6 +100,7 @@ def fit_many(
     device: torch.device | str | None = None,
     out: Sequence[Path] | None = None,
     callback: Callback | None = None,
+    watch: Watch | None = None,
 ) -> list[Fit]:
     """Train several networks at once, say of several seeds; see `fit`.
 
@@ -112,9 +119,9 @@ def fit_many(
     with _determined(settings[0]):
         if len(runs) > 1 and not _graphed(runs[0]):
             for run, folder in zip(runs, folders, strict=True):
-                _epochs([run], [folder], callback)
+                _epochs([run], [folder], callback, watch)
         else:
-            _epochs(runs, folders, callback)
+            _epochs(runs, folders, callback, watch)
     seconds = time.perf_counter() - start
     for run in runs:
         run.model.load_state_dict(run.best)
@@ -164,7 +171,12 @@ def _graphed(run: Run) -> bool:
     return able if wanted is None else wanted
 
 
-def _epochs(runs: Sequence[Run], folders: Sequence[Path | None], callback: Callback | None) -> None:
+def _epochs(
+    runs: Sequence[Run],
+    folders: Sequence[Path | None],
+    callback: Callback | None,
+    watch: Watch | None,
+) -> None:
     """All epochs of runs that go in step; one that is finished leaves the others."""
     active = [
         (run, folder) for run, folder in zip(runs, folders, strict=True) if not run.finished()
@@ -184,7 +196,7 @@ def _epochs(runs: Sequence[Run], folders: Sequence[Path | None], callback: Callb
             run.check_finite()  # waits for a GPU's steps
         seconds = time.perf_counter() - start
         for run, folder in active:
-            _end_epoch(run, folder, seconds, callback)
+            _end_epoch(run, folder, seconds, callback, watch)
         active = [(run, folder) for run, folder in active if not run.finished()]
 
 
@@ -206,7 +218,13 @@ def _steps(runs: Sequence[Run], graph: Graph | None) -> None:
             run.step(left)
 
 
-def _end_epoch(run: Run, folder: Path | None, seconds: float, callback: Callback | None) -> None:
+def _end_epoch(
+    run: Run,
+    folder: Path | None,
+    seconds: float,
+    callback: Callback | None,
+    watch: Watch | None,
+) -> None:
     sums = parallel.gathered_sum(run.sums.clone()).tolist()
     count = int(run.position.item())
     terms = {name: value / count for name, value in zip(run.names, sums, strict=True)}
@@ -217,6 +235,10 @@ def _end_epoch(run: Run, folder: Path | None, seconds: float, callback: Callback
         checked = run.validate()
         run.keep_if_best(checked)
         entry |= checked
+        if watch is not None:
+            run.network.eval()
+            entry["watched"] = dict(watch(run.model))
+            run.network.train()
     entry |= {"seconds": seconds, "samples_per_second": count / seconds}
     run.history.append(entry)
     if parallel.rank() == 0 and folder is not None:
