@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dubito import backbones, data, methods
-from dubito.data import Augment
+from dubito.data import Arrays, Augment
 from dubito.training import CheckpointError, NonFiniteLoss, Settings, fit, fit_many
 from dubito.training import checkpoint as checkpoints
+from dubito.training.run import Run
 
 DIGITS = data.load("digits", "train")
 TRAIN, VALIDATION, _ = data.split(data.split(DIGITS, 0.5, seed=0)[0], 0.8, seed=0)
@@ -243,3 +244,40 @@ def test_a_watch_sees_the_network_at_each_check(tmp_path: Path) -> None:
     assert ["watched" in entry for entry in watched.history] == [False, True, False, True]
     for entry in watched.history[1::2]:
         assert entry["watched"]["right"] == pytest.approx(entry["validation_accuracy"])
+
+
+def test_a_restored_optimizer_is_laid_out_as_its_parameters(tmp_path: Path) -> None:
+    """A network with more than ten parameters, images channels last, and a fused optimiser."""
+
+    def images(count: int) -> Arrays:
+        drawn = torch.Generator().manual_seed(count)
+        x = torch.randint(256, (count, 1, 16, 16), dtype=torch.uint8, generator=drawn)
+        return Arrays(x, torch.arange(count) % 10, tuple("0123456789"), "random")
+
+    train, check = images(96), images(20)
+    settings = Settings(epochs=3, batch_size=32, validate_every=1, patience=0)
+
+    def convnet() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return backbones.build("convnet", train.shape, 10)
+
+    whole = fit(IEDL, convnet(), train, check, settings)
+
+    class Stop(Exception):
+        pass
+
+    def stop(entry: dict[str, object]) -> None:
+        if entry["epoch"] == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(IEDL, convnet(), train, check, settings, out=tmp_path, callback=stop)
+    run = Run(IEDL, convnet(), train, check, settings, torch.device("cpu"))
+    run.restore(*checkpoints.load(tmp_path / "checkpoint.safetensors"))
+    parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
+    assert list(run.optimizer.state) == parameters
+    assert len(parameters) > 10
+    for parameter, held in run.optimizer.state.items():
+        assert held["exp_avg"].stride() == parameter.stride()
+    again = fit(IEDL, convnet(), train, check, settings, out=tmp_path)
+    assert torch.equal(weights(again.model), weights(whole.model))

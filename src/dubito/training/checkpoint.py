@@ -94,4 +94,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         if name.startswith("optimizer."):
             _, index, key = name.split(".", 2)
             state.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    # in the order of the parameters, which a file with names in theirs (1, 10, 11, 2) has not
+    ordered = dict(sorted(state.items()))
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": ordered})
+    for parameter, held in optimizer.state.items():
+        for key, value in held.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                # laid out in memory as the parameter is: fused optimisers take nothing else
+                held[key] = torch.empty_like(parameter, requires_grad=False).copy_(value)

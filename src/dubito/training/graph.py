@@ -62,11 +62,13 @@ def _put_back(
 ) -> None:
     """Undo the warm-up in place: the graph knows these tensors by their addresses."""
     weights, state = held
+    parameters = [one for group in run.optimizer.param_groups for one in group["params"]]
+    number = {one: index for index, one in enumerate(parameters)}
     with torch.no_grad():
         for name, value in run.model.state_dict().items():
             value.copy_(weights[name])
-        for index, entry in enumerate(run.optimizer.state.values()):
+        for parameter, entry in run.optimizer.state.items():
             for name, value in entry.items():
                 if isinstance(value, torch.Tensor):
-                    earlier = state.get(index, {}).get(name)
+                    earlier = state.get(number[parameter], {}).get(name)
                     value.zero_() if earlier is None else value.copy_(earlier)
