@@ -204,22 +204,20 @@ class Run:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Accuracy, and the mean loss where that is what is kept, over all processes' shares."""
+        """Accuracy and mean loss over all processes' shares, with this epoch's weights of terms."""
         self.network.eval()
         seen = torch.zeros(3, dtype=torch.float64, device=self.device)
+        drawn = torch.Generator(self.device).manual_seed(self.settings.seed)
         for x, target in self._checks():
             with self.autocast():
                 said = self.method.predict(self.model, x)
+                outputs = self.model(self.method.inputs(x, drawn))
             seen[0] += (said.label == target).sum()
+            seen[1] += self.method.loss_of(outputs, target, self.weights)[0]
             seen[2] += len(target)
-            if self.settings.keep == "loss":
-                with self.autocast():
-                    outputs = self.model(self.method.inputs(x, self.generator))
-                seen[1] += self.method.loss_of(outputs, target, self.weights)[0]
         right, loss, count = parallel.gathered_sum(seen).tolist()
         self.network.train()
-        checked = {"validation_accuracy": right / count}
-        return checked | ({"validation_loss": loss / count} if self.settings.keep == "loss" else {})
+        return {"validation_accuracy": right / count, "validation_loss": loss / count}
 
     def _checks(self, at_once: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the validation data."""
