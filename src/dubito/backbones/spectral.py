@@ -127,9 +127,10 @@ class _Convolution(torch.autograd.Function):
         filters = (basis.filters @ weight.flatten(2).flatten(0, 1).T).unflatten(1, weight.shape[:2])
         spectrum = _product(image.transpose(0, 1), filters.mT, conjugate_b=True)  # (2F, N, C')
         back = basis.image_back.expand(samples, -1, -1)
-        y: Tensor = torch.baddbmm(bias, back, spectrum.transpose(0, 1))  # (N, HW, C')
+        y = torch.baddbmm(bias, back, spectrum.transpose(0, 1))  # (N, HW, C')
         ctx.save_for_backward(x, weight, image, filters)
-        return y.unflatten(1, (height, width)).permute(0, 3, 1, 2)
+        maps: Tensor = y.unflatten(1, (height, width))
+        return maps.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:

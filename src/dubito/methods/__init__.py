@@ -68,7 +68,7 @@ def method(name: str, **hyperparameters: Any) -> Method:
     """The named method.
 
     >>> method("edl", likelihood="marginal", kl_ramp=0)
-    EDL(likelihood='marginal', kl_weight=1.0, kl_ramp=0, evidence='softplus', scale='paper')
+    EDL(likelihood='marginal', kl_weight=1.0, kl_ramp=0, fisher_weight=0.0, evidence=..., scale=...)
     """
     chosen = _checks.entry(METHODS, name, "method")
     known = [field.name for field in fields(chosen) if field.init]

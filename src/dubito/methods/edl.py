@@ -26,6 +26,9 @@ from dubito.methods.base import EvidenceMethod, Ramp, check_kl, check_scale, ram
 class EDL(EvidenceMethod):
     """EDL; `kl_ramp` epochs raise the KL weight.
 
+    `fisher_weight` adds I-EDL's reward of a large ln|I| to a likelihood that is otherwise EDL's
+    own, to see what each half of I-EDL does.
+
     >>> EDL(likelihood="marginal").weights(epoch=5, epochs=200)
     {'marginal_nll': 1.0, 'label_removed_kl': 0.5}
     """
@@ -33,12 +36,14 @@ class EDL(EvidenceMethod):
     likelihood: str = "mse"
     kl_weight: float = 1.0
     kl_ramp: Ramp = 10
+    fisher_weight: float = 0.0
     evidence: str = "softplus"
     scale: str = "paper"
 
     def __post_init__(self) -> None:
         _checks.one_of(EDL_LIKELIHOODS, self.likelihood, "likelihood")
         check_kl(self.kl_weight, self.kl_ramp)
+        _checks.non_negative(self.fisher_weight, "fisher_weight")
         _checks.one_of(EVIDENCE, self.evidence, "evidence function")
         check_scale(self.scale)
 
@@ -46,4 +51,6 @@ class EDL(EvidenceMethod):
         """The weight of each term; the KL weight rises."""
         kl = ramped(self.kl_weight, self.kl_ramp, epoch, epochs)
         weights = edl_weights(self.likelihood, kl)
+        if self.fisher_weight:
+            weights = {**weights, "fisher_penalty": self.fisher_weight}
         return {name: float(weight) for name, weight in weights.items()}

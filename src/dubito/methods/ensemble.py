@@ -29,7 +29,7 @@ class Ensemble(Method):
     no Dirichlet and has no alpha0.
 
     >>> Ensemble(member="edl", size=3, options={"kl_ramp": 0}).method
-    EDL(likelihood='mse', kl_weight=1.0, kl_ramp=0, evidence='softplus', scale='paper')
+    EDL(likelihood='mse', kl_weight=1.0, kl_ramp=0, fisher_weight=0.0, evidence=..., scale=...)
     """
 
     member: str = "iedl"

@@ -1,4 +1,4 @@
-"""Figures, as PNG."""
+"""Densities of samples, a row for each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dubito.report.figures.style import COLOURS, FAINT, INK
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -17,9 +19,6 @@ __all__ = ["Panel", "densities", "density"]
 
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
-#: colours that the colour-blind tell apart (Okabe and Ito); names stand beside them all the same
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
-INK, FAINT = "#222222", "#8a8a8a"
 OVERLAP = 0.92  # height of the tallest curve of a row; rows are 1 apart
 
 

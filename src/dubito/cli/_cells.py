@@ -1,0 +1,129 @@
+"""What is known of many cells while they run: a live table, or a line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Cells", "shown"]
+
+EVERY = 30.0  # seconds between two lines about one cell's epochs
+SHOWN = 20  # cells in the live table
+
+
+class Cells:
+    """Keeps what the cells told last; the time left goes by those that are done."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = self.failed = 0
+        self.running: dict[str, dict[str, Any]] = {}
+        self.start = time.monotonic()
+        self.lines: dict[str, float] = {}
+
+    def note(self, event: dict[str, Any]) -> str | None:
+        """Take an event; a line where it is worth one."""
+        return _NOTES[event["event"]](self, event)
+
+    def _aside(self, event: dict[str, Any]) -> str:
+        return f"{event['cell']}: the recipe has changed, its record is now {event['path']}"
+
+    def _started(self, event: dict[str, Any]) -> str:
+        self.running[event["cell"]] = {"epoch": 0}
+        verb = {"new": "starts", "stopped": "goes on", "finished": "is trained already"}
+        return f"{event['cell']} {verb[event['state']]}"
+
+    def _epoch(self, event: dict[str, Any]) -> str | None:
+        cell, now = event["cell"], time.monotonic()
+        before = self.running.get(cell, {})
+        kept = {name: before[name] for name in ("validation_accuracy",) if name in before}
+        self.running[cell] = kept | event
+        if "validation_accuracy" not in event or now - self.lines.get(cell, self.start) < EVERY:
+            return None
+        self.lines[cell] = now
+        return f"{cell} {_progress(self.running[cell])}  {self.summary()}"
+
+    def _done(self, event: dict[str, Any]) -> str:
+        self.running.pop(event["cell"], None)
+        self.done += 1
+        accuracy = f"test accuracy {100 * event['accuracy']:.2f} %"
+        return f"{event['cell']} is done: {accuracy}  {self.summary()}"
+
+    def _failed(self, event: dict[str, Any]) -> str:
+        self.running.pop(event["cell"], None)
+        self.failed += 1
+        return f"{event['cell']} failed: {event['reason']}"
+
+    def summary(self) -> str:
+        """Cells done, running and left, and the time left."""
+        waiting = self.total - self.done - self.failed - len(self.running)
+        failed = f", {self.failed} failed" if self.failed else ""
+        return (
+            f"[{self.done} of {self.total} done{failed}, {len(self.running)} running, "
+            f"{waiting} left; {self.left()}]"
+        )
+
+    def left(self) -> str:
+        """About how long all takes from here, if the others take as long as those that are done."""
+        elapsed = time.monotonic() - self.start
+        ended = self.done + self.failed
+        if not ended:
+            return f"{_duration(elapsed)} so far"
+        return f"about {_duration(elapsed / ended * (self.total - ended))} more"
+
+    def __rich__(self) -> Group:
+        """A bar, and a line for each cell that runs."""
+        bar = Table.grid()
+        ended = self.done + self.failed
+        bar.add_row(ProgressBar(total=max(self.total, 1), completed=ended, width=40))
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name, entry in list(self.running.items())[:SHOWN]:
+            table.add_row(Text(name), Text(_progress(entry)))
+        return Group(bar, table, Text(self.summary(), style="dim"))
+
+
+_NOTES: dict[str, Callable[[Cells, dict[str, Any]], str | None]] = {
+    "aside": Cells._aside,
+    "start": Cells._started,
+    "epoch": Cells._epoch,
+    "done": Cells._done,
+    "failed": Cells._failed,
+}
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _progress(entry: dict[str, Any]) -> str:
+    words = f"epoch {entry['epoch']}" + (f"/{entry['epochs']}" if "epochs" in entry else "")
+    if "validation_accuracy" in entry:
+        words += f"  validation accuracy {100 * entry['validation_accuracy']:.2f} %"
+    return words
+
+
+@contextmanager
+def shown(console: Console, total: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show the progress of cells: live in a terminal, in plain lines elsewhere."""
+    cells = Cells(total)
+
+    def tell(event: dict[str, Any]) -> None:
+        line = cells.note(event)
+        if line is not None and not (live and event["event"] in ("start", "epoch")):
+            console.print(Text(line), soft_wrap=True)
+
+    live = console.is_terminal and total > 0
+    if live:
+        with Live(cells, console=console, refresh_per_second=4):
+            yield tell
+    else:
+        yield tell

@@ -1,0 +1,193 @@
+"""From a trained run to its record: everything that tables and figures are made of.
+
+| key | what |
+| --- | --- |
+| format, recipe, id, seed, quick | which cell this is, and of which state of its recipe |
+| config | the four sections with every default |
+| training | epochs, the best one, seconds, and the figures of each check |
+| result | what `dubito.runs.evaluate` gives, as fractions; `calibrated`; `humans` |
+| curves | densities and energy distances, reliability, risk-coverage: six digits |
+| extremes | test samples with the most and the least data uncertainty, by class |
+| versions, device, created | what made it |
+
+What a method does not have is absent. An infinity is the word "inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito import calibration, data, evaluation, runs
+from dubito.calibration import Calibration
+from dubito.data.files import Blob
+from dubito.data.humans import human_counts, read_counts
+from dubito.experiments import _curves, _quick
+from dubito.experiments._humans import against_people
+from dubito.experiments._recipe import Cell, Recipe
+from dubito.experiments._watch import trajectory
+from dubito.prediction import Prediction
+from dubito.runs import Evaluation, Plan, Run
+from dubito.training.loop import METRICS
+
+__all__ = ["FORMAT", "Record", "check_sources", "plain", "record"]
+
+FORMAT = 1
+#: of what `runs.evaluate` gives, what stands elsewhere in a record or changes from run to run
+ELSEWHERE = ("run", "seconds", "versions")
+HISTORY = ("validation_accuracy", "validation_loss")
+Record = dict[str, Any]
+
+
+def check_sources(recipe: Recipe, folder: Path) -> None:
+    """Find what the recipe is judged by, so that a missing set is known before the training."""
+    for source in _quick.located(recipe, folder)[1]:
+        if source in data.DATASETS:
+            data.load(source, "test")
+        elif not Path(source).expanduser().exists():
+            raise FileNotFoundError(f"[evaluate] ood: {source!r} is no known set, file or folder")
+    if recipe.evaluate["humans"]:
+        _people(recipe, folder)
+
+
+def record(cell: Cell, plan: Plan, run: Run, summary: Mapping[str, Any], folder: Path) -> Record:
+    """Judge a run and write down what came of it, as plain values."""
+    recipe = cell.recipe
+    ood = _quick.located(recipe, folder)[1]
+    judged = runs.evaluate(run, ood=ood, noise=recipe.evaluate["noise"])
+    held_out = run.predict(plan.validation.inputs)
+    fitted = calibration.fit(held_out, plan.validation.labels)
+    sets = ["test", *(f"ood/{key}" for key in judged.result["ood"])]
+    said = {_key(name): _said(judged.arrays, name, held_out.prior) for name in sets}
+    measures = {_key(name): _measures(judged.arrays, name, held_out.available) for name in sets}
+    labels = torch.from_numpy(judged.arrays["labels"])
+    after = {name: fitted.apply(one) for name, one in said.items()}
+    result = _result(judged, recipe)
+    result["calibrated"] = _calibrated(fitted, after, labels)
+    if recipe.evaluate["humans"]:
+        result["humans"] = against_people(measures["test"], _people(recipe, folder))
+    curves = {
+        **_curves.densities(measures),
+        "reliability": {
+            "before": _curves.reliability(said["test"].probs, labels),
+            "after": _curves.reliability(after["test"].probs, labels),
+        },
+        "risk_coverage": _curves.risk_coverage(measures["test"], said["test"].label == labels),
+    }
+    return {
+        **_described(cell),
+        "config": _config(run, recipe),
+        "training": _training(run, summary),
+        "result": plain(result),
+        "curves": plain(_curves.rounded(curves)),
+        "extremes": _curves.extremes(measures["test"], labels, run.classes),
+        "versions": judged.result["versions"],
+        "device": run.config.facts.device,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _described(cell: Cell) -> Record:
+    return {
+        "format": FORMAT,
+        "recipe": cell.recipe.name,
+        "id": cell.id,
+        "seed": cell.seed,
+        "quick": cell.recipe.quick,
+    }
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("ood/")
+
+
+def _said(arrays: Mapping[str, Any], name: str, prior: float) -> Prediction:
+    """What was said of a set, as far as a calibration needs it: alpha, or probabilities."""
+    if f"{name}/alpha" in arrays:
+        return Prediction.from_alpha(torch.from_numpy(arrays[f"{name}/alpha"]), prior=prior)
+    return Prediction.from_probs(torch.from_numpy(arrays[f"{name}/probs"]))
+
+
+def _measures(arrays: Mapping[str, Any], name: str, names: Iterable[str]) -> dict[str, Tensor]:
+    return {measure: torch.from_numpy(arrays[f"{name}/{measure}"]) for measure in names}
+
+
+def _result(judged: Evaluation, recipe: Recipe) -> Record:
+    """The figures, which name data by what the recipe calls it: a path is no part of a result."""
+    result = {key: value for key, value in judged.result.items() if key not in ELSEWHERE}
+    result["test"] = {**result["test"], "data": recipe.sections["data"]["source"]}
+    sources = recipe.evaluate["ood"]
+    result["ood"] = {
+        key: {**entry, "source": source}
+        for (key, entry), source in zip(result["ood"].items(), sources, strict=True)
+    }
+    return result
+
+
+def _calibrated(fitted: Calibration, after: Mapping[str, Prediction], labels: Tensor) -> Record:
+    """What calibration makes of the probabilities, and of telling OOD sets from the test set."""
+    others = {name: said for name, said in after.items() if name != "test"}
+    return {
+        **fitted.as_dict(),
+        "calibration": evaluation.calibration(after["test"], labels),
+        "ood": {
+            name: {
+                "samples": len(said),
+                "detection": evaluation.ood_detection(after["test"], said),
+            }
+            for name, said in others.items()
+        },
+    }
+
+
+def _config(run: Run, recipe: Recipe) -> Record:
+    sections = run.config.sections()
+    sections["data"]["source"] = recipe.sections["data"]["source"]
+    return sections
+
+
+def _training(run: Run, summary: Mapping[str, Any]) -> Record:
+    lines = (run.folder / METRICS).read_text("utf-8").splitlines()
+    entries = [entry for entry in map(json.loads, lines) if HISTORY[0] in entry]
+    history: dict[str, Any] = {"epoch": [entry["epoch"] for entry in entries]}
+    for name in HISTORY:
+        if entries and name in entries[0]:
+            history[name] = [entry[name] for entry in entries]
+    if seen := trajectory(entries):
+        history["watched"] = _curves.rounded(seen)
+    return {
+        "epochs": summary["epochs"],
+        "best_epoch": summary["epoch"],
+        "seconds": summary["seconds"],
+        "validation_accuracy": summary["validation_accuracy"],
+        "history": history,
+    }
+
+
+def _people(recipe: Recipe, folder: Path) -> Tensor:
+    if not recipe.quick:
+        return human_counts()
+    path = folder / _quick.HUMANS
+    return read_counts(Blob(path, path.read_bytes()))
+
+
+def plain(values: Any, where: str = "result") -> Any:
+    """The same with infinities as the words that json lacks; a NaN is an error that says where.
+
+    >>> plain({"nll": [1.0, float("inf")]})
+    {'nll': [1.0, 'inf']}
+    """
+    if isinstance(values, Mapping):
+        return {key: plain(value, f"{where}.{key}") for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [plain(value, f"{where}[{i}]") for i, value in enumerate(values)]
+    if isinstance(values, float) and math.isnan(values):
+        raise ValueError(f"{where} is not a number")
+    return str(values) if isinstance(values, float) and math.isinf(values) else values

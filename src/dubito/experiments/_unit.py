@@ -1,0 +1,181 @@
+"""A unit of work: one training with one or several seeds, and the records that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dubito import runs
+from dubito.experiments import _cell, _quick, _watch
+from dubito.experiments._cell import Record
+from dubito.experiments._recipe import Cell
+from dubito.report import files
+from dubito.training import NonFiniteLoss, Watch
+
+__all__ = ["Emit", "Failures", "Tell", "Unit", "run", "units"]
+
+QUICK_DATA = "quick-data"
+#: told of what happens: {"event": "start" | "epoch" | "done" | "failed", "cell": name, ...}
+Tell = Callable[[dict[str, Any]], None]
+Emit = Callable[[Record], object]
+#: cell's name -> what went wrong
+Failures = dict[str, str]
+#: what one seed may run into, or several that share a GPU, where another one alone does not
+_ONE_SEED = (NonFiniteLoss, torch.OutOfMemoryError)
+#: nobody is there to be told of anything
+_UNHEARD = (BrokenPipeError, ConnectionResetError)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Cells that share a training: their recipes differ in name and evaluation at most."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds to train, each once."""
+        return list(dict.fromkeys(cell.seed for cell in self.cells))
+
+    @property
+    def folder(self) -> str:
+        """Where it is trained, below the folder of all trainings: named by what is trained."""
+        recipe = self.cells[0].recipe
+        source = recipe.sections["data"]["source"].replace(_quick.PREFIX, "quick-")
+        return f"{source}-{recipe.sections['method']['name']}-{recipe.training_id}"
+
+    def of(self, seed: int) -> Unit:
+        """The part of one seed."""
+        return Unit(tuple(cell for cell in self.cells if cell.seed == seed))
+
+
+def units(cells: Iterable[Cell], *, together: bool) -> list[Unit]:
+    """Cells by what they train, all seeds `together` or each on its own.
+
+    Two recipes with the same training share it: the paper's weight is one of a sweep, too.
+
+    >>> from dubito.experiments import recipes
+    >>> known = recipes()
+    >>> cells = [*known["mnist-iedl"].cells(), *known["mnist-iedl-lambda-0.005"].cells()]
+    >>> [len(unit.cells) for unit in units(cells, together=True)]
+    [8]
+    >>> [len(unit.cells) for unit in units(cells, together=False)]
+    [2, 2, 2, 1, 1]
+    """
+    found: dict[tuple[str, int | None], list[Cell]] = {}
+    for cell in cells:
+        key = (cell.recipe.training_id, None if together else cell.seed)
+        found.setdefault(key, []).append(cell)
+    return [Unit(tuple(held)) for held in found.values()]
+
+
+def run(unit: Unit, work: Path, device: str, tell: Tell, emit: Emit) -> Failures:
+    """Train what is left to train, judge it, and hand out each record; what went wrong is returned.
+
+    Where several seeds fail together, each is tried alone, from where it was: one whose loss is not
+    finite does not take the others with it.
+    """
+    ready, failures = _checked(unit, work, tell)
+    if not ready.cells:
+        return failures
+    try:
+        return failures | _run(ready, work, device, tell, emit)
+    except _ONE_SEED as error:
+        if len(ready.seeds) == 1:
+            return failures | _failed(ready, error, tell)
+    except _UNHEARD:
+        raise
+    except Exception as error:
+        return failures | _failed(ready, error, tell)
+    for seed in ready.seeds:
+        failures |= run(ready.of(seed), work, device, tell, emit)
+    return failures
+
+
+def _failed(unit: Unit, error: Exception, tell: Tell) -> Failures:
+    reason = str(error) if isinstance(error, ValueError | OSError) else ""
+    message = reason or f"{type(error).__name__}: {error}"
+    for cell in unit.cells:
+        tell({"event": "failed", "cell": cell.name, "reason": message})
+    return {cell.name: message for cell in unit.cells}
+
+
+def _checked(unit: Unit, work: Path, tell: Tell) -> tuple[Unit, Failures]:
+    """The cells that have all they will be judged by, before hours of training; and the others."""
+    from filelock import FileLock
+
+    data, failures = work / QUICK_DATA, Failures()
+    ready: tuple[Cell, ...] = ()
+    for name in dict.fromkeys(cell.recipe.name for cell in unit.cells):
+        part = Unit(tuple(cell for cell in unit.cells if cell.recipe.name == name))
+        recipe = part.cells[0].recipe
+        try:
+            if recipe.quick:
+                with FileLock(files.folder(data) / ".lock"):
+                    _quick.prepare(data)
+            _cell.check_sources(recipe, data)
+            ready += part.cells
+        except Exception as error:
+            failures |= _failed(part, error, tell)
+    return Unit(ready), failures
+
+
+def _run(unit: Unit, work: Path, device: str, tell: Tell, emit: Emit) -> Failures:
+    from filelock import FileLock
+
+    place = files.folder(work / unit.folder)
+    with ExitStack() as stack:
+        # one process at a time, also where that of a stopped command still ends its last epoch
+        for seed in sorted(unit.seeds):
+            stack.enter_context(FileLock(place / f".seed-{seed}.lock"))
+        return _train_and_judge(unit, place, work / QUICK_DATA, device, tell, emit)
+
+
+def _train_and_judge(
+    unit: Unit, place: Path, data: Path, device: str, tell: Tell, emit: Emit
+) -> Failures:
+    config, _ = _quick.located(unit.cells[0].recipe, data)
+    where = runs.device_named(device)
+    plan = runs.plan(config, place, seeds=unit.seeds, device=where)
+    names = {seed: [cell.name for cell in unit.of(seed).cells] for seed in unit.seeds}
+    for member in plan.members:
+        for name in names[member.config.training["seed"]]:
+            tell({"event": "start", "cell": name, "state": member.state})
+
+    def epoch(entry: dict[str, Any]) -> None:
+        for name in names[entry["seed"]]:
+            tell({"event": "epoch", "cell": name, **_figures(entry)})
+
+    summaries = runs.train(plan, epoch, _watch_of(unit, plan))
+    failures = Failures()
+    for seed, member, summary in zip(unit.seeds, plan.members, summaries, strict=True):
+        trained = runs.load(member.folder, where)
+        for cell in unit.of(seed).cells:
+            try:
+                record = _cell.record(cell, plan, trained, summary, data)
+            except Exception as error:
+                failures |= _failed(Unit((cell,)), error, tell)
+                continue
+            emit(record)
+            tell({"event": "done", "cell": cell.name, "accuracy": record["result"]["accuracy"]})
+    return failures
+
+
+def _watch_of(unit: Unit, plan: runs.Plan) -> Watch | None:
+    """What looks at the test and OOD sets at each check, where a recipe asks for it."""
+    judged = [cell.recipe.evaluate for cell in unit.cells if cell.recipe.evaluate["watch"]]
+    if not judged:
+        return None
+    ood = dict.fromkeys(name for one in judged for name in one["ood"])
+    held = _watch.loaded(plan.config.data["source"], ood, plan.device)
+    return _watch.watcher(plan.config.make_method(), *held)
+
+
+def _figures(entry: dict[str, Any]) -> dict[str, Any]:
+    kept = ("epoch", "epochs", "validation_accuracy", "loss", "seconds")
+    return {name: entry[name] for name in kept if name in entry}

@@ -1,0 +1,64 @@
+"""Figures on the test and OOD sets at each check of a training, to learn what stopping decides.
+
+They are looked at afterwards alone: nothing in the training depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito import data, evaluation, metrics
+from dubito.data import Arrays, as_floats
+from dubito.methods import Method
+from dubito.prediction import Prediction
+from dubito.training import Watch
+
+__all__ = ["loaded", "trajectory", "watcher"]
+
+AT_ONCE = 2048
+MEASURES = ("max_prob", "alpha0")
+
+
+def watcher(method: Method, test: Arrays, outside: Mapping[str, Tensor]) -> Watch:
+    """What sees a network and tells its accuracy, and AUPR and AUROC against each OOD set."""
+
+    def watch(model: nn.Module) -> dict[str, Any]:
+        said = _said(method, model, test.inputs)
+        told: dict[str, Any] = {"accuracy": metrics.accuracy(said.probs, test.labels).item()}
+        shown = [name for name in MEASURES if name in said.available]
+        for name, inputs in outside.items():
+            found = evaluation.ood_detection(said, _said(method, model, inputs), shown)
+            for measure, figures in found.items():
+                for metric in ("aupr", "auroc"):
+                    told[f"{name}/{measure}/{metric}"] = figures[metric]
+        return told
+
+    return watch
+
+
+def loaded(
+    source: str, ood: Iterable[str], device: torch.device
+) -> tuple[Arrays, dict[str, Tensor]]:
+    """The test samples of a source and the inputs of OOD sets, on the device."""
+    test = data.load(source, "test").to(device)
+    return test, {name: data.load(name, "test").inputs.to(device) for name in ood}
+
+
+@torch.no_grad()
+def _said(method: Method, model: nn.Module, inputs: Tensor) -> Prediction:
+    parts = [method.outputs_for(model, as_floats(part)) for part in inputs.split(AT_ONCE)]
+    return method.prediction(torch.cat(parts, -2))  # stacked passes come first
+
+
+def trajectory(entries: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """What was seen at the checks of a history, a list for each figure.
+
+    >>> trajectory([{"epoch": 2, "watched": {"accuracy": 0.5}}, {"epoch": 3}])
+    {'accuracy': [0.5]}
+    """
+    seen = [entry["watched"] for entry in entries if "watched" in entry]
+    return {name: [one[name] for one in seen] for name in (seen[0] if seen else ())}

@@ -1,0 +1,24 @@
+"""Figures, as PNG (and PDF for print), drawn without a display."""
+
+from dubito.report.figures.curves import Curve, reliability, risk_coverage, sweep
+from dubito.report.figures.densities import Panel, densities, density
+from dubito.report.figures.intervals import Interval, intervals
+from dubito.report.figures.pictures import pictures
+from dubito.report.figures.ridges import Ridge, ridges
+from dubito.report.figures.style import COLOURS
+
+__all__ = [
+    "COLOURS",
+    "Curve",
+    "Interval",
+    "Panel",
+    "Ridge",
+    "densities",
+    "density",
+    "intervals",
+    "pictures",
+    "reliability",
+    "ridges",
+    "risk_coverage",
+    "sweep",
+]

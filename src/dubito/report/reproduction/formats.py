@@ -1,0 +1,169 @@
+"""The tables in Markdown and in LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dubito.report.reproduction.drawings import Drawing
+from dubito.report.reproduction.layout import Entry, Table
+from dubito.report.reproduction.published import VERDICTS
+from dubito.report.reproduction.summary import Group, Summary, grouped
+from dubito.report.tables import NONE
+
+__all__ = ["QUICK", "latex", "markdown"]
+
+QUICK = "quick run: tiny data, few epochs; no evidence"
+LEGEND = (
+    "Each cell has our mean ± standard deviation over seeds; below it the paper's, and how ours "
+    "stands to it: ≈ agrees (within the paper's deviation), ▲ better, ▼ worse. The best of our "
+    "means in a column is bold. Figures are in per cent unless the heading says otherwise; a "
+    "published deviation of 0.0 is read as 0.05, what it was rounded from at most."
+)
+
+
+def markdown(
+    sections: Sequence[tuple[str, Sequence[Drawing], Sequence[Table]]],
+    summary: Summary,
+    quick: bool,
+    figures: str,
+) -> str:
+    """All figures, as links into a folder, and tables; the summary is on top."""
+    parts = ["# Reproduction" + (f" ({QUICK})" if quick else ""), summary.sentence, LEGEND]
+    if summary.worse:
+        parts.append("## Worse than published")
+        parts.append("\n".join(_worse_item(group) for group in grouped(summary.worse)))
+    for name, drawings, tables in sections:
+        parts.append(f"## {name}")
+        for drawing in drawings:
+            parts.append(f"![{drawing.alt}]({figures}/{drawing.key}.png)")
+            parts.append(f"*{drawing.title}. {drawing.caption}*")
+        for table in tables:
+            parts.append(f"### {table.title}" + (f" ({QUICK})" if table.quick else ""))
+            parts.append(_markdown_table(table))
+            if table.note:
+                parts.append(table.note)
+    return "\n\n".join(parts) + "\n"
+
+
+def _worse_item(group: Group) -> str:
+    cells = [
+        f"{f.name} {f'{f.entry.ours} {f.entry.spread}'.strip()} (paper {f.entry.paper})"
+        for f in group.findings
+    ]
+    return " ".join([f"- {group.table.title}, {group.row}: {'; '.join(cells)}.", *group.notes])
+
+
+def _markdown_table(table: Table) -> str:
+    heads = [f"{c.group}<br>{c.title}" if c.group else c.title for c in table.columns]
+    lines = [
+        "| " + " | ".join([table.first, "Seeds", *heads]) + " |",
+        "| --- | ---: | " + " | ".join("---:" for _ in heads) + " |",
+    ]
+    for row in table.rows:
+        texts = [_markdown_cell(entry) for entry in row.entries]
+        seeds = str(len(row.seeds)) if row.seeds else NONE
+        lines.append("| " + " | ".join([row.name, seeds, *texts]) + " |")
+    return "\n".join(lines)
+
+
+def _markdown_cell(entry: Entry) -> str:
+    ours = f"**{entry.ours}**" if entry.best else entry.ours
+    lines = [f"{ours} {entry.spread}".strip()]
+    if entry.paper:
+        lines.append(entry.paper)
+    if entry.verdict:
+        lines.append(f"{VERDICTS[entry.verdict]} {entry.verdict}")
+    return "<br>".join(lines)
+
+
+_SIGNS = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "\u00a0": "~", "α₀": r"$\alpha_0$", "α": r"$\alpha$", "λ": r"$\lambda$", "ρ": r"$\rho$",
+    "→": r"$\rightarrow$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$",
+    "−": "$-$", "∞": r"$\infty$", "≈": r"$\approx$", "▲": r"$\blacktriangle$",
+    "▼": r"$\blacktriangledown$", "–": "--",
+}  # fmt: skip
+#: A sign alone has the room of a word in print.
+_MARKS = {"agrees": r"$^{\approx}$", "better": r"$^{\blacktriangle}$",
+          "worse": r"$^{\blacktriangledown}$"}  # fmt: skip
+
+
+def tex(text: str) -> str:
+    """Text as LaTeX takes it.
+
+    >>> tex("ECE (%) of α₀")
+    'ECE (\\\\%) of $\\\\alpha_0$'
+    """
+    kept, at = [], 0
+    while at < len(text):
+        pair = text[at : at + 2]
+        sign = pair if pair in _SIGNS else text[at]
+        kept.append(_SIGNS.get(sign, sign))
+        at += len(sign)
+    return "".join(kept)
+
+
+def latex(tables: Sequence[Table], summary: Summary, quick: bool) -> str:
+    """Each table as a float with booktabs rules: our row, and below it the paper's."""
+    head = (
+        "% Needs \\usepackage{booktabs, amssymb, graphicx}.\n"
+        f"% {summary.sentence}\n"
+        "% Marks: \\approx agrees, \\blacktriangle better, \\blacktriangledown worse."
+    )
+    if quick:
+        head = f"% {QUICK.upper()}\n{head}"
+    return "\n\n".join([head, *map(_latex_table, tables)]) + "\n"
+
+
+def _latex_table(table: Table) -> str:
+    width = len(table.columns)
+    caption = f"{table.section}: {table.title}" + (f" ({QUICK})" if table.quick else "")
+    note = f" {table.note}" if table.note else ""
+    lines = [
+        r"\begin{table}[t]",
+        rf"\caption{{{tex(caption + '.' + note)}}}",
+        rf"\label{{tab:{table.key}}}",
+        r"\centering\resizebox{\textwidth}{!}{%",
+        rf"\begin{{tabular}}{{lr{'r' * width}}}",
+        r"\toprule",
+        *_latex_head(table),
+        r"\midrule",
+        *_latex_rows(table),
+        r"\bottomrule",
+        r"\end{tabular}}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
+def _latex_head(table: Table) -> list[str]:
+    lines = []
+    if any(group for group, _ in table.groups):
+        spans = [rf"\multicolumn{{{count}}}{{c}}{{{tex(group)}}}" for group, count in table.groups]
+        lines.append(" & ".join(["", "", *spans]) + r" \\")
+        at = 3
+        for group, count in table.groups:
+            if group:
+                lines.append(rf"\cmidrule(lr){{{at}-{at + count - 1}}}")
+            at += count
+    titles = [tex(column.title) for column in table.columns]
+    return [*lines, " & ".join([tex(table.first), "Seeds", *titles]) + r" \\"]
+
+
+def _latex_rows(table: Table) -> list[str]:
+    lines = []
+    for row in table.rows:
+        ours = [_latex_ours(entry) for entry in row.entries]
+        seeds = str(len(row.seeds)) if row.seeds else "--"
+        lines.append(" & ".join([tex(row.name), seeds, *ours]) + r" \\")
+        if any(entry.paper for entry in row.entries):
+            theirs = [rf"\small {tex(e.paper)}" if e.paper else "" for e in row.entries]
+            lines.append(" & ".join([r"\quad\small paper", "", *theirs]) + r" \\")
+    return lines
+
+
+def _latex_ours(entry: Entry) -> str:
+    mean = rf"\textbf{{{tex(entry.ours)}}}" if entry.best else tex(entry.ours)
+    spread = f" {tex(entry.spread)}" if entry.spread else ""
+    return mean + spread + (_MARKS[entry.verdict] if entry.verdict else "")

@@ -1,0 +1,149 @@
+"""What the tables come to: how many cells agree, which do not and why, which method is ahead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from dubito.report.reproduction.layout import Entry, Table
+
+__all__ = ["Finding", "Group", "Order", "Summary", "grouped", "summary"]
+
+Count = Literal["agrees", "better", "worse", "missing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cell worth naming: the table, the row and the column it is in, and what explains it."""
+
+    table: Table
+    row: str
+    entry: Entry
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The column in words."""
+        return self.entry.name.replace("\u00a0↑", "")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The findings of one row of a table, and what explains them."""
+
+    table: Table
+    row: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        """The explanations, each once."""
+        return list(dict.fromkeys(f.note for f in self.findings if f.note))
+
+
+def grouped(findings: Iterable[Finding]) -> list[Group]:
+    """Findings of the same row of the same table together, in the order of first sight."""
+    found: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        found.setdefault((finding.table.key, finding.row), []).append(finding)
+    return [Group(some[0].table, some[0].row, tuple(some)) for some in found.values()]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whether one method is ahead of another where the paper has it so."""
+
+    ahead: str
+    behind: str
+    kept: int
+    compared: int
+    broken: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The counts over cells with a published number, and the cells that ask for an explanation."""
+
+    counts: dict[Count, int]
+    worse: tuple[Finding, ...]
+    missing: tuple[Finding, ...]
+    order: Order
+    alone: int
+
+    @property
+    def sentence(self) -> str:
+        """The counts in words."""
+        total, counts = sum(self.counts.values()), self.counts
+        return (
+            f"Of {total} published numbers {counts['agrees']} agree with ours, {counts['better']} "
+            f"are surpassed, {counts['worse']} are not reached and {counts['missing']} have "
+            f"no counterpart here; {self.alone} more numbers of ours have none in the paper."
+        )
+
+
+def summary(tables: Sequence[Table], notes: Mapping[str, str] | None = None) -> Summary:
+    """The summary of tables; a cell that stands in several of them counts once.
+
+    `notes` explains cells by their label, in which * stands for anything. One that is about no
+    cell is an error.
+    """
+    found = _findings(tables, notes or {})
+    compared = [f for f in found if f.entry.published is not None]
+    worse = [f for f in compared if f.entry.verdict == "worse"]
+    missing = [f for f in compared if f.entry.verdict is None]
+    counts: dict[Count, int] = {
+        "agrees": sum(f.entry.verdict == "agrees" for f in compared),
+        "better": sum(f.entry.verdict == "better" for f in compared),
+        "worse": len(worse),
+        "missing": len(missing),
+    }
+    alone = sum(f.entry.published is None and bool(f.entry.runs) for f in found)
+    order = _order(tables, "I-EDL", "EDL")
+    return Summary(counts, tuple(worse), tuple(missing), order, alone)
+
+
+def _findings(tables: Sequence[Table], notes: Mapping[str, str]) -> list[Finding]:
+    found: dict[str, Finding] = {}
+    for table in tables:
+        for row in table.rows:
+            for entry in row.entries:
+                note = _note(entry.label, notes)
+                found.setdefault(entry.label, Finding(table, row.name, entry, note))
+    for pattern in notes:
+        if not any(fnmatchcase(label, pattern) for label in found):
+            near = difflib.get_close_matches(pattern, found, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"the note on {pattern!r} is about no cell of the report{hint}")
+    return list(found.values())
+
+
+def _note(label: str, notes: Mapping[str, str]) -> str:
+    """What explains a cell: the note with its own label, or else all that include it."""
+    if label in notes:
+        return notes[label]
+    return " ".join(text for pattern, text in notes.items() if fnmatchcase(label, pattern))
+
+
+def _order(tables: Iterable[Table], ahead: str, behind: str) -> Order:
+    told: dict[str, str] = {}  # label -> nothing where the order is kept, else words
+    for table in tables:
+        rows = {row.name: row for row in table.rows}
+        if ahead not in rows or behind not in rows:
+            continue
+        for ours, base in zip(rows[ahead].entries, rows[behind].entries, strict=True):
+            a, b = ours.mean, base.mean
+            if _claimed(ours, base) and a is not None and b is not None:
+                words = f"{table.title}, {ours.name}: {ours.ours} against {base.ours}"
+                told.setdefault(ours.label, "" if a > b else words.replace("\u00a0↑", ""))
+    broken = tuple(words for words in told.values() if words)
+    return Order(ahead, behind, len(told) - len(broken), len(told), broken)
+
+
+def _claimed(ours: Entry, base: Entry) -> bool:
+    """Whether the paper has the first number above the second."""
+    if ours.published is None or base.published is None:
+        return False
+    return ours.published.mean > base.published.mean

@@ -1,0 +1,246 @@
+"""What is done is skipped, what was stopped goes on, what changed runs again."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from dubito import evaluation, experiments, runs
+from dubito.data import load
+from dubito.experiments import Outcome, Store
+
+JOB = Path(__file__).with_name("_job.py")
+
+
+class Told:
+    """Listens, and runs the recipes of a folder in the test's own folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out, self.work, self.recipes = folder / "out", folder / "work", folder / "recipes"
+        self.events: list[dict[str, Any]] = []
+
+    def __call__(self, **options: Any) -> Outcome:
+        self.events.clear()
+        known = list(experiments.read_recipes(self.recipes).values())
+        return experiments.reproduce(
+            known, out=self.out, work=self.work, device="cpu", tell=self.events.append, **options
+        )
+
+    def count(self, kind: str) -> int:
+        return sum(event["event"] == kind for event in self.events)
+
+    @property
+    def results(self) -> bytes:
+        return (self.out / "results.json").read_bytes()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Told:
+    return Told(tmp_path)
+
+
+def test_done_cells_are_skipped(write: Any, run: Told) -> None:
+    write("one")
+    first, before = run(), run.results
+    assert first.ran == ["one seed 1", "one seed 2"]
+    assert run.count("epoch") == 6
+    second = run()
+    assert (second.ran, second.skipped) == ([], first.ran)
+    assert run.events == []
+    assert run.results == before
+
+
+def test_the_record_has_what_the_run_gives(write: Any, run: Told, uniform: Path) -> None:
+    write("one", seeds="[5]")
+    (record,) = run().records
+    (folder,) = run.work.glob("*/seed-5")
+    trained, test = runs.load(folder), load("digits", "test")
+    said = trained.predict(test.inputs)
+    judged = runs.evaluate(trained, ood=[str(uniform)], noise=[0.3]).result
+    for key in ("accuracy", "calibration", "aurc", "misclassification", "noise"):
+        assert record["result"][key] == judged[key], key
+    told_apart = record["result"]["ood"]["uniform"]["detection"]
+    assert told_apart == judged["ood"]["uniform"]["detection"]
+    assert (record["recipe"], record["seed"], record["quick"]) == ("one", 5, False)
+    assert record["config"]["training"]["seed"] == 5
+    assert record["training"]["history"]["epoch"] == [1, 2, 3]
+    best = record["training"]["history"]["validation_accuracy"]
+    assert record["training"]["validation_accuracy"] == max(best)
+    after = record["result"]["calibrated"]
+    assert after["kind"] == "evidence_scaling"
+    assert set(after["ood"]["uniform"]["detection"]) == set(told_apart)
+    assert after["calibration"]["nll"] < record["result"]["calibration"]["nll"]
+    assert evaluation.calibration(said, test.labels) == record["result"]["calibration"]
+    path = run.out / "one" / "seed-5.json"
+    assert json.loads(path.read_text()) == record
+    assert path.stat().st_size < 60_000
+
+
+def test_a_changed_recipe_runs_again_and_the_old_record_is_kept(write: Any, run: Told) -> None:
+    write("one")
+    write("other", method="softmax", seeds="[1]")
+    old = run().records
+    write("one", rate=0.02)
+    done = run()
+    assert done.ran == ["one seed 1", "one seed 2"]
+    assert done.skipped == ["other seed 1"]
+    assert run.count("aside") == 2
+    kept = run.out / "one" / f"seed-1.{old[0]['id']}.stale"
+    assert json.loads(kept.read_text()) == old[0]
+    assert {r["config"]["training"]["learning_rate"] for r in done.records[:2]} == {0.02}
+    assert [r["recipe"] for r in done.records] == ["one", "one", "other"]
+
+
+def test_a_changed_evaluation_does_not_train_again(write: Any, run: Told) -> None:
+    folder = write("one", seeds="[1]")
+    run()
+    file = folder / "one.toml"
+    file.write_text(file.read_text().replace("noise = [0.3]", "noise = [0.3, 0.6]"))
+    done = run()
+    assert done.ran == ["one seed 1"]
+    assert run.count("epoch") == 0
+    assert list(done.records[0]["result"]["noise"]) == ["0.3", "0.6"]
+
+
+def test_a_new_title_changes_nothing(write: Any, run: Told) -> None:
+    folder = write("one", seeds="[1]")
+    run()
+    file = folder / "one.toml"
+    file.write_text(file.read_text().replace("one on digits", "another title"))
+    assert run().ran == []
+
+
+def test_an_outdated_record_is_left_out_and_named(write: Any, run: Told) -> None:
+    write("one", seeds="[1]")
+    run()
+    write("one", seeds="[1]", rate=0.02)
+    write("two", seeds="[1]", method="softmax")
+    known = experiments.read_recipes(run.recipes)
+    done = experiments.reproduce(
+        [known["two"]], out=run.out, work=run.work, among=known.values(), device="cpu"
+    )
+    assert done.outdated == ["one seed 1"]
+    assert list(json.loads(run.results)["results"]) == ["two"]
+    assert (run.out / "one" / "seed-1.json").exists()
+
+
+def test_a_default_that_moved_runs_again(write: Any, run: Told) -> None:
+    write("one", seeds="[1]")
+    run()
+    path = run.out / "one" / "seed-1.json"
+    record = json.loads(path.read_text())
+    record["config"]["training"]["patience"] += 1  # as if it had been another one then
+    record["config"]["training"]["graph"] = True  # decides how fast, not what
+    del record["config"]["training"]["keep"]  # as if it had not been known then
+    Store(run.out).write(record)
+    assert run().ran == ["one seed 1"]
+    assert run.count("aside") == 1
+
+
+def test_recipes_with_the_same_training_share_it(write: Any, run: Told) -> None:
+    write("one", seeds="[1, 2]")
+    write("two", seeds="[1]")
+    done = run()
+    assert len(done.ran) == 3
+    assert len(list(run.work.glob("*/seed-*"))) == 2
+    one, _, two = (record["result"] for record in done.records)
+    assert one == two
+    assert done.records[0]["id"] == done.records[2]["id"]
+
+
+def test_a_failing_cell_is_told_and_the_others_go_on(write: Any, run: Told) -> None:
+    write("bad", ood="missing-data", seeds="[1]")
+    write("diverging", method="rkl_pn", rate=1e30, seeds="[1]")
+    write("good", seeds="[1]")
+    done = run()
+    assert done.ran == ["good seed 1"]
+    assert set(done.failed) == {"bad seed 1", "diverging seed 1"}
+    assert "missing-data" in done.failed["bad seed 1"]
+    assert "not finite" in done.failed["diverging seed 1"]
+    assert [record["recipe"] for record in done.records] == ["good"]
+    assert run.count("failed") == 2
+
+
+def test_a_missing_set_is_known_before_the_training(write: Any, run: Told) -> None:
+    write("bad", ood="missing-data", seeds="[1]")
+    run()
+    assert run.count("epoch") == 0
+
+
+def test_two_commands_do_not_share_a_folder(write: Any, run: Told) -> None:
+    write("one", seeds="[1]")
+    run.work.mkdir()
+    with FileLock(run.work / ".lock"), pytest.raises(OSError, match="another `dubito reproduce`"):
+        run()
+
+
+def test_quick_and_real_records_do_not_mix(write: Any, run: Told) -> None:
+    write("one", seeds="[1]")
+    run()
+    (recipe,) = experiments.read_recipes(run.recipes).values()
+    with pytest.raises(ValueError, match="quick and real records do not mix"):
+        experiments.reproduce([experiments.quick(recipe)], out=run.out, work=run.work)
+
+
+def _start(run: Told, env: dict[str, str], jobs: int = 1) -> subprocess.Popen[str]:
+    words = [str(JOB), str(run.recipes), str(run.out), str(run.work), str(jobs)]
+    return subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, env=env, text=True, bufsize=1
+    )
+
+
+def test_killed_at_a_random_moment_it_ends_the_same(
+    write: Any, run: Told, tmp_path: Path, source_env: dict[str, str]
+) -> None:
+    write("one", epochs=6)
+    write("two", method="mc_dropout", epochs=6, seeds="[7]")
+    whole = Told(tmp_path / "whole")
+    whole.recipes = run.recipes
+    assert whole().failed == {}
+    moment = random.SystemRandom().randrange(1, 20), random.SystemRandom().random() / 5
+    process = _start(run, source_env)
+    assert process.stdout is not None
+    for _ in range(moment[0]):
+        process.stdout.readline()
+    time.sleep(moment[1])
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert run().failed == {}
+    # of the lines that were read, five at most were no epochs: these are not trained again
+    assert run.count("epoch") <= 18 - max(0, moment[0] - 5), moment
+    assert run.results == whole.results, moment
+
+
+def test_jobs_give_the_same_and_a_lost_process_takes_one_unit(
+    write: Any, run: Told, tmp_path: Path
+) -> None:
+    write("bad", method="softmax", rate=0.02, ood="missing-data", seeds="[1]")
+    write("one", method="softmax", seeds="[1, 2, 3]")
+    alone = Told(tmp_path / "alone")
+    alone.recipes = run.recipes
+    alone()
+    known = list(experiments.read_recipes(run.recipes).values())
+    killed: list[Any] = []
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "epoch" and not killed:
+            killed.append(multiprocessing.active_children()[0])
+            killed[0].kill()
+
+    done = experiments.reproduce(known, out=run.out, work=run.work, device="cpu", jobs=2, tell=tell)
+    lost = {name for name, reason in done.failed.items() if "exit code -9" in reason}
+    assert set(done.failed) == {"bad seed 1", *lost}
+    assert len(lost) == 1
+    assert len(done.ran) == 2
+    assert set(run().ran) == lost
+    assert run.results == alone.results
