@@ -21,7 +21,17 @@ LAYERS: list[list[str]] = [
     ["prediction", "metrics", "calibration", "policy"],
     ["methods", "backbones", "data"],
     ["training", "evaluation"],
-    "bundle estimator lightning export experiments report runs demo fewshot".split(),
+    [
+        "bundle",
+        "estimator",
+        "lightning",
+        "export",
+        "experiments",
+        "report",
+        "runs",
+        "demo",
+        "fewshot",
+    ],
     # The package itself re-exports the layers below, and the edges may use what it exports.
     ["cli", "serve", "dubito"],
     ["__main__"],
