@@ -6,6 +6,7 @@ from dubito.report.figures.intervals import Interval, intervals
 from dubito.report.figures.pictures import pictures
 from dubito.report.figures.ridges import Ridge, ridges
 from dubito.report.figures.style import COLOURS
+from dubito.report.figures.trajectories import Trajectory, trajectories
 
 __all__ = [
     "COLOURS",
@@ -13,6 +14,7 @@ __all__ = [
     "Interval",
     "Panel",
     "Ridge",
+    "Trajectory",
     "densities",
     "density",
     "intervals",
@@ -21,4 +23,5 @@ __all__ = [
     "ridges",
     "risk_coverage",
     "sweep",
+    "trajectories",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 
 from dubito.measures import MEASURES
 from dubito.report import figures
-from dubito.report.figures import Curve, Interval, Ridge
+from dubito.report.figures import Curve, Interval, Ridge, Trajectory
 from dubito.report.reproduction.extremes import sheets
 from dubito.report.reproduction.names import SETS, SHOWN, label_of, method_label, ood_label
 from dubito.report.reproduction.published import Key, Published, key_of
@@ -56,6 +56,7 @@ def drawings(records: Records, numbers: Numbers) -> tuple[list[Drawing], list[st
     found = [
         *_overview(records, numbers),
         *(drawing for data in SETS for drawing in _spreads(records, data)),
+        *(drawing for data in SETS for drawing in _trajectories(records, data)),
         *(drawing for data in SETS for drawing in _sweep(records, data)),
         *_risks(records),
         *(drawing for data in SETS for drawing in _reliability(records, data)),
@@ -193,6 +194,42 @@ def _sweep(records: Records, data: str) -> Iterator[Drawing]:
         f"{min(by):g} to {max(by):g}; the numbers are in the table.",
         partial(figures.sweep, panels, "λ", ylabels, chosen),
     )  # fmt: skip
+
+
+def _trajectories(records: Records, data: str) -> Iterator[Drawing]:
+    """Accuracy and detection over the epochs, of recipes whose trainings were watched."""
+    for variant in methods(records, data):
+        histories = [
+            (history, at(record, ("training", "best_epoch")))
+            for record in records.of(f"{data}-{variant}")
+            if at(history := at(record, ("training", "history")), ("watched",))
+        ]
+        if not histories:
+            continue
+        names = [
+            name
+            for name in histories[0][0]["watched"]
+            if name == "accuracy" or name.endswith("/max_prob/aupr")
+        ]
+        panels, ylabels = {}, []
+        for name in names:
+            ood = name.partition("/")[0]
+            title = "test accuracy" if name == "accuracy" else f"→ {ood_label(ood)}"
+            ylabels.append("%" if name == "accuracy" else "AUPR, Max.P (%)")
+            panels[title] = [
+                Trajectory(history["epoch"], [100 * v for v in history["watched"][name]], kept)
+                for history, kept in histories
+            ]
+        label = f"{SETS[data].label}, {method_label(variant)}"
+        yield Drawing(
+            f"epochs-{data}-{variant}", OOD, f"{label}: what the epochs do",
+            f"Test accuracy and detection at each check of {len(histories)} seeds; nothing in the "
+            "training depended on them. Diamonds are the weights that the validation samples "
+            "chose.",
+            f"For {label}, test accuracy and AUPR against each OOD set over the epochs, a line a "
+            "seed, with the epoch whose weights were kept.",
+            partial(figures.trajectories, panels, ylabels),
+        )  # fmt: skip
 
 
 def _risks(records: Records, measure: str = "max_prob") -> Iterator[Drawing]:
