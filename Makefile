@@ -54,9 +54,11 @@ $(VENV)/.stamp-base: $(DECLARED) | $(BIN)/pip
 	$(PIP) --editable .
 	@touch $@
 
-# The base set is part of the two others, so their stamps renew its stamp too.
+# The base set is part of the two others, so their stamps renew its stamp too. Tests interpret the GPU
+# kernels with the Triton that torch's CUDA builds bring, or else with the one they were written for.
 $(VENV)/.stamp-dev: $(DECLARED) | $(BIN)/pip
 	$(PIP) --editable '.[dev]'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) 'triton==3.6.0; platform_system == "Linux"'
 	@touch $(VENV)/.stamp-base $@
 
 $(VENV)/.stamp-docs: $(DECLARED) | $(BIN)/pip

@@ -4,6 +4,10 @@ The textbook form is the paper's formula under autograd, as published code write
 turns, so that what else the machine does meets them alike, and the shortest of each is kept.
 `copy_s` is how long one copy of the logits takes: no loss can be faster than to read them and write
 their gradient.
+
+On a GPU plain torch is compiled, and its steps and the kernel's are replayed from a CUDA graph, so
+that the times are those of the device. `*_memory` is the peak of memory beyond what was there, over
+the logits.
 """
 
 from __future__ import annotations
@@ -58,7 +62,11 @@ def kernels(mode: str) -> Iterator[None]:
 
 
 def run() -> list[Row]:
-    """One row a shape and a number of threads: forward and backward pass."""
+    """One row a shape and a number of threads, or a type on a GPU: forward and backward pass."""
+    if torch.cuda.is_available():
+        from benchmarks import loss_gpu
+
+        return loss_gpu.run()
     threads = torch.get_num_threads()
     try:
         return [_row(*shape, count) for count in sorted({1, threads}) for shape in SHAPES]

@@ -9,34 +9,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 from torch import Tensor
 
 from dubito import _checks
+from dubito._evidence import EVIDENCE, EXP_BOUND
 
 __all__ = ["EVIDENCE", "EXP_BOUND", "alpha_from_logits", "evidence"]
-
-#: logits above this give no more evidence under "exp"
-EXP_BOUND = 60.0
-
-
-def _exp(logits: Tensor) -> Tensor:
-    return logits.clamp(max=EXP_BOUND).exp()
-
-
-#: name -> function from logits to evidence >= 0
-EVIDENCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "softplus": torch.nn.functional.softplus,
-    "relu": torch.nn.functional.relu,
-    "exp": _exp,
-}
 
 
 def evidence(logits: Tensor, function: str = "softplus") -> Tensor:
     """Evidence >= 0 of finite logits, in float32 at least: (..., K) -> (..., K).
 
+    >>> import torch
     >>> evidence(torch.tensor([-1.0, 2.0]), "relu")
     tensor([0., 2.])
     """
@@ -46,6 +30,7 @@ def evidence(logits: Tensor, function: str = "softplus") -> Tensor:
 def alpha_from_logits(logits: Tensor, function: str = "softplus", prior: float = 1.0) -> Tensor:
     """alpha = evidence + prior: (..., K) -> (..., K).
 
+    >>> import torch
     >>> alpha_from_logits(torch.tensor([0.0, 100.0]))
     tensor([  1.6931, 101.0000])
     """

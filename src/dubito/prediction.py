@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dubito import _checks, dirichlet
+from dubito import _checks, dirichlet, kernels
 from dubito._lazy import lazy
 from dubito.evidence import alpha_from_logits
 from dubito.measures import MEASURES, Measure
@@ -43,9 +44,15 @@ class Prediction:
     vacuity: Tensor
     dissonance: Tensor
 
-    def __init__(self, values: Tensor, kind: str, prior: float = 1.0) -> None:
-        """Use one of the `from_` constructors."""
-        self._values, self._kind, self.prior = values, kind, prior
+    def __init__(
+        self,
+        values: Tensor,
+        kind: str,
+        prior: float = 1.0,
+        measured: Callable[[], dict[str, Tensor]] | None = None,
+    ) -> None:
+        """Use one of the `from_` constructors. `measured` gives several measures at once."""
+        self._values, self._kind, self.prior, self._measured = values, kind, prior, measured
 
     @classmethod
     def from_alpha(cls, alpha: Tensor, *, prior: float = 1.0, class_dim: int = -1) -> Prediction:
@@ -62,7 +69,10 @@ class Prediction:
     ) -> Prediction:
         """From a network's logits (..., K) and the evidence function it was trained with."""
         logits = _checks.classes_last(logits, class_dim, "logits")
-        return cls(alpha_from_logits(logits, evidence, prior), "alpha", prior)
+        measured = None
+        if prior == 1 and kernels.measurable(logits, evidence):
+            measured = partial(kernels.fused_measures, logits, evidence)
+        return cls(alpha_from_logits(logits, evidence, prior), "alpha", prior, measured)
 
     @classmethod
     def from_probs(cls, probs: Tensor, *, class_dim: int = -1) -> Prediction:
@@ -120,8 +130,12 @@ class Prediction:
         if name not in self.available:
             have = _checks.listed(self.available)
             raise AttributeError(f"this prediction has no measure {name!r}; it has {have}")
-        value = _AVAILABLE[self._kind][name](self)
-        self.__dict__[name] = value
+        if self._measured is not None:
+            self.__dict__.update(self._measured())
+            self._measured = None
+        if name not in self.__dict__:
+            self.__dict__[name] = _AVAILABLE[self._kind][name](self)
+        value: Tensor = self.__dict__[name]
         return value
 
     def measure(self, name: str) -> Tensor:

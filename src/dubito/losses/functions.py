@@ -11,7 +11,9 @@ from torch import Tensor
 
 from dubito import _checks
 from dubito._forms import FORMS, evaluate
-from dubito.kernels import fused_loss
+from dubito._reduction import reduced
+from dubito.evidence import alpha_from_logits
+from dubito.kernels import fused_from_logits, fused_loss
 
 Reduction = Literal["mean", "sum", "none"]
 Weight = float | Tensor
@@ -66,12 +68,27 @@ class Loss:
             target = target.movedim(self.class_dim, -1)
         return predictions, target
 
-    def __call__(self, weights: dict[str, Weight], alpha: Tensor, target: Tensor) -> Tensor:
-        """Classes last. A term whose weight is the number 0 is not computed."""
-        alpha = _checks.floating(alpha, "alpha")
+    def __call__(
+        self,
+        weights: dict[str, Weight],
+        predictions: Tensor,
+        target: Tensor,
+        evidence: str | None = None,
+    ) -> Tensor:
+        """Classes last. The predictions are alpha, or the logits of an evidence function.
+
+        A term whose weight is the number 0 is not computed.
+        """
         used = {name: w for name, w in weights.items() if isinstance(w, Tensor) or w != 0}
+        alpha = predictions
+        if evidence is not None:
+            fused = self._from_logits(used, predictions, target, evidence)
+            if fused is not None:
+                return fused
+            alpha = alpha_from_logits(predictions, evidence)
+        alpha = _checks.floating(alpha, "alpha")
         if self.scale == "per_class":
-            factor = 10 / alpha.shape[-1]
+            factor = growth(self.scale, alpha.shape[-1])
             used = {n: w * factor if n in _GROW_WITH_CLASSES else w for n, w in used.items()}
         fused = fused_loss(
             self._plain,
@@ -84,6 +101,23 @@ class Loss:
         )
         return self._plain(used, alpha, target) if fused is None else fused
 
+    def _from_logits(
+        self, weights: Mapping[str, Weight], logits: Tensor, target: Tensor, evidence: str
+    ) -> Tensor | None:
+        """By a kernel that starts from logits, where there is one."""
+        if not (isinstance(logits, Tensor) and logits.ndim > 0):
+            return None
+        return fused_from_logits(
+            weights,
+            logits,
+            target,
+            evidence=evidence,
+            growth=growth(self.scale, logits.shape[-1]),
+            class_weight=self.class_weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+        )
+
     def _plain(self, weights: Mapping[str, Weight], alpha: Tensor, target: Tensor) -> Tensor:
         alpha = _checks.concentration(alpha)
         y = _checks.distribution(target, alpha, self.ignore_index)
@@ -95,25 +129,16 @@ class Loss:
         return self._reduced(loss, y, target)
 
     def _reduced(self, loss: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        weight = torch.ones_like(loss) if self.class_weight is None else self._class_weights(y)
-        if not target.is_floating_point():
-            weight = torch.where(target == self.ignore_index, 0, weight)
-        loss = torch.where(weight == 0, 0, weight * loss)
-        if self.reduction == "none":
-            return loss
-        total = weight.sum() if self.reduction == "mean" else torch.ones_like(weight.sum())
-        return loss.sum() / torch.where(total == 0, 1, total)
+        return reduced(loss, y, target, self.class_weight, self.ignore_index, self.reduction)
 
-    def _class_weights(self, y: Tensor) -> Tensor:
-        weight = _checks.tensor(self.class_weight, "class_weight").to(y)
-        if weight.shape != y.shape[-1:]:
-            raise ValueError(
-                f"class_weight has shape {tuple(weight.shape)}; expected one per class, "
-                f"({y.shape[-1]},)"
-            )
-        if _checks.visible(weight) and not bool((weight >= 0).all()):
-            raise ValueError(f"class_weight must be >= 0, but its least is {weight.min():g}")
-        return (y * weight).sum(-1)
+
+def growth(scale: str, classes: int) -> float:
+    """What the terms that grow with the number of classes are multiplied by.
+
+    >>> growth("paper", 1000), growth("per_class", 1000)
+    (1.0, 0.01)
+    """
+    return 10 / classes if scale == "per_class" else 1.0
 
 
 def iedl_weights(fisher_weight: Weight, kl_weight: Weight) -> dict[str, Weight]:

@@ -58,7 +58,7 @@ class _EvidentialLoss(torch.nn.Module):
         """Logits (..., K) or with classes at `class_dim`; target (...) or of the logits' shape."""
         loss = self._loss()
         logits, target = loss.classes_last(logits, target)
-        return loss(self.weights(), alpha_from_logits(logits, self.evidence), target)
+        return loss(self.weights(), logits, target, self.evidence)
 
     def _loss(self) -> Loss:
         return replace(self.loss, class_weight=self.class_weight)  # on the module's device

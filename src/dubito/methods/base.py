@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dubito import _checks, kernels
 from dubito.evidence import alpha_from_logits
 from dubito.losses import terms, weighted
-from dubito.losses.functions import _GROW_WITH_CLASSES, _SCALES
+from dubito.losses.functions import _GROW_WITH_CLASSES, _SCALES, growth
 from dubito.prediction import Prediction
 from dubito.schedules import Constant, Linear
 
@@ -140,6 +140,16 @@ class EvidenceMethod(Method):
 
     def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """By a kernel where there is one."""
+        found = kernels.fused_terms(
+            tuple(self.weights(0, 1)),
+            weights,
+            outputs,
+            target,
+            evidence=self.evidence,
+            growth=growth(self.scale, outputs.shape[-1]),
+        )
+        if found is not None:
+            return found
         if not kernels.available(outputs):
             return super().loss_of(outputs, target, weights)
         named = dict(zip(self.weights(0, 1), weights.unbind(), strict=True))
