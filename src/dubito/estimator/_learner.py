@@ -1,0 +1,148 @@
+"""What the estimator trains: a network, its method and the standardisation of its inputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+
+from dubito import calibration
+from dubito.data import Arrays
+from dubito.methods import Method
+from dubito.prediction import Prediction
+from dubito.training import Settings, fit
+
+__all__ = ["Adjusted", "Array", "Learner", "calibrated", "joined"]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+AT_ONCE = 4096  # samples that are predicted together
+
+
+@dataclass
+class Learner:
+    """A network, what it is trained with, and the standardisation of its inputs."""
+
+    method: Method
+    network: nn.Module
+    scaler: StandardScaler
+    shape: tuple[int, ...]
+    seed: int
+    epochs: int = 0
+
+    def learn(
+        self,
+        X: Array,
+        codes: Array,
+        class_weight: Tensor | None,
+        settings: Settings,
+        device: torch.device,
+        tell: Callable[[dict[str, Any]], None] | None,
+    ) -> list[dict[str, Any]]:
+        """Train, in float32; the history of the epochs."""
+        self.scaler.partial_fit(_rows(X))
+        inputs = torch.from_numpy(self._standardised(X)).float()
+        names = tuple(str(code) for code in range(int(codes.max()) + 1))
+        data = Arrays(inputs, torch.from_numpy(codes), names, "X")
+        adjusted = Adjusted(method=self.method, class_weight=class_weight, before=self.epochs)
+        self.network.float()
+        try:
+            done = fit(adjusted, self.network, data, data, settings, device=device, callback=tell)
+        finally:
+            # Predictions are in float64: one sample alone and among others then come out alike.
+            self.network.double()
+        self.epochs += done.epochs
+        return done.history
+
+    @torch.no_grad()
+    def said(self, X: Array) -> Prediction:
+        """What the network says of samples X (N, *shape), on the CPU."""
+        inputs = torch.from_numpy(self._standardised(X)).double()
+        place = next(self.network.parameters()).device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)  # for methods that draw samples
+            parts = [
+                self.method.outputs_for(self.network, part.to(place)).cpu()
+                for part in inputs.split(AT_ONCE)
+            ]
+        return self.method.prediction(torch.cat(parts, dim=-2))
+
+    def _standardised(self, X: Array) -> Array:
+        rows = self.scaler.transform(_rows(X))
+        last = np.moveaxis(X, 1, -1).shape
+        values: Array = np.ascontiguousarray(np.moveaxis(rows.reshape(last), -1, 1))
+        return values
+
+    def __getstate__(self) -> dict[str, Any]:
+        """On the CPU, so that a pickle opens where there is no GPU."""
+        place = next(self.network.parameters()).device
+        network = self.network if place.type == "cpu" else copy.deepcopy(self.network).cpu()
+        return {**self.__dict__, "network": network}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjusted(Method):
+    """A method with class weights, which goes on after the epochs trained `before`."""
+
+    method: Method
+    class_weight: Tensor | None = None
+    before: int = 0
+
+    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The method's."""
+        return self.method.inputs(x, generator)
+
+    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
+        """The method's, of the epoch counted from the first one."""
+        return self.method.weights(epoch + self.before, epochs + self.before)
+
+    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The method's terms, each sample's times the weight of its class."""
+        terms = self.method.terms_of(outputs, target)
+        if self.class_weight is None:
+            return terms
+        weight = self.class_weight.to(outputs.device)[target]
+        return {name: weight * term for name, term in terms.items()}
+
+    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The method's own, which may be faster, where nothing is weighted."""
+        if self.class_weight is None:
+            return self.method.loss_of(outputs, target, weights)
+        return super().loss_of(outputs, target, weights)
+
+    def outputs_for(self, model: nn.Module, x: Tensor) -> Tensor:
+        """The method's."""
+        return self.method.outputs_for(model, x)
+
+    def prediction(self, outputs: Tensor) -> Prediction:
+        """The method's."""
+        return self.method.prediction(outputs)
+
+
+def _rows(X: Array) -> Array:
+    """Samples (N, C, *) as rows of C values: a channel is standardised as a whole."""
+    rows: Array = np.moveaxis(X, 1, -1).reshape(-1, X.shape[1])
+    return rows
+
+
+def joined(parts: Sequence[Prediction]) -> Prediction:
+    """The predictions of one method, one after the other; probabilities where it has no alpha."""
+    if hasattr(parts[0], "alpha"):
+        return Prediction.from_alpha(torch.cat([p.alpha for p in parts]), prior=parts[0].prior)
+    return Prediction.from_probs(torch.cat([part.probs for part in parts]))
+
+
+def calibrated(said: Prediction, labels: Tensor) -> calibration.Calibration:
+    """The calibration with one imagined error more, at the median confidence.
+
+    As in the rule of succession: without it samples that are all right would ask for certainty.
+    """
+    middle = said.max_prob.argsort()[len(labels) // 2]
+    runner_up = said.probs[middle].topk(2).indices[1]
+    places = torch.cat([torch.arange(len(labels)), middle[None]])
+    return calibration.fit(said[places], torch.cat([labels, runner_up[None]]))
