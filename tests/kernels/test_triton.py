@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
+
+import triton
 
 from dubito import IEDLLoss, Prediction, kernels, losses
 from dubito.evidence import EVIDENCE, alpha_from_logits
