@@ -13,6 +13,8 @@ Row = dict[str, object]
 
 # A new benchmark is one module and one line here.
 BENCHMARKS: dict[str, str] = {
+    "fewshot": "benchmarks.fewshot",
+    "estimator": "benchmarks.estimator",
     "flows": "benchmarks.flows",
     "loss": "benchmarks.loss",
     "metrics": "benchmarks.metrics",

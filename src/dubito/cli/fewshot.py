@@ -1,0 +1,226 @@
+"""`dubito fewshot`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from dubito.fewshot import Pool, Setting
+    from dubito.fewshot.tuning import Trial
+    from dubito.report.tables import Table
+
+NOTES = (
+    "Feature files are .npz, .safetensors or .pkl with `features` (N, D) and `labels`. Episodes "
+    "follow from the seed and their number. Finished parts are kept in DIR/parts: start the same "
+    "command again and it goes on; copy the parts of all shards into one folder and it joins them. "
+    "Figures are printed in per cent and written as fractions to DIR/result.json."
+)
+
+
+def fewshot(
+    features: Annotated[
+        Path, typer.Argument(metavar="FEATURES", help="Features of the classes to tell apart.")
+    ],
+    ood: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FEATURES",
+            help="Features to draw OOD queries from. Default: the classes outside an episode.",
+        ),
+    ] = None,
+    ways: Annotated[int, typer.Option(help="Classes in an episode.")] = 5,
+    shots: Annotated[int, typer.Option(help="Support samples of each class.")] = 5,
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 10_000,
+    method: Annotated[str, typer.Option(help="The head; see `dubito.fewshot.HEADS`.")] = "iedl",
+    weight: Annotated[
+        float | None, typer.Option(help="The weight of -log det, where the head has it.")
+    ] = None,
+    kl_weight: Annotated[
+        float | None, typer.Option(help="What the weight of the KL term rises to.")
+    ] = None,
+    kl_ramp: Annotated[
+        int | None, typer.Option(help="Rounds in which the weight of the KL term rises.")
+    ] = None,
+    protocol: Annotated[
+        str, typer.Option(help="Queries a class: code, max(15, shots), or paper, min(15, shots).")
+    ] = "code",
+    tune: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FEATURES", help="Choose the weight on these validation classes first."
+        ),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="What to choose by: accuracy, ood_aupr or pareto.")
+    ] = "pareto",
+    search: Annotated[str, typer.Option(help="How to search: grid or optuna.")] = "grid",
+    tune_kl: Annotated[
+        bool, typer.Option("--tune-kl", help="Search the schedule of the KL term as well.")
+    ] = False,
+    tune_episodes: Annotated[int, typer.Option(min=1, help="Episodes for each candidate.")] = 1000,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Compute only every N-th part, from the I-th.")
+    ] = "1/1",
+    seed: Annotated[int, typer.Option(min=0, help="The episodes follow from it.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = Path(
+        "fewshot"
+    ),
+    save_episodes: Annotated[
+        bool, typer.Option("--save-episodes", help="Write each episode's figures as well.")
+    ] = False,
+) -> None:
+    """Few-shot episodes on frozen features: accuracy, confidence and OOD detection."""
+    from dubito import fewshot as core
+    from dubito import runs
+
+    console = Console()
+    place = runs.device_named(device)
+    setting = core.Setting(ways, shots, protocol, seed)
+    chosen = {"fisher_weight": weight, "kl_weight": kl_weight, "kl_ramp": kl_ramp}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    inside, outside = _pool(features), _pool(ood) if ood is not None else None
+    part = core.Shard.named(shard)
+    if tune is not None:
+        if given:
+            raise ValueError(f"--tune chooses {', '.join(given)} itself: leave the options out")
+        options = {"objective": objective, "search": search, "episodes": tune_episodes}
+        given |= _tuned(console, _pool(tune), setting, method, tune_kl, options, place, out)
+    engine = core.Engine(inside, outside, setting, core.head(method, **given), device=place)
+    with _bar(console) as bar:
+        share = _share(episodes, part)
+        task = bar.add_task(f"{setting} {method}", total=share)
+        result = core.run(
+            engine, episodes, out, shard=part, keep_episodes=save_episodes,
+            tell=lambda done: bar.advance(task, done),
+        )  # fmt: skip
+    _show(console, result, out, part)
+
+
+def _pool(path: os.PathLike[str]) -> Pool:
+    from dubito.data import read_features
+    from dubito.fewshot import Pool
+
+    return Pool.of(read_features(path))
+
+
+def _bar(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=console, transient=True)
+
+
+def _share(episodes: int, shard: Any) -> int:
+    """How many episodes a shard has."""
+    from dubito.fewshot import PART
+
+    starts = range(PART * (shard.index - 1), episodes, PART * shard.count)
+    return sum(min(PART, episodes - start) for start in starts)
+
+
+def _tuned(
+    console: Console,
+    validation: Pool,
+    setting: Setting,
+    method: str,
+    tune_kl: bool,
+    options: dict[str, Any],
+    device: Any,
+    out: Path,
+) -> dict[str, Any]:
+    """The hyperparameters that validation classes choose, which are written and told."""
+    from dubito.fewshot import tuning
+
+    kl_grid = tuning.KL_GRID if tune_kl else tuning.KL_GRID[:1]
+    with _bar(console) as bar:
+        task = bar.add_task("Tuning", total=None)
+
+        def tell(done: int, total: int, trial: Trial) -> None:
+            bar.update(task, completed=done, total=total)
+
+        found = tuning.tune(
+            validation, setting, method, kl_grid=kl_grid, device=device, tell=tell, folder=out,
+            **options,
+        )  # fmt: skip
+    console.print(_trials(found), soft_wrap=True)
+    return found.hyperparameters
+
+
+def _trials(found: Any) -> Any:
+    from dubito.report.tables import Cell, Table, terminal
+
+    rows = []
+    for i, trial in enumerate(found.trials):
+        given = trial.hyperparameters
+        name = f"λ {given['fisher_weight']:.3g}, KL {given['kl_weight']:g}/{given['kl_ramp']}"
+        figures = (trial.accuracy, trial.ood_aupr)
+        cells = [Cell(_percent(asked.mean, asked.interval), i == found.choice) for asked in figures]
+        rows.append((name, tuple(cells)))
+    title = f"Validation classes, by {found.objective} (%)"
+    return terminal(Table(title, ("Candidate", "Accuracy ↑", "OOD AUPR (α₀) ↑"), tuple(rows)))
+
+
+def _percent(mean: float, interval: float) -> str:
+    return f"{100 * mean:.2f} ±{100 * interval:.2f}"
+
+
+def _show(console: Console, result: dict[str, Any] | None, out: Path, shard: Any) -> None:
+    from dubito.report.tables import terminal
+
+    if result is None:
+        console.print(
+            Text(
+                f"shard {shard.index}/{shard.count} is done; other parts are missing in {out}, "
+                "so there is no result yet"
+            ),
+            style="yellow",
+        )
+        return
+    console.print(terminal(_table(result)))
+    console.print(Text(str(out / "result.json")), soft_wrap=True)
+
+
+def _table(result: dict[str, Any]) -> Table:
+    """A row for each measure, a column for each task and metric."""
+    from dubito.measures import MEASURES
+    from dubito.report.tables import NONE, Cell, Table
+
+    setting, figures = result["setting"], result["figures"]
+    heads = {
+        ("confidence", "aupr"): "Conf. AUPR", ("confidence", "auroc"): "AUROC",
+        ("ood", "aupr"): "OOD AUPR", ("ood", "auroc"): "AUROC",
+    }  # fmt: skip
+
+    def cell(name: str) -> Cell:
+        found = figures.get(name)
+        if found is None or found["episodes"] == 0:
+            return Cell(NONE)
+        return Cell(_percent(found["mean"], found["interval"]))
+
+    rows = tuple(
+        (measure.label, tuple(cell(f"{task}/{name}/{metric}") for task, metric in heads))
+        for name, measure in MEASURES.items()
+        if f"confidence/{name}/aupr" in figures
+    )
+    accuracy = _percent(figures["accuracy"]["mean"], figures["accuracy"]["interval"])
+    title = (
+        f"{setting['ways']}-way {setting['shots']}-shot, {result['head']['name']}, "
+        f"{result['episodes']} episodes: accuracy {accuracy} %"
+    )
+    return Table(title, ("Measure (%)", *heads.values()), rows)

@@ -1,0 +1,126 @@
+"""The choice of hyperparameters on validation classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dubito.fewshot import Engine, Figure, Setting, evaluate, head, summary
+from dubito.fewshot.tuning import KL_GRID, OBJECTIVES, Trial, Tuned, tune
+from fewshot.samples import pool
+
+SETTING = Setting(ways=3, shots=2)
+
+
+def trial(accuracy: float, ood: float) -> Trial:
+    return Trial({"fisher_weight": 0.1}, Figure(accuracy, 0.0, 9), Figure(ood, 0.0, 9))
+
+
+def test_objectives_and_the_front() -> None:
+    trials = [trial(0.7, 0.6), trial(0.6, 0.8), trial(0.5, 0.7), trial(0.72, 0.3), trial(0.7, 0.6)]
+    assert OBJECTIVES["accuracy"](trials) == 3
+    assert OBJECTIVES["ood_aupr"](trials) == 1
+    assert OBJECTIVES["pareto"](trials) == 1  # 0.6 + 0.8 is the most
+    tuned = Tuned("pareto", "grid", trials, 1, [0, 1, 3, 4], {})
+    assert tuned.as_dict()["trials"][2]["ood_aupr"]["mean"] == 0.7
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Tuned:
+    told: list[tuple[int, int]] = []
+    found = tune(
+        pool(), SETTING, objective="accuracy", episodes=25, grid=(0.0, 0.02, 5.0),
+        kl_grid=KL_GRID[:2], tell=lambda done, total, _: told.append((done, total)),
+    )  # fmt: skip
+    assert told == [(i, 6) for i in range(1, 7)]
+    return found
+
+
+def test_a_grid_is_tried_on_episodes_without_another_pool(tuned: Tuned) -> None:
+    for one in tuned.trials:
+        engine = Engine(pool(), None, SETTING, head("iedl", **one.hyperparameters))
+        figures = summary(evaluate(engine, 25))
+        assert one.accuracy == figures["accuracy"]
+        assert one.ood_aupr == figures["ood/alpha0/aupr"]
+    weights = [
+        (t.hyperparameters["fisher_weight"], t.hyperparameters["kl_weight"]) for t in tuned.trials
+    ]
+    assert weights == [(w, k) for k in (1.0, 0.1) for w in (0.0, 0.02, 5.0)]
+
+
+def test_the_choice_is_the_best_and_is_on_the_front(tuned: Tuned) -> None:
+    best = max(one.accuracy.mean for one in tuned.trials)
+    assert tuned.trials[tuned.choice].accuracy.mean == best
+    for i, one in enumerate(tuned.trials):
+        dominated = any(
+            other.accuracy.mean >= one.accuracy.mean
+            and other.ood_aupr.mean >= one.ood_aupr.mean
+            and (other.accuracy.mean, other.ood_aupr.mean) != (one.accuracy.mean, one.ood_aupr.mean)
+            for other in tuned.trials
+        )
+        assert dominated == (i not in tuned.front)
+
+
+def test_the_evidence_is_written(tuned: Tuned, tmp_path: Path) -> None:
+    tuned.write(tmp_path)
+    found = json.loads((tmp_path / "tuning.json").read_text())
+    assert found["choice"] == tuned.hyperparameters
+    assert found["ood"] is None
+    assert len(found["trials"]) == 6
+    assert found["features"]["name"] == "made-0"
+    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_search_is_found_again(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def search(objective: str) -> Tuned:
+        return tune(
+            pool(), SETTING, objective=objective, episodes=8, grid=(0.0, 0.1), folder=tmp_path,
+            tell=lambda done, *_: told.append(done),
+        )  # fmt: skip
+
+    first = search("accuracy")
+    assert search("accuracy") == first
+    assert told == [1, 2]
+    search("pareto")
+    assert told == [1, 2, 1, 2]
+    (tmp_path / "tuning.json").write_text("{}")
+    assert search("accuracy") == first
+    assert told == [1, 2] * 3
+
+
+def test_optuna_searches_within_the_grid() -> None:
+    pytest.importorskip("optuna")
+    for objective in ("pareto", "ood_aupr"):
+        found = tune(
+            pool(), SETTING, objective=objective, episodes=10, search="optuna", trials=4,
+            grid=(0.0, 1e-3, 1e-1),
+        )  # fmt: skip
+        weights = [one.hyperparameters["fisher_weight"] for one in found.trials]
+        assert len(set(weights)) == 4
+        assert all(1e-3 <= weight <= 1e-1 for weight in weights)
+
+
+def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(ValueError, match=r'pip install "dubito\[tune\]"'):
+        tune(pool(), SETTING, search="optuna", episodes=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"objective": "both"},
+            "unknown objective 'both'; known: 'accuracy', 'ood_aupr'",
+        ),
+        ({"search": "luck"}, "unknown search 'luck'; known: 'grid', 'optuna'"),
+        ({"name": "edl"}, "the head 'edl' has no fisher_weight to tune"),
+    ],
+)
+def test_what_is_unknown_is_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tune(pool(), SETTING, **given)  # type: ignore[arg-type]
