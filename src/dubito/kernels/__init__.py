@@ -139,6 +139,8 @@ _HALVES_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 @cache
 def _gpu() -> bool:
     """Whether the operators are there; they are registered when this is first asked."""
+    if torch.version.hip is not None:  # they hold single instructions of NVIDIA's
+        return False
     try:
         release = import_module("triton").__version__.split(".")[:2]
         if tuple(map(int, release)) < _TRITON:
