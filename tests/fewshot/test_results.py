@@ -157,3 +157,12 @@ def test_threads_do_not_matter(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
     assert told == [3, 3, 3, 3, 3, 3, 2]
     for name, column in together.items():
         np.testing.assert_array_equal(column, alone[name])
+
+
+def test_outside_classes_that_do_not_divide_the_queries() -> None:
+    """Of 5 classes 2 are left for 45 OOD queries: 23 each, one of which is not needed."""
+    engine = Engine(pool(classes=5), None, Setting(ways=3, shots=2), head("iedl"))
+    assert engine.sampler.outside_ways == 2
+    figures = summary(evaluate(engine, episodes=20))
+    assert figures["accuracy"].mean > 0.4
+    assert figures["ood/max_prob/aupr"].episodes == 20

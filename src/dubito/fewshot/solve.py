@@ -69,7 +69,7 @@ def products(features: Tensor, index: NDArray[np.int64], weights: Tensor) -> Ten
         return torch.baddbmm(weights[:, -1:], rows, weights[:, :-1])
     by_class = weights.mT.contiguous().numpy()
     result = np.empty((*index.shape, by_class.shape[1]), np.float32)
-    _in_threads(compiled, (features.numpy(), index, by_class), result)
+    _in_threads(compiled, (features.numpy(), np.ascontiguousarray(index), by_class), result)
     return torch.from_numpy(result)
 
 
