@@ -196,7 +196,7 @@ def chosen(known: Mapping[str, Recipe], names: Iterable[str]) -> list[Recipe]:
     Without a name they are all.
 
     >>> [recipe.name for recipe in chosen(recipes(), ["mnist-e*"])]
-    ['mnist-edl']
+    ['mnist-edl', 'mnist-edl-logdet']
     """
     groups = tables(known)
     for recipe in known.values():
