@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from dubito import backbones, data, evaluation, metrics, runs
+from dubito import backbones, bundle, data, evaluation, metrics, runs
 from dubito.methods import METHODS
 from dubito.training import CheckpointError, Settings, fit
 
@@ -168,7 +168,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "further key": (damaged_config(further=1), "it should have the keys"),
     "no number": (damaged_config(training__epochs="many"), "'epochs' in .training. should be"),
     "code as a name": (damaged_config(backbone__name="os.system"), "unknown backbone 'os.system'"),
-    "other classes": (damaged_config(facts__shape=[1, 8]), "the weights of another network"),
+    "other classes": (damaged_config(facts__shape=[1, 8, 7]), "the weights of another network"),
     "no image": (
         damaged_config(backbone={"name": "convnet"}, facts__shape=[1, 4, 4]),
         "no network",
@@ -192,6 +192,8 @@ DAMAGES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
 def test_damage_is_named(copied: Path, damage: Any, message: str) -> None:
     damage(copied)
+    if all((copied / name).exists() for name in bundle.FILES):
+        bundle.sign(copied)  # what tests/test_bundle.py damages without, is told by the manifest
     with pytest.raises(CheckpointError, match=message):
         runs.load(copied)
 

@@ -68,10 +68,13 @@ def test_it_trains_prints_and_stores_every_setting(tmp_path: Path, few: Path) ->
     for word in ("loss", "fisher_bias", "label_removed_kl", "validation acc", "samples/s", "left"):
         assert word in lines[1]
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
-        "config.json", "metrics.jsonl", "model.safetensors", "split.npz",
+        "card.md", "config.json", "manifest.json", "metrics.jsonl", "model.safetensors",
+        "policy.json", "split.npz",
     ]  # fmt: skip
     best = max(line["validation_accuracy"] for line in metrics(tmp_path))
-    assert f"validation accuracy {100 * best:.2f} %" in done.output.splitlines()[-1]
+    assert f"validation accuracy {100 * best:.2f} %" in done.output.splitlines()[-3]
+    assert "calibration on 60 validation samples: ECE " in done.output.splitlines()[-2]
+    assert "policy: an error rate <= 0.05 with confidence 0.95" in done.output.splitlines()[-1]
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path, few: Path) -> None:
@@ -213,7 +216,7 @@ WRONG = {
         "--method mc_dropout --set dropout=0.5",
         "several sections have that key; write backbone.dropout or method.dropout",
     ),
-    "not its own": ("--method edl --fisher-weight 1", r"'fisher_weight' in \[method\] of 'edl'"),
+    "not its own": ("--method softmax --fisher-weight 1", r"'fisher_weight' in \[method\] of 's"),
     "method": ("--method idel", "unknown method 'idel'; known: 'iedl', 'edl', .*'ensemble'"),
     "backbone": ("--backbone cnn", "unknown backbone 'cnn'; known: 'auto', 'mlp', 'convnet', 'vgg"),
     "optimizer": ("--optimizer adamm", "unknown optimizer 'adamm'; known: .*'adam'"),
@@ -251,6 +254,36 @@ def test_a_csv_by_the_name_of_its_label(tmp_path: Path) -> None:
     run = runs.load(tmp_path / "run")
     assert (run.classes, run.shape) == (("a", "b"), (2,))
     assert run.predict(torch.tensor([[0.1, 1.0], [1.2, 0.0]])).label.tolist() == [0, 1]
+
+
+def test_the_promise_is_told_and_can_be_another(tmp_path: Path) -> None:
+    words = ("digits", "--epochs", "12", "--lr", "0.005", "--out", tmp_path)
+    told = train(*words, "--error", "0.1", "--confidence", "0.9").output
+    assert re.search(r"ECE \d+\.\d\d% -> \d\.\d\d%, NLL", told)
+    assert re.search(
+        r"rate <= 0\.1 with confidence 0\.9: accepts 9\d\.\d% of them, \d+ wrong", told
+    )
+    assert "vacuity <= " in told
+    promised = json.loads((tmp_path / "policy.json").read_text())["policy"]["promise"]
+    assert promised == {"error": 0.1, "confidence": 0.9, "false_alarms": 0.05}
+    told = train(*words, "--error", "0.001").output
+    assert "is finished: its policy is for this promise now" in told
+    assert "can't be shown with 288 validation samples, so it abstains on everything" in told
+    assert "nothing to do" in train(*words).output
+    promised = json.loads((tmp_path / "policy.json").read_text())["policy"]["promise"]
+    assert promised["error"] == 0.001
+    message = refused(ValueError, *words, "--false-alarms", "1.5")
+    assert message == "false_alarms must be between 0 and 1, not 1.5"
+
+
+def test_classes_can_count_alike(tmp_path: Path, few: Path) -> None:
+    train(few, *SHORT, "--out", tmp_path / "a", "--class-weight", "balanced")
+    stored = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert stored["data"]["class_weight"] == "balanced"
+    train(few, *SHORT, "--out", tmp_path / "b")
+    assert not torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    message = refused(ValueError, few, "--class-weight", "even", "--out", tmp_path / "c")
+    assert "'class_weight' in [data] should be 'balanced', not 'even'" in message
 
 
 def test_what_can_be_mended_is_told_in_one_line(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dubito import __version__
-from dubito.cli import demo, evaluate, fewshot, report, reproduce, train
+from dubito.cli import demo, evaluate, fewshot, predict, report, reproduce, train
 from dubito.training import CheckpointError, NonFiniteLoss
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("train", epilog=train.NOTES)(train.train)
 app.command("evaluate", epilog=evaluate.NOTES)(evaluate.evaluate)
+app.command("predict", epilog=predict.NOTES)(predict.predict)
 app.command("fewshot", epilog=fewshot.NOTES)(fewshot.fewshot)
 app.command("reproduce", epilog=reproduce.NOTES)(reproduce.reproduce)
 app.command("report", epilog=report.NOTES)(report.report)

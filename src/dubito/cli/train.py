@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,11 +15,13 @@ from rich.text import Text
 if TYPE_CHECKING:
     import torch
 
+    from dubito.bundle import Limits, Promise
+    from dubito.policy import Policy
     from dubito.runs import Plan
 
 STOPPED = 130  # the exit status of a command that was interrupted
 
-_TRAINING, _METHOD, _DATA = "Training", "Method", "Data"
+_TRAINING, _METHOD, _DATA, _POLICY = "Training", "Method", "Data", "Policy"
 
 
 NOTES = (
@@ -26,6 +29,8 @@ NOTES = (
     "finished one alone. What is not given has the method's and the loop's defaults, which are "
     "printed and stored in OUT/config.json; but evidential methods have scale=per_class, which is "
     "the paper's for ten classes and fits its weights to any other number of them. "
+    "The validation samples give a calibration and a policy that accepts or abstains; OUT is then "
+    "a bundle for `dubito predict`. A finished run with another promise gets its policy anew. "
     "Several processes: torchrun --nproc-per-node 2 -m dubito train ..."
 )
 
@@ -92,6 +97,21 @@ def train(
         str | None,
         _option("OOD inputs for kl_pn and rkl_pn, instead of noise: a name or path.", panel=_DATA),
     ] = None,
+    class_weight: Annotated[
+        str | None,
+        _option("balanced: all classes count alike, however rare.", panel=_DATA),
+    ] = None,
+    error: Annotated[
+        float | None,
+        _option("The error rate to promise among accepted predictions: 0.05.", panel=_POLICY),
+    ] = None,
+    confidence: Annotated[
+        float | None, _option("The confidence of that promise: 0.95.", panel=_POLICY)
+    ] = None,
+    false_alarms: Annotated[
+        float | None,
+        _option("The share of ordinary inputs to refuse as unfamiliar: 0.05.", panel=_POLICY),
+    ] = None,
     config: Annotated[
         Path | None,
         _option("A .toml with sections data, backbone, method, training; flags override it."),
@@ -110,7 +130,10 @@ def train(
     if seed is not None and seeds is not None:
         raise ValueError("give --seed or --seeds, not both")
     flags: dict[str, dict[str, Any]] = {
-        "data": {"source": source, "validation": validation, "train_ood": train_ood},
+        "data": {
+            "source": source, "validation": validation, "train_ood": train_ood,
+            "class_weight": class_weight,
+        },
         "backbone": {"name": backbone},
         "method": {"name": method, "fisher_weight": fisher_weight, "kl_weight": kl_weight},
         "training": {
@@ -123,12 +146,21 @@ def train(
     if "source" not in chosen.get("data", {}):
         raise ValueError("what is there to learn from? Give DATA, or [data] source in the --config")
     checked = runs.configure(chosen)
+    promise = _promise(error=error, confidence=confidence, false_alarms=false_alarms)
     several = None if seeds is None else numbers(seeds, "--seeds")
     with parallel.process_group() as given:
         console = Console(quiet=parallel.rank() != 0)
         plan = runs.plan(checked, out, seeds=several, device=_device(device, given))
         _show(plan, chosen, console)
-        _train(plan, console)
+        _train(plan, console, promise)
+
+
+def _promise(**given: float | None) -> Promise | None:
+    """The promise asked for; None where nothing is, which leaves a finished run alone."""
+    from dubito.bundle import Promise
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return Promise(**chosen) if chosen else None
 
 
 def _device(name: str, given: torch.device | None) -> torch.device:
@@ -144,21 +176,23 @@ def _device(name: str, given: torch.device | None) -> torch.device:
     return given
 
 
-def _train(plan: Plan, console: Console) -> None:
+def _train(plan: Plan, console: Console, promise: Promise | None) -> None:
     from dubito import runs
+    from dubito.bundle import read_limits
     from dubito.cli._progress import shown
 
     left = [member for member in plan.members if member.state != runs.FINISHED]
     for member in plan.members:
         if member.state == runs.FINISHED:
-            console.print(Text(f"{member.folder} is finished: nothing to do"), soft_wrap=True)
+            rest = "nothing to do" if promise is None else "its policy is for this promise now"
+            console.print(Text(f"{member.folder} is finished: {rest}"), soft_wrap=True)
         elif member.state == runs.STOPPED:
             console.print(Text(f"{member.folder} was stopped: it goes on"), soft_wrap=True)
     seeds = [member.config.training["seed"] for member in left]
     try:
         watched = shown(console, seeds, plan.config.training["epochs"]) if left else nullcontext()
         with watched as tell:
-            summaries = runs.train(plan, tell)
+            summaries = runs.train(plan, tell, promise=promise)
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last checkpoint")
         raise typer.Exit(STOPPED) from None
@@ -166,6 +200,50 @@ def _train(plan: Plan, console: Console) -> None:
         accuracy = f"validation accuracy {100 * summary['validation_accuracy']:.2f} %"
         words = f"best of {summary['epochs']} epochs: {summary['epoch']}, {accuracy}"
         console.print(Text(f"{member.folder}: {words}"), soft_wrap=True)
+        if member in left or promise is not None:
+            _tell(read_limits(member.folder), console)
+
+
+def _tell(limits: Limits, console: Console) -> None:
+    """What calibration and policy did on the validation samples."""
+    effect, policy = limits.effect, limits.policy
+    count = f"{effect['samples']:g} validation samples"
+    console.print(
+        Text(
+            f"  calibration on {count}: ECE {effect['ece_before']:.2%} -> "
+            f"{effect['ece_after']:.2%}, NLL {effect['nll_before']:.4f} -> "
+            f"{effect['nll_after']:.4f}"
+        ),
+        soft_wrap=True,
+    )
+    if policy is None:
+        return
+    asked = f"an error rate <= {policy.promise['error']:.3g}"
+    asked += f" with confidence {policy.promise['confidence']:.3g}"
+    if policy.accepts_nothing:
+        console.print(
+            Text(
+                f"  policy: {asked} can't be shown with {count}, so it abstains on everything; "
+                "hold out more (--validation), or promise less (--error, --confidence)"
+            ),
+            style="yellow",
+            soft_wrap=True,
+        )
+        return
+    console.print(
+        Text(
+            f"  policy: {asked}: accepts {effect['accepted']:.1%} of them, "
+            f"{effect['accepted_wrong']:g} wrong; it looks at {_bounds(policy)}"
+        ),
+        soft_wrap=True,
+    )
+
+
+def _bounds(policy: Policy) -> str:
+    """What is asked of a prediction; too few samples give no bound for unfamiliar ones."""
+    if policy.familiar is None or math.isinf(policy.familiar.value):
+        return f"{policy.sure!r}, and at nothing for unfamiliar inputs"
+    return f"{policy.sure!r}, and {policy.familiar!r} for unfamiliar inputs"
 
 
 def _show(plan: Plan, chosen: Mapping[str, Mapping[str, Any]], console: Console) -> None:

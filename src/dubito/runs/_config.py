@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dubito import _checks, backbones, methods
+from dubito import _checks, backbones, bundle, methods
 from dubito.data import DATASETS, Augment
 from dubito.methods import METHODS, Method
 from dubito.runs._sections import Known, checked, known_of, unknown
@@ -34,8 +34,11 @@ class Data:
 
     `source` is a known name, an image folder, an .npz or a .csv file. `validation` is the share
     held out of its training part, of each class where `stratified`; `split_seed` draws it.
-    `train_ood` is the source of OOD inputs for a method that trains with some. The others are the
-    readers': `size`, `mode` and `on_error` of image folders, `label` and `delimiter` of .csv files.
+    `train_ood` is the source of OOD inputs for a method that trains with some. `class_weight`
+    "balanced" weighs each sample by the rarity of its class. `standardize` gives each feature, or
+    channel, mean 0 and deviation 1; without it tables alone are. The others are the readers':
+    `size`, `mode` and `on_error` of image folders, `label`, `delimiter` and `categories` (columns
+    of numbers that are categories) of .csv files.
     """
 
     source: str
@@ -43,14 +46,17 @@ class Data:
     split_seed: int = 0
     stratified: bool = True
     train_ood: str | None = None
+    class_weight: Literal["balanced"] | None = None
+    standardize: bool | None = None
     size: int | tuple[int, int] | None = None
     mode: str | None = None
     on_error: Literal["raise", "skip"] | None = None
     label: str | None = None
     delimiter: str | None = None
+    categories: list[str] | None = None
 
 
-READER_OPTIONS = ("size", "mode", "on_error", "label", "delimiter")
+READER_OPTIONS = ("size", "mode", "on_error", "label", "delimiter", "categories")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +85,11 @@ class Config:
 
     def network(self, shape: Iterable[int], classes: int, counts: Iterable[int]) -> nn.Module:
         """What is trained, from its seed; torch's own random state is left alone."""
-        method, options = self.make_method(), dict(self.backbone)
-        name, dropout = options.pop("name"), options.pop("dropout")
-        if method.dropout is not None and dropout not in (None, method.dropout):
-            raise ValueError(
-                f"the method {self.method['name']!r} has dropout {method.dropout}, but the "
-                f"backbone {dropout}; set the method's alone"
-            )
-        chosen = dropout if method.dropout is None else method.dropout
         with torch.random.fork_rng():
             torch.manual_seed(self.training["seed"])
-            backbone = backbones.build(
-                name, tuple(shape), method.outputs(classes), dropout=chosen, **options
+            return bundle.build(
+                self.make_method(), self.backbone, tuple(shape), classes, list(counts)
             )
-            return method.model(backbone, classes, list(counts))
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from dubito.data import Arrays, as_floats
 from dubito.prediction import Prediction
 from dubito.report import files
 from dubito.runs import _folder
+from dubito.runs._data import fingerprint, is_table, training_data
 from dubito.runs._folder import Run, joined, versions
 from dubito.runs._outside import adapted, inputs_of, part_of, reader_options
-from dubito.runs._train import fingerprint, training_data
 from dubito.training import CheckpointError
 
 __all__ = ["HELD_OUT", "RESULT", "Evaluation", "averaged", "evaluate", "noisy"]
@@ -113,7 +113,11 @@ def _samples(run: Run, source: str | None, resize: bool) -> tuple[Arrays, str]:
     part, options = part_of(place), reader_options(run, place, resize)
     if place not in data.DATASETS:
         options["classes"] = run.classes
-    samples = data.load(place, part, **options)
+    columns = run.config.prepared().columns
+    if columns is not None and is_table(place):
+        samples = columns.read(Path(place).expanduser(), run.classes)
+    else:
+        samples = data.load(place, part, **options)
     if samples.classes != run.classes:
         raise ValueError(
             f"{place} has the classes {list(samples.classes[:10])}, but the run was trained for "

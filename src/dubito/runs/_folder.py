@@ -6,19 +6,19 @@
 | split.npz | the order that divides the data, and how many of it come first for training |
 | metrics.jsonl | a line an epoch |
 | checkpoint.safetensors | what an interrupted run goes on from; gone once it is finished |
-| model.safetensors | the best weights; there once the run is finished |
+| model.safetensors | the best weights |
+| policy.json, card.md | calibration and abstention policy; what the model is and is not |
+| manifest.json | written last: the folder of a finished run is a bundle, see `dubito.bundle` |
 
 Nothing in a folder is run: the network is built by its name, and files hold numbers and text alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dubito import __version__
-from dubito.data import as_floats
+from dubito import bundle
+from dubito.bundle import Limits, Preprocessing, joined, says, versions
 from dubito.methods import Method
 from dubito.prediction import Prediction
 from dubito.report import files
@@ -51,15 +51,6 @@ def folders(path: str | os.PathLike[str]) -> list[Path]:
     if (place / CONFIG).exists() or not seeds:
         return [place]
     return sorted(seeds, key=lambda one: int(one.name.removeprefix("seed-")))
-
-
-def versions() -> dict[str, str]:
-    """What made a file: dubito, torch and Python."""
-    return {
-        "dubito": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +76,22 @@ class Recorded(Config):
     """A configuration with what was found when it was used: all of config.json."""
 
     facts: Facts
+    preprocessing: dict[str, Any] | None = None
     versions: dict[str, str] = field(default_factory=versions)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in config.json."""
-        found = {"facts": asdict(self.facts), "versions": dict(self.versions)}
+        found = {
+            "facts": asdict(self.facts),
+            "preprocessing": self.preprocessing,
+            "versions": dict(self.versions),
+        }
         return {"format": FORMAT, **self.sections(), **found}
+
+    def prepared(self) -> Preprocessing:
+        """How inputs are made."""
+        made = self.preprocessing
+        return Preprocessing() if made is None else Preprocessing.from_dict(made)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,50 +121,15 @@ class Run:
     def predict(self, x: Tensor, batch_size: int = 1024, *, seed: int = SEED) -> Prediction:
         """What the network says of inputs (N, *shape), bytes or floats, as tensors on the CPU.
 
-        What a method draws when it predicts follows from `seed`, so that a second call says the
-        same.
+        Inputs are as the data has them, not yet standardised. What a method draws when it predicts
+        follows from `seed`, so that a second call says the same.
         """
         if x.ndim < 1 or tuple(x.shape[1:]) != self.shape or not len(x):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, but this run takes (N, *{self.shape}), N >= 1"
             )
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size!r}")
-        with torch.no_grad(), torch.random.fork_rng(), _full_precision():
-            torch.manual_seed(seed)
-            return joined(
-                [
-                    self.method.predict(self.model, as_floats(batch.to(self.device)))
-                    for batch in x.split(batch_size)
-                ]
-            )
-
-
-@contextlib.contextmanager
-def _full_precision() -> Iterator[None]:
-    """Convolutions on a GPU in float32, so that all devices say the same."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-def joined(parts: Sequence[Prediction]) -> Prediction:
-    """Predictions of one kind, one after the other, on the CPU.
-
-    >>> one = Prediction.from_alpha(torch.tensor([[3.0, 1.0]]))
-    >>> joined([one, one]).vacuity
-    tensor([0.5000, 0.5000])
-    """
-    first = parts[0]
-    if hasattr(first, "alpha"):
-        alpha = torch.cat([said.alpha.cpu() for said in parts])
-        return Prediction.from_alpha(alpha, prior=first.prior)
-    if hasattr(first, "samples"):
-        return Prediction.from_samples(torch.cat([said.samples.cpu() for said in parts], dim=1))
-    return Prediction.from_probs(torch.cat([said.probs.cpu() for said in parts]))
+        prepared = self.config.prepared()
+        return says(self.method, self.model, prepared, x, batch_size, seed)
 
 
 def save(
@@ -171,12 +137,31 @@ def save(
     model: nn.Module,
     config: Recorded,
     summary: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
 ) -> None:
-    """Write a trained network, so that `load` gives it again; `summary` are facts about it."""
-    place = files.folder(Path(folder))
-    write_config(place, config)
-    # last: the folder of a finished run is the one that has weights
-    checkpoint.save(place / WEIGHTS, dict(model.state_dict()), dict(summary or {}))
+    """Write a trained network as a bundle, so that `load` gives it again.
+
+    `summary` are facts about it; `limits` its calibration and policy.
+    """
+    held = limits or Limits()
+    facts = config.facts
+    text = bundle.card(
+        method=config.method, backbone=config.backbone, classes=facts.classes, shape=facts.shape,
+        preprocessing=config.prepared(), limits=held, about=_about(config), chosen=True,
+    )  # fmt: skip
+    bundle.write(Path(folder), model, config.as_dict(), held, text, summary)
+
+
+def _about(config: Recorded) -> list[str]:
+    """What a card says of the data."""
+    source, facts = config.data["source"], config.facts
+    counts = facts.class_counts
+    weighed = ", weighed so that classes count alike" if config.data["class_weight"] else ""
+    return [
+        f"Source: `{Path(source).name}`, {facts.train} training and {facts.validation} validation "
+        "samples",
+        f"Training samples of a class: {min(counts)} to {max(counts)}{weighed}",
+    ]
 
 
 def write_config(folder: Path, config: Recorded) -> None:
@@ -193,12 +178,18 @@ def recorded(folder: Path) -> Recorded:
         found = json.loads(path.read_text("utf-8"))
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
-        known = {"format", *SECTIONS, "facts", "versions"}
+        found.setdefault("preprocessing", None)  # not known to the first release
+        known = {"format", *SECTIONS, "facts", "preprocessing", "versions"}
         if set(found) != known:
             raise ValueError(f"it should have the keys {sorted(known)}, and has {sorted(found)}")
         config = configure({name: found[name] for name in SECTIONS})
         facts = Facts(**checked(known_of(Facts), found["facts"], "facts"))
-        return Recorded(**config.sections(), facts=facts, versions=dict(found["versions"]))
+        made = Recorded(
+            **config.sections(), facts=facts, preprocessing=found["preprocessing"],
+            versions=dict(found["versions"]),
+        )  # fmt: skip
+        made.prepared()
+        return made
     except (ValueError, TypeError, OSError) as error:
         raise CheckpointError(f"could not read {path}: {error}") from error
 
@@ -225,34 +216,23 @@ def load(folder: str | os.PathLike[str], device: torch.device | str = "cpu") -> 
             f"the run in {place} is not finished: it has no {WEIGHTS}; start the same "
             "`dubito train` again, and it goes on from where it stopped"
         )
-    tensors, _ = checkpoint.load(place / WEIGHTS)
-    facts = config.facts
-    try:
-        model = config.network(facts.shape, len(facts.classes), facts.class_counts)
-    except ValueError as error:
-        raise CheckpointError(f"{place / CONFIG} describes no network: {error}") from error
-    _fill(model, tensors, place / WEIGHTS)
-    return Run(config.make_method(), model.to(device).eval(), config, place)
-
-
-def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Give the network its weights, all of them and no others."""
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    held = {name: tuple(value.shape) for name, value in tensors.items()}
-    if wanted != held:
-        wrong = sorted(name for name in {*wanted, *held} if wanted.get(name) != held.get(name))
-        name = wrong[0]
-        raise CheckpointError(
-            f"{path} holds the weights of another network: {len(wrong)} tensors differ, the first "
-            f"is {name!r}, with shape {held.get(name, 'none')} in the file and "
-            f"{wanted.get(name, 'none')} in the network of {CONFIG}"
-        )
-    model.load_state_dict(tensors, strict=True)
+    loaded = bundle.load(place, device=device)
+    return Run(loaded.method, loaded.model, config, place)
 
 
 def summary_of(folder: Path) -> dict[str, Any] | None:
     """What `save` was told of a finished run; None where the run is not finished."""
     return checkpoint.load(folder / WEIGHTS)[1] if (folder / WEIGHTS).exists() else None
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the folder is a whole bundle, which its manifest says."""
+    return (folder / bundle.MANIFEST).exists()
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether training is done, whatever else is left to do."""
+    return (folder / WEIGHTS).exists()
 
 
 def has_started(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dubito import data
 from dubito.data.tables import INPUTS, LABELS, as_inputs
+from dubito.runs._data import is_table
 from dubito.runs._folder import Run
 
 __all__ = ["adapted", "inputs_of", "part_of", "reader_options"]
@@ -45,7 +46,10 @@ def inputs_of(run: Run, source: str, resize: bool = False) -> Tensor:
     """The inputs (N, *shape) of a source, labelled or not; images are converted if `resize`."""
     path = Path(source).expanduser()
     options = reader_options(run, source, resize)
-    if source not in data.DATASETS and path.is_dir():
+    columns = run.config.prepared().columns
+    if columns is not None and is_table(source):
+        found = as_inputs(columns.read_inputs(path), source)
+    elif source not in data.DATASETS and path.is_dir():
         test = path / "test" if "test" in data.parts(source) else path
         found, _ = data.read_images(_images(test), **options)
     elif source not in data.DATASETS and (bare := _unlabelled(path)) is not None:

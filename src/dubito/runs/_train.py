@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,17 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dubito import data
+from dubito.bundle import Preprocessing, Promise
 from dubito.data import Arrays
+from dubito.methods import Method
 from dubito.report import files
 from dubito.runs import _folder
-from dubito.runs._config import AUTO, READER_OPTIONS, Config, configure
+from dubito.runs._config import AUTO, Config, configure
+from dubito.runs._data import fingerprint, prepared, training_table
+from dubito.runs._finish import finish, finish_again, promised
 from dubito.runs._folder import Facts, Recorded
 from dubito.runs._scalars import Callback, told
+from dubito.runs._weighted import Weighted, balanced
 from dubito.training import CheckpointError, fit_many, parallel
 from dubito.training.loop import CHECKPOINT, Watch
 from dubito.training.run import Source
@@ -93,7 +97,7 @@ def plan(
     folder, place = Path(out), torch.device(device)
     if seeds is not None and (not seeds or len(set(seeds)) < len(seeds)):
         raise ValueError(f"seeds must be different numbers, at least one, not {list(seeds)}")
-    arrays = training_data(config)
+    arrays, columns = training_table(config)
     chosen = _resolved(config, arrays)
     folders = [folder] if seeds is None else [folder / f"seed-{seed}" for seed in seeds]
     mark = fingerprint(arrays)
@@ -108,30 +112,14 @@ def plan(
         processes=parallel.world(),
         device=_described(place),
     )
+    made = prepared(chosen, train_part, columns)
     members = []
     for one, seed in zip(folders, seeds or [chosen.training["seed"]], strict=True):
         sections = chosen.sections()
         sections["training"]["seed"] = seed
-        recorded = Recorded(**sections, facts=facts)
+        recorded = Recorded(**sections, facts=facts, preprocessing=made.as_dict())
         members.append(Member(recorded, one, _state(one, recorded)))
     return Plan(train_part, held_out, order, tuple(members), place)
-
-
-def training_data(config: Config) -> Arrays:
-    """The part of the source that is divided into training and validation."""
-    given = {key: config.data[key] for key in READER_OPTIONS if config.data[key] is not None}
-    try:
-        return data.load(config.data["source"], "train", **given)
-    except TypeError as error:  # an option of another format
-        raise ValueError(str(error)) from error
-
-
-def fingerprint(arrays: Arrays) -> str:
-    """A hash of all inputs and labels."""
-    digest = hashlib.sha256(repr((arrays.shape, arrays.classes)).encode())
-    for values in (arrays.inputs, arrays.labels):
-        digest.update(values.cpu().contiguous().numpy().data)
-    return digest.hexdigest()[:32]
 
 
 def _resolved(config: Config, arrays: Arrays) -> Config:
@@ -194,13 +182,15 @@ def _state(folder: Path, config: Recorded) -> str:
                 f"{folder} holds another run: its {key} is {before.get(key)!r}, and now "
                 f"{now.get(key)!r}; choose another folder, or the same configuration"
             )
-    if _folder.summary_of(folder) is not None:
+    if _folder.is_finished(folder):
         return FINISHED
-    return STOPPED if _folder.has_started(folder) else NEW
+    return STOPPED if _folder.has_started(folder) or _folder.has_weights(folder) else NEW
 
 
 def _comparable(config: Recorded) -> dict[str, Any]:
     plain = {**config.sections(), "facts": asdict(config.facts)}
+    prepared = config.prepared()  # pixels and mode follow from the data, which is compared
+    plain["preprocessing"] = {k: prepared.as_dict()[k] for k in ("columns", "mean", "scale")}
     return dict(json.loads(json.dumps(plain)))
 
 
@@ -214,30 +204,49 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def train(
-    plan: Plan, callback: Callback | None = None, watch: Watch | None = None
+    plan: Plan,
+    callback: Callback | None = None,
+    watch: Watch | None = None,
+    *,
+    promise: Promise | None = None,
 ) -> list[dict[str, Any]]:
     """Train the runs that are not finished, and save their best weights; a summary of each run.
 
     Each epoch `callback` is told what is known after it, with the run's seed, and `watch` sees the
     network when it is validated, as in `dubito.training.fit`. A summary has the
     best weights' `epoch`, `loss`, `terms` and validation figures, and `epochs` and `seconds`.
+
+    The validation samples then give the calibration and the policy, which keeps a `promise` (None:
+    the default one). Finished runs get a policy anew where another promise than theirs is given.
     """
     left = [member for member in plan.members if member.state != FINISHED]
-    if left:
-        _train(plan, left, callback, watch)
+    untrained = [member for member in left if not _folder.has_weights(member.folder)]
+    if untrained:
+        _train(plan, untrained, callback, watch, promise)
+    others = [member for member in left if member not in untrained]
+    if promise is not None:
+        ended = [member for member in plan.members if member.state == FINISHED]
+        others += [member for member in ended if promised(member.folder) != promise]
+    if others:
+        for member in others if parallel.rank() == 0 else ():
+            finish_again(member.folder, member.config, plan.validation, promise, plan.device)
+        parallel.gathered_sum(torch.zeros((), device=plan.device))  # others wait for the files
     found = [_folder.summary_of(member.folder) for member in plan.members]
     return [summary for summary in found if summary is not None]
 
 
 def _train(
-    plan: Plan, members: Sequence[Member], callback: Callback | None, watch: Watch | None
+    plan: Plan,
+    members: Sequence[Member],
+    callback: Callback | None,
+    watch: Watch | None,
+    promise: Promise | None,
 ) -> None:
     facts = plan.config.facts
     models = [
         member.config.network(facts.shape, len(facts.classes), facts.class_counts)
         for member in members
     ]
-    method = plan.config.make_method(**_outside(plan.config, plan.device))
     settings = [member.config.settings() for member in members]
     first = parallel.rank() == 0
     if first:
@@ -248,27 +257,45 @@ def _train(
     folders = {member.config.training["seed"]: member.folder for member in members}
     with told(folders, callback) as tell:
         done = fit_many(
-            method, models, *_sources(plan), settings, device=plan.device,
+            _method(plan), models, *_sources(plan), settings, device=plan.device,
             out=list(folders.values()), callback=tell, watch=watch,
         )  # fmt: skip
     if first:
         for member, run in zip(members, done, strict=True):
             seconds = sum(entry["seconds"] for entry in run.history)
             summary = {**run.best, "epochs": run.epochs, "seconds": seconds}
-            _folder.save(member.folder, run.model, member.config, summary)
+            finish(member.folder, member.config, run.model, plan.validation, summary, promise)
             (member.folder / CHECKPOINT).unlink(missing_ok=True)  # several times the weights
     parallel.gathered_sum(torch.zeros((), device=plan.device))  # others wait for the files
 
 
+def _method(plan: Plan) -> Method:
+    """The method with its data, and with the weights of classes where they are asked for."""
+    config = plan.config
+    method = config.make_method(**_outside(config, plan.device))
+    if config.data["class_weight"] is None:
+        return method
+    weights = torch.tensor(balanced(config.facts.class_counts), device=plan.device)
+    return Weighted(method=method, class_weight=weights)
+
+
 def _sources(plan: Plan) -> tuple[Source, Source]:
     """Both parts, for the device to hold; batch by batch from the host if it has no room."""
-    train_part, held_out = plan.train, plan.validation
+    prepared = plan.config.prepared()
+    train_part, held_out = (_ready(part, prepared) for part in (plan.train, plan.validation))
     if all(data.fits(part, plan.device, share=0.25) for part in (train_part, held_out)):
         return train_part, held_out
     return (
         TensorDataset(train_part.inputs, train_part.labels),
         TensorDataset(held_out.inputs, held_out.labels),
     )
+
+
+def _ready(part: Arrays, prepared: Preprocessing) -> Arrays:
+    """Standardised, where that is asked for; bytes stay bytes otherwise."""
+    if prepared.mean is None:
+        return part
+    return replace(part, inputs=prepared.standardised(part.inputs))
 
 
 def _outside(config: Config, device: torch.device) -> dict[str, Tensor]:
