@@ -223,5 +223,5 @@ def test_an_unknown_method_lists_the_known() -> None:
 
 
 def test_an_unknown_hyperparameter_lists_the_known() -> None:
-    with pytest.raises(ValueError, match=r"method 'edl': 'fisher_weight'; known: 'likelihood', "):
-        method("edl", fisher_weight=0.1)
+    with pytest.raises(ValueError, match=r"method 'edl': 'prior'; known: 'likelihood', "):
+        method("edl", prior=0.1)
