@@ -190,3 +190,12 @@ ALPHA, LABELS = torch.full((4, 3), 2.0), torch.tensor([0, 1, 2, 0])
 def test_what_it_refuses(call: Any, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+def test_a_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
+    alpha = 1 + 4 * torch.eye(3).repeat(10, 1)
+    said, labels = Prediction.from_alpha(alpha), torch.arange(30) % 3
+    alone = EvidenceScaling.fit(said, labels).apply(said).max_prob.max()
+    fitted = calibration.fit(said, labels).apply(said).max_prob.max()
+    assert alone > 0.999
+    assert 0.9 < fitted < 0.98  # 30 of 31

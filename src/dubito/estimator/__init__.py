@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from dubito import _checks, backbones, calibration, methods
-from dubito.estimator._learner import Array, Learner, calibrated, joined
+from dubito.estimator._learner import Array, Learner, joined
 from dubito.measures import MEASURES
 from dubito.methods import Method
 from dubito.policy import UNFAMILIAR, Decision, Policy
@@ -202,7 +202,7 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         said, labels = self._learner.said(X), torch.from_numpy(codes)
         self._forget_limits()
         if calibrate:
-            self.calibration_ = calibrated(said, labels)
+            self.calibration_ = calibration.fit(said, labels)
         if self.error is not None:
             familiar = [name for name in UNFAMILIAR if name in said.available]
             # On what was said before calibration, which therefore can't disturb the promise.
@@ -236,7 +236,7 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
             learner = self._trained(X[seen], codes[seen], weights, int(seed), self.epochs)
             said.append(learner.said(X[~seen]))
         order = np.concatenate([np.flatnonzero(fold == number) for number in range(FOLDS)])
-        return calibrated(joined(said), torch.from_numpy(codes[order]))
+        return calibration.fit(joined(said), torch.from_numpy(codes[order]))
 
     def _trained(
         self, X: Array, codes: Array, weights: Tensor | None, seed: int, epochs: int

@@ -12,13 +12,12 @@ import torch
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from dubito import calibration
 from dubito.data import Arrays
 from dubito.methods import Method
 from dubito.prediction import Prediction
 from dubito.training import Settings, fit
 
-__all__ = ["Adjusted", "Array", "Learner", "calibrated", "joined"]
+__all__ = ["Adjusted", "Array", "Learner", "joined"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 AT_ONCE = 4096  # samples that are predicted together
@@ -135,14 +134,3 @@ def joined(parts: Sequence[Prediction]) -> Prediction:
     if hasattr(parts[0], "alpha"):
         return Prediction.from_alpha(torch.cat([p.alpha for p in parts]), prior=parts[0].prior)
     return Prediction.from_probs(torch.cat([part.probs for part in parts]))
-
-
-def calibrated(said: Prediction, labels: Tensor) -> calibration.Calibration:
-    """The calibration with one imagined error more, at the median confidence.
-
-    As in the rule of succession: without it samples that are all right would ask for certainty.
-    """
-    middle = said.max_prob.argsort()[len(labels) // 2]
-    runner_up = said.probs[middle].topk(2).indices[1]
-    places = torch.cat([torch.arange(len(labels)), middle[None]])
-    return calibration.fit(said[places], torch.cat([labels, runner_up[None]]))
