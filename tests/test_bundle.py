@@ -18,8 +18,8 @@ from torch import nn
 from dubito import backbones, bundle, calibration, data, evaluation, methods, runs
 from dubito.bundle import Column, Columns, Preprocessing, Promise
 from dubito.methods import METHODS
+from dubito.methods.weighted import Weighted, balanced
 from dubito.policy import Bound, Policy
-from dubito.runs._weighted import Weighted, balanced
 from dubito.training import CheckpointError
 
 TRAINING = {"epochs": 12, "batch_size": 32, "learning_rate": 0.005, "patience": 0}

@@ -151,6 +151,19 @@ def _in_range(labels: Tensor, classes: int, ignore_index: int | None) -> None:
         raise ValueError(f"target must hold labels from 0 to {classes - 1}{extra}, but has {seen}")
 
 
+def labels(target: Tensor, shape: torch.Size, classes: int, predictions: str) -> None:
+    """An error unless the labels are integers of a shape, which `predictions` words, in range."""
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, not {target.dtype}")
+    if target.shape != shape:
+        raise ValueError(f"labels have shape {tuple(target.shape)}, but {predictions}")
+    if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < classes:
+        raise ValueError(
+            f"labels must be from 0 to {classes - 1}, "
+            f"but span [{int(target.min())}, {int(target.max())}]"
+        )
+
+
 def _soft(y: Tensor, alpha: Tensor) -> Tensor:
     if y.shape != alpha.shape:
         raise TypeError(

@@ -231,19 +231,9 @@ def _labels(labels: Tensor, values: Tensor) -> Tensor:
     """Labels (N,) that fit values (N, K)."""
     if values.ndim != 2 or not len(values):
         raise ValueError(f"predictions have shape {tuple(values.shape)}; expected (N, K), N >= 1")
-    target = _checks.tensor(labels, "labels")
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, not {target.dtype}")
-    if target.shape != values.shape[:1]:
-        raise ValueError(
-            f"labels have shape {tuple(target.shape)}, but {len(values)} predictions "
-            f"need ({len(values)},)"
-        )
-    if not 0 <= int(target.min()) <= int(target.max()) < values.shape[-1]:
-        raise ValueError(
-            f"labels must be from 0 to {values.shape[-1] - 1}, but span "
-            f"[{int(target.min())}, {int(target.max())}]"
-        )
+    target, count = _checks.tensor(labels, "labels"), len(values)
+    need = f"{count} predictions need ({count},)"
+    _checks.labels(target, values.shape[:1], values.shape[-1], need)
     return target.long().to(values.device)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dubito import metrics
+from dubito import _checks, metrics
 from dubito.prediction import Prediction
 
 __all__ = ["DETECTION", "calibration", "misclassification", "ood_detection"]
@@ -103,18 +103,6 @@ def calibration(alpha: Alpha, labels: Tensor | np.ndarray, bins: int = 15) -> di
 
 
 def _labels(labels: Tensor | np.ndarray, said: Prediction) -> Tensor:
-    checked = _tensor(labels)
-    if checked.is_floating_point() or checked.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, not {checked.dtype}")
-    if checked.shape != said.label.shape:
-        raise ValueError(
-            f"labels have shape {tuple(checked.shape)}, "
-            f"but the predictions {tuple(said.label.shape)}"
-        )
-    classes = said.probs.shape[-1]
-    if checked.numel() and not 0 <= int(checked.min()) <= int(checked.max()) < classes:
-        raise ValueError(
-            f"labels must be from 0 to {classes - 1}, "
-            f"but span [{int(checked.min())}, {int(checked.max())}]"
-        )
+    checked, shape = _tensor(labels), said.label.shape
+    _checks.labels(checked, shape, said.probs.shape[-1], f"the predictions {tuple(shape)}")
     return checked.to(said.label.device)

@@ -369,20 +369,8 @@ def _one_axis(said: Prediction) -> None:
 
 def _checked_labels(said: Prediction, labels: Labels) -> Tensor:
     _one_axis(said)
-    checked = torch.as_tensor(labels)
-    if checked.is_floating_point() or checked.is_complex() or checked.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, not {checked.dtype}")
-    if checked.shape != said.label.shape:
-        raise ValueError(
-            f"labels have shape {tuple(checked.shape)}, but {len(said)} predictions "
-            f"need ({len(said)},)"
-        )
-    classes = said.probs.shape[-1]
-    if not 0 <= int(checked.min()) <= int(checked.max()) < classes:
-        raise ValueError(
-            f"labels must be from 0 to {classes - 1}, "
-            f"but span [{int(checked.min())}, {int(checked.max())}]"
-        )
+    checked, need = torch.as_tensor(labels), f"{len(said)} predictions need ({len(said)},)"
+    _checks.labels(checked, said.label.shape, said.probs.shape[-1], need)
     return checked.to(said.label.device)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("numba")
 
-from dubito import kernels, losses
+from dubito import _eager, kernels, losses
 from dubito.kernels import function
 from tests.kernels.samples import alphas, is_fused, labels
 
@@ -94,11 +94,11 @@ def test_modes_that_look_at_every_operation() -> None:
     from torch.autograd.forward_ad import dual_level
     from torch.utils.flop_counter import FlopCounterMode
 
-    assert function._transparent()
+    assert _eager.plainly()
     for mode in (FakeTensorMode(), FlopCounterMode(display=False), dual_level()):
         with mode:
-            assert not function._transparent()
-    assert function._transparent()
+            assert not _eager.plainly()
+    assert _eager.plainly()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -27,7 +27,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from dubito import _checks, backbones, calibration, methods
-from dubito.estimator._learner import Array, Learner, joined
+from dubito.bundle import joined
+from dubito.estimator._learner import Array, Learner
 from dubito.measures import MEASURES
 from dubito.methods import Method
 from dubito.policy import UNFAMILIAR, Decision, Policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from dubito.data import Arrays
 from dubito.methods import Method
+from dubito.methods.weighted import Weighted
 from dubito.prediction import Prediction
 from dubito.training import Settings, fit
 
-__all__ = ["Adjusted", "Array", "Learner", "joined"]
+__all__ = ["Adjusted", "Array", "Learner"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 AT_ONCE = 4096  # samples that are predicted together
@@ -84,53 +85,18 @@ class Learner:
         return {**self.__dict__, "network": network}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adjusted(Method):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Adjusted(Weighted):
     """A method with class weights, which goes on after the epochs trained `before`."""
 
-    method: Method
-    class_weight: Tensor | None = None
     before: int = 0
-
-    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The method's."""
-        return self.method.inputs(x, generator)
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """The method's, of the epoch counted from the first one."""
         return self.method.weights(epoch + self.before, epochs + self.before)
-
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The method's terms, each sample's times the weight of its class."""
-        terms = self.method.terms_of(outputs, target)
-        if self.class_weight is None:
-            return terms
-        weight = self.class_weight.to(outputs.device)[target]
-        return {name: weight * term for name, term in terms.items()}
-
-    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The method's own, which may be faster, where nothing is weighted."""
-        if self.class_weight is None:
-            return self.method.loss_of(outputs, target, weights)
-        return super().loss_of(outputs, target, weights)
-
-    def outputs_for(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The method's."""
-        return self.method.outputs_for(model, x)
-
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """The method's."""
-        return self.method.prediction(outputs)
 
 
 def _rows(X: Array) -> Array:
     """Samples (N, C, *) as rows of C values: a channel is standardised as a whole."""
     rows: Array = np.moveaxis(X, 1, -1).reshape(-1, X.shape[1])
     return rows
-
-
-def joined(parts: Sequence[Prediction]) -> Prediction:
-    """The predictions of one method, one after the other; probabilities where it has no alpha."""
-    if hasattr(parts[0], "alpha"):
-        return Prediction.from_alpha(torch.cat([p.alpha for p in parts]), prior=parts[0].prior)
-    return Prediction.from_probs(torch.cat([part.probs for part in parts]))

@@ -16,7 +16,6 @@ What a method does not have is absent. An infinity is the word "inf".
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,10 +33,11 @@ from dubito.experiments._humans import against_people
 from dubito.experiments._recipe import Cell, Recipe
 from dubito.experiments._watch import trajectory
 from dubito.prediction import Prediction
+from dubito.report.files import plain
 from dubito.runs import Evaluation, Plan, Run
 from dubito.training.loop import METRICS
 
-__all__ = ["FORMAT", "Record", "check_sources", "plain", "record"]
+__all__ = ["FORMAT", "Record", "check_sources", "record"]
 
 FORMAT = 1
 #: of what `runs.evaluate` gives, what stands elsewhere in a record or changes from run to run
@@ -176,18 +176,3 @@ def _people(recipe: Recipe, folder: Path) -> Tensor:
         return human_counts()
     path = folder / _quick.HUMANS
     return read_counts(Blob(path, path.read_bytes()))
-
-
-def plain(values: Any, where: str = "result") -> Any:
-    """The same with infinities as the words that json lacks; a NaN is an error that says where.
-
-    >>> plain({"nll": [1.0, float("inf")]})
-    {'nll': [1.0, 'inf']}
-    """
-    if isinstance(values, Mapping):
-        return {key: plain(value, f"{where}.{key}") for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [plain(value, f"{where}[{i}]") for i, value in enumerate(values)]
-    if isinstance(values, float) and math.isnan(values):
-        raise ValueError(f"{where} is not a number")
-    return str(values) if isinstance(values, float) and math.isinf(values) else values

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dubito import _checks
+from dubito import _checks, _eager
 
 __all__ = [
     "MODES",
@@ -264,7 +264,7 @@ def _takes(logits: Tensor, target: Tensor, class_weight: Tensor | None, evidence
 def _takes_logits(logits: Tensor, evidence: str) -> bool:
     if not (isinstance(logits, Tensor) and logits.device.type == _DEVICE and _on_gpu()):
         return False
-    if not torch.compiler.is_compiling() and not _untransformed():
+    if not torch.compiler.is_compiling() and not _eager.untransformed():
         return False
     if logits.dtype not in _HALVES_AND_SINGLE or logits.ndim == 0 or logits.shape[-1] < 2:
         return False
@@ -286,11 +286,3 @@ def _fits_classes(logits: Tensor, class_weight: Tensor | None) -> bool:
         return True
     here = isinstance(class_weight, Tensor) and class_weight.device == logits.device
     return here and class_weight.shape == logits.shape[-1:] and not class_weight.requires_grad
-
-
-def _untransformed() -> bool:
-    """Whether nobody maps, and nobody differentiates forwards."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is None
-        and torch.autograd.forward_ad._current_level < 0
-    )

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito import _eager
 from dubito.kernels import Plain, Weights
 from dubito.kernels.blocks import block_rows
 from dubito.kernels.cpu import compiled
@@ -46,7 +47,7 @@ def _loss(
     ignore_index: int,
     reduction: str,
 ) -> Tensor | None:
-    if not (_transparent() and _applies(alpha, target, class_weight)):
+    if not (_eager.plainly() and _applies(alpha, target, class_weight)):
         return None
     numbers = _numbers(weights)
     if numbers is None:
@@ -63,16 +64,6 @@ def _loss(
 
 
 # --- where it applies ----------------------------------------------------------------------------
-
-
-def _transparent() -> bool:
-    """Whether tensors are what they seem: nobody traces, fakes, maps or differentiates forwards."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._get_tracing_state() is None
-        and torch.autograd.forward_ad._current_level < 0
-    )
 
 
 def _constant(values: object) -> bool:

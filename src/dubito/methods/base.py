@@ -165,3 +165,44 @@ class EvidenceMethod(Method):
     def prediction(self, outputs: Tensor) -> Prediction:
         """Dir(evidence + 1)."""
         return Prediction.from_logits(outputs, self.evidence)
+
+
+class Delegate(Method):
+    """What methods around another one share: all that is about the network is the other's."""
+
+    method: Method
+
+    @property
+    def dropout(self) -> float | None:
+        """The other's."""
+        return self.method.dropout
+
+    def outputs(self, classes: int) -> int:
+        """The other's."""
+        return self.method.outputs(classes)
+
+    def model(
+        self, backbone: nn.Module, classes: int, class_counts: Counts | None = None
+    ) -> nn.Module:
+        """The other's."""
+        return self.method.model(backbone, classes, class_counts)
+
+    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The other's."""
+        return self.method.inputs(x, generator)
+
+    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
+        """The other's weight of each term."""
+        return self.method.weights(epoch, epochs)
+
+    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The other's: {name: (..., N)}."""
+        return self.method.terms_of(outputs, target)
+
+    def outputs_for(self, model: nn.Module, x: Tensor) -> Tensor:
+        """The other's."""
+        return self.method.outputs_for(model, x)
+
+    def prediction(self, outputs: Tensor) -> Prediction:
+        """The other's."""
+        return self.method.prediction(outputs)

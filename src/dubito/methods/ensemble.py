@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.methods.base import Counts, Method
+from dubito.methods.base import Counts, Delegate, Method
 from dubito.prediction import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ensemble(Method):
+class Ensemble(Delegate):
     """`size` networks of the method `member`, made with the hyperparameters `options`.
 
     A prediction holds the members' expected probabilities as samples, so that their disagreement is
@@ -44,15 +44,6 @@ class Ensemble(Method):
             raise ValueError(f"size must be at least 1, not {self.size!r}")
         object.__setattr__(self, "method", method(self.member, **self.options))
 
-    @property
-    def dropout(self) -> float | None:
-        """The members'."""
-        return self.method.dropout
-
-    def outputs(self, classes: int) -> int:
-        """The members'."""
-        return self.method.outputs(classes)
-
     def model(
         self, backbone: nn.Module, classes: int, class_counts: Counts | None = None
     ) -> nn.Module:
@@ -60,22 +51,10 @@ class Ensemble(Method):
         backbones = [backbone, *(redrawn(backbone) for _ in range(self.size - 1))]
         return Members([self.method.model(one, classes, class_counts) for one in backbones])
 
-    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The members'."""
-        return self.method.inputs(x, generator)
-
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The members' weight of each term."""
-        return self.method.weights(epoch, epochs)
-
     def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The mean of the members' terms: outputs (M, N, K) -> {name: (N,)}."""
         values = self.method.terms_of(outputs, target.expand(len(outputs), *target.shape))
         return {name: value.mean(0) for name, value in values.items()}
-
-    def outputs_for(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The members'."""
-        return self.method.outputs_for(model, x)
 
     def prediction(self, outputs: Tensor) -> Prediction:
         """The members' expected probabilities as samples, of outputs (M, N, K)."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["folder", "json_text", "write"]
+__all__ = ["folder", "json_text", "plain", "write"]
 
 
 def folder(path: Path) -> Path:
@@ -45,12 +45,19 @@ def json_text(value: Any) -> str:
     >>> json_text({"nll": math.inf})
     '{\\n  "nll": "inf"\\n}\\n'
     """
-    return json.dumps(_without_infinity(value), indent=2, allow_nan=False) + "\n"
+    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 
 
-def _without_infinity(value: Any) -> Any:
+def plain(value: Any, where: str = "result") -> Any:
+    """The same with infinities as the words that json lacks; a NaN is an error that says where.
+
+    >>> plain({"nll": [1.0, float("inf")]})
+    {'nll': [1.0, 'inf']}
+    """
     if isinstance(value, Mapping):
-        return {key: _without_infinity(inner) for key, inner in value.items()}
+        return {key: plain(inner, f"{where}.{key}") for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_infinity(inner) for inner in value]
+        return [plain(inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError(f"{where} is not a number")
     return str(value) if isinstance(value, float) and math.isinf(value) else value

@@ -17,6 +17,7 @@ from dubito import data
 from dubito.bundle import Preprocessing, Promise
 from dubito.data import Arrays
 from dubito.methods import Method
+from dubito.methods.weighted import Weighted, balanced
 from dubito.report import files
 from dubito.runs import _folder
 from dubito.runs._config import AUTO, Config, configure
@@ -24,7 +25,6 @@ from dubito.runs._data import fingerprint, prepared, training_table
 from dubito.runs._finish import finish, finish_again, promised
 from dubito.runs._folder import Facts, Recorded
 from dubito.runs._scalars import Callback, told
-from dubito.runs._weighted import Weighted, balanced
 from dubito.training import CheckpointError, fit_many, parallel
 from dubito.training.loop import CHECKPOINT, Watch
 from dubito.training.run import Source
