@@ -79,6 +79,20 @@ def test_samples_disagree() -> None:
     assert Prediction.from_samples(certain).mutual_information.item() == pytest.approx(0.6931472)
 
 
+@pytest.mark.parametrize("least", [1e-30, 1e-38, 1e-42, 1e-45])
+def test_samples_may_be_as_small_as_numbers_get(least: float) -> None:
+    """One of them far below their mean, or all of them at what rounds to nothing."""
+    for samples in ([[1 - least, least], [0.5, 0.5]], [[1.0, least], [1.0, 0.0], [1.0, 0.0]]):
+        probs = torch.tensor(samples).requires_grad_()
+        found = Prediction.from_samples(probs).mutual_information
+        wide = probs.detach().double()
+        exact = torch.special.entr(wide.mean(0)).sum() - torch.special.entr(wide).sum(-1).mean()
+        torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-37)
+        found.backward()
+        assert probs.grad is not None
+        assert not probs.grad[probs > 1e-37].isnan().any()
+
+
 @pytest.mark.parametrize(
     "said",
     [Prediction.from_alpha(ALPHA), Prediction.from_probs(PROBS[0]), Prediction.from_samples(PROBS)],

@@ -170,10 +170,16 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 def _disagreement(said: Prediction) -> Tensor:
-    """The mean divergence of the samples from their mean, of terms that are never negative."""
-    held = said.samples > 0
-    ratio = said.probs / torch.where(held, said.samples, 1)
-    gaps = said.samples * log_gap(ratio - 1, torch.where(held, ratio, 1))
+    """The mean divergence of the samples from their mean, of terms that are never negative.
+
+    A sample far below the mean has its logarithm apart: the ratio may not be a number any more.
+    """
+    held = (said.samples > 0) & (said.probs > 0)  # the mean of the least numbers may be 0
+    samples, mean = torch.where(held, said.samples, 1), torch.where(held, said.probs, 1)
+    far = mean > 2 * samples
+    close = torch.where(far, 1, mean) / torch.where(far, 1, samples)
+    apart = mean - samples + samples * (samples.log() - mean.log())
+    gaps = torch.where(far, apart, samples * log_gap(close - 1, close))
     return torch.where(held, gaps, said.probs).sum(-1).mean(0)
 
 

@@ -63,7 +63,11 @@ def logits_like(*shape: int, seed: int = 0, scale: float = 4.0) -> Tensor:
 
 
 def fused(
-    weights: dict[str, float], logits: Tensor, target: Tensor, **options: object
+    weights: dict[str, float],
+    logits: Tensor,
+    target: Tensor,
+    operator: str = "evidential_loss",
+    **options: object,
 ) -> tuple[Tensor, Tensor]:
     """The operator itself: the loss and the sums of the terms."""
     numbers = [weights.get(name, 0.0) for name in Weights._fields]
@@ -76,7 +80,7 @@ def fused(
         "ignore_index": -100,
         "reduction": "none",
     }
-    value, sums, *_ = torch.ops.dubito.evidential_loss(
+    value, sums, *_ = getattr(torch.ops.dubito, operator)(
         logits,
         target,
         numbers=numbers,
@@ -356,8 +360,37 @@ def test_a_graph_that_is_kept_gives_the_same_twice() -> None:
     logits = logits_like(6, 4).requires_grad_()
     value = IEDLLoss()(logits, labels(6, classes=4).to(DEVICE))
     (first,) = torch.autograd.grad(3 * value, logits, retain_graph=True)
-    (second,) = torch.autograd.grad(3 * value, logits)
-    assert torch.equal(first, second)
+    held = first.clone()
+    (second,) = torch.autograd.grad(3 * value, logits, retain_graph=True)
+    assert torch.equal(first, held)
+    torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-9)
+    (third,) = torch.autograd.grad(value, logits)
+    torch.testing.assert_close(3 * third, first, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weights", [IEDL, EDL["mse"]], ids=["iedl", "edl"])
+@pytest.mark.parametrize("shape", [(1500, 5), (3, 1000), (4, 2)])
+def test_one_pass_is_as_good_as_two(
+    shape: tuple[int, int], weights: dict[str, float], reduction: str
+) -> None:
+    """Over several programs, with labels left out, weights of classes, and a class that has all."""
+    logits, target = logits_like(*shape), labels(shape[0], classes=shape[1]).to(DEVICE)
+    logits[0, 1], logits[-1, 0] = 1e6, 1e30
+    target[::3] = -100
+    class_weight = torch.linspace(0.5, 2, shape[1]).to(DEVICE)
+    found, slopes = [], []
+    for operator in ("evidential_loss", "evidential_loss_once"):
+        leaf = logits.clone().requires_grad_()
+        value, sums = fused(
+            weights, leaf, target, operator=operator, reduction=reduction, class_weight=class_weight
+        )
+        found.append((value.detach(), sums))
+        slopes.append(torch.autograd.grad(0.7 * value, leaf)[0])
+    torch.testing.assert_close(*found, rtol=2e-6, atol=0)
+    least = torch.finfo(torch.float32).tiny
+    error = (slopes[0] - slopes[1]).abs() / slopes[0].abs().amax(-1, keepdim=True).clamp(min=least)
+    assert error.max() < 2e-6
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -373,6 +406,9 @@ def test_operators_are_what_they_say() -> None:
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     given = (logits, target, *rest, "none")
     torch.library.opcheck(triton_ops.evidential_loss, given, test_utils=tests)
+    torch.library.opcheck(triton_ops.evidential_loss_once, (*given[:-1], "sum"), test_utils=tests)
+    rescaled = (logits.detach().clone(), moving[0])
+    torch.library.opcheck(triton_ops.evidential_rescale, rescaled, test_utils=tests)
     measured = (logits.detach(), "softplus")
     torch.library.opcheck(triton_ops.evidential_measures, measured, test_utils=tests)
 

@@ -184,11 +184,11 @@ def fused_from_logits(
     if not _takes(logits, target, class_weight, evidence):
         return None
     numbers, places, moving = _split(weights, logits)
-    found = torch.ops.dubito.evidential_loss(
+    found = _operator(logits, target, reduction)(
         logits, target, class_weight, moving, numbers, places, _columns(tuple(weights)),
         growth, evidence, ignore_index, reduction,
     )  # fmt: skip
-    return found[0]  # type: ignore[no-any-return]
+    return found[0]
 
 
 def fused_terms(
@@ -208,10 +208,20 @@ def fused_terms(
     columns = _columns(names)
     numbers = [float(name in names) for name in Weights._fields]
     places = [column if column >= 0 else -2 for column in columns]
-    loss, sums, *_ = torch.ops.dubito.evidential_loss(
+    loss, sums, *_ = _operator(logits, target, "sum")(
         logits, target, None, weights, numbers, places, columns, growth, evidence, -100, "sum"
     )
     return loss, sums
+
+
+def _operator(logits: Tensor, target: Tensor, reduction: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The loss alone, or with its gradient in the same pass."""
+    if not torch.compiler.is_compiling():
+        from dubito.kernels.triton_ops import in_one_pass
+
+        if in_one_pass(logits, target, reduction):
+            return torch.ops.dubito.evidential_loss_once
+    return torch.ops.dubito.evidential_loss
 
 
 def _columns(names: Sequence[str]) -> list[int]:

@@ -17,7 +17,7 @@ from dubito.kernels.triton_rows import PLAIN, Numbers, gathered, load, offsets, 
 
 
 @triton.jit
-def _target(
+def target_of(
     target: tl.tensor, class_weight: tl.tensor, rows: tl.tensor, inside: tl.tensor,
     ignored: tl.tensor, K: tl.constexpr, BY_CLASS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
@@ -34,7 +34,7 @@ def _target(
 
 
 @triton.jit
-def _evidence(
+def evidence_of(
     start: tl.tensor, label: tl.tensor, inside: tl.tensor, class_stride: tl.tensor,
     K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr,
     KNOWN: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr,
@@ -60,7 +60,7 @@ def _evidence(
 
 
 @triton.jit
-def _sums(
+def sums_of(
     start: tl.tensor, label: tl.tensor, most: tl.tensor, inside: tl.tensor, class_stride: tl.tensor,
     K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr,
     KNOWN: tl.constexpr, FUNCTION: tl.constexpr, WHICH: tl.constexpr, VALUE: tl.constexpr,
@@ -103,16 +103,16 @@ def _of_labels(
     K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr, R: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The terms of rows, and their weights."""
-    label, weight = _target(target, class_weight, rows, inside, ignored, K, BY_CLASS)
+    label, weight = target_of(target, class_weight, rows, inside, ignored, K, BY_CLASS)
     own = start + tl.maximum(label, 0) * class_stride
     e = tm.evidence(tl.load(own, inside, 0.0).to(tl.float32), FUNCTION)
     most = e
     if WHICH[4]:
-        total = _evidence(
+        total = evidence_of(
             start, label, inside, class_stride, K, C, BLOCKS, TAIL, KNOWN, FUNCTION, R
         )
         most = labels.limit(e, total, K)
-    s = _sums(
+    s = sums_of(
         start, label, most, inside, class_stride,
         K, C, BLOCKS, TAIL, KNOWN, FUNCTION, WHICH, True, R,
     )  # fmt: skip
@@ -135,7 +135,7 @@ def _of_soft(
 
 
 @triton.jit
-def _add(acc: tl.tensor, t: tl.tensor, weight: tl.tensor) -> tl.tensor:
+def add(acc: tl.tensor, t: tl.tensor, weight: tl.tensor) -> tl.tensor:
     """Add terms times weights to what there is; a weight of 0 hides all."""
     off = weight == 0.0
     return Numbers(
@@ -186,7 +186,7 @@ def forward(
             each = tl.where(weight == 0.0, 0.0, weight * weighted(w, t, AT))
             tl.store(losses + rows, each, inside)
         weight_acc += weight
-        acc = _add(acc, t, weight)
+        acc = add(acc, t, weight)
         tile += programs
     if SINGLE:
         total = Numbers(
@@ -204,10 +204,11 @@ def forward(
 
 
 @triton.jit
-def _store(
+def store(
     out: tl.tensor, slope: tl.tensor, j: tl.tensor, inside: tl.tensor, class_stride: tl.tensor,
     K: tl.constexpr, DENSE: tl.constexpr,
 ) -> None:  # fmt: skip
+    """Store slopes (R, C) of classes j (C,)."""
     steps = j if DENSE else j * class_stride
     tl.store(out[:, None] + steps[None, :], slope, inside[:, None] & (j < K)[None, :])
 
@@ -246,7 +247,7 @@ def backward(
     inside = rows < count
     begin = offsets(rows, row_stride, outer_stride, inner, FLAT)
     start = logits + begin
-    label, weight = _target(target, class_weight, rows, inside, ignored, K, BY_CLASS)
+    label, weight = target_of(target, class_weight, rows, inside, ignored, K, BY_CLASS)
     w = _row_weights(weight, grad, scale, rows, inside, moving, numbers, growth, AT, EACH)
     own = start + tl.maximum(label, 0) * class_stride
     e = tm.evidence(tl.load(own, inside, 0.0).to(tl.float32), FUNCTION)
@@ -256,16 +257,16 @@ def backward(
         if not WHICH[1]:  # what was kept has everything in it: seldom is it a class too much
             apart = tl.sum(tl.where(inside & (s.top > most), 1, 0), 0)
             if apart > 0:
-                s = _sums(
+                s = sums_of(
                     start, label, most, inside, class_stride,
                     K, C, BLOCKS, TAIL, KNOWN, FUNCTION, WHICH, False, R,
                 )  # fmt: skip
     else:
-        total = _evidence(
+        total = evidence_of(
             start, label, inside, class_stride, K, C, BLOCKS, TAIL, KNOWN, FUNCTION, R
         )
         most = labels.limit(e, total, K)
-        s = _sums(
+        s = sums_of(
             start, label, most, inside, class_stride,
             K, C, BLOCKS, TAIL, KNOWN, FUNCTION, WHICH, False, R,
         )  # fmt: skip
@@ -278,18 +279,18 @@ def backward(
         if TAIL > 0:
             x = load(start, rest, inside, class_stride, K, KNOWN)
             more = labels.gradient(g, w, x, rest, label, most, FUNCTION, WHICH)
-            _store(out, more, rest, inside, class_stride, K, DENSE)
-        _store(out, slope, j, inside, class_stride, K, DENSE)
+            store(out, more, rest, inside, class_stride, K, DENSE)
+        store(out, slope, j, inside, class_stride, K, DENSE)
     else:
         for block in range(BLOCKS):
             at = block * C + j
             x = load(start, at, inside, class_stride, K, KNOWN)
             slope = labels.gradient(g, w, x, at, label, most, FUNCTION, WHICH)
-            _store(out, slope, at, inside, class_stride, K, DENSE)
+            store(out, slope, at, inside, class_stride, K, DENSE)
         if TAIL > 0:
             x = load(start, rest, inside, class_stride, K, KNOWN)
             slope = labels.gradient(g, w, x, rest, label, most, FUNCTION, WHICH)
-            _store(out, slope, rest, inside, class_stride, K, DENSE)
+            store(out, slope, rest, inside, class_stride, K, DENSE)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -323,10 +324,10 @@ def backward_soft(
         x = load(start, at, inside, class_stride, K, KNOWN)
         y = load(y_start, at, inside, y_class, K, KNOWN)
         slope = soft.gradient(s, w, x, y, K, FUNCTION, WHICH, AT)
-        _store(out, slope, at, inside, class_stride, K, DENSE)
+        store(out, slope, at, inside, class_stride, K, DENSE)
     if TAIL > 0:
         rest = BLOCKS * C + tl.arange(0, TAIL)
         x = load(start, rest, inside, class_stride, K, KNOWN)
         y = load(y_start, rest, inside, y_class, K, KNOWN)
         slope = soft.gradient(s, w, x, y, K, FUNCTION, WHICH, AT)
-        _store(out, slope, rest, inside, class_stride, K, DENSE)
+        store(out, slope, rest, inside, class_stride, K, DENSE)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,108 +13,15 @@ from dubito import _checks
 from dubito._evidence import EVIDENCE
 from dubito._forms import evaluate
 from dubito._reduction import reduced
-from dubito.kernels import Weights, triton_loss, triton_math, triton_measures, triton_rows
-
-#: classes up to which a row stays in one thread
-FEW = 32
-# the interpreter takes as long for one row as for many
-_LEAST_ROWS = 1 if triton_math.COMPILED.value else 256
-
-
-class Plan(NamedTuple):
-    """How the classes are cut into blocks, and how many rows a program takes at once."""
-
-    K: int
-    C: int
-    BLOCKS: int
-    TAIL: int
-    R: int
-    KNOWN: bool
-    """the class stride is 1, and the lanes lie along the classes"""
-    warps: int
-
-
-@cache
-def plan(classes: int, class_stride: int) -> Plan:
-    """For a number of classes.
-
-    Few of them stay in one thread, as two blocks where one would be longer; many are spread over
-    the threads of a warp, and more than that over several warps and blocks.
-
-    >>> plan(19, 1)[:4], plan(1000, 1)[:4], plan(10_000, 1)[:4]
-    ((19, 16, 1, 4), (1000, 1024, 1, 0), (10000, 1024, 9, 1024))
-    """
-    known = classes > FEW and class_stride == 1
-    most = 1024 if known else FEW if classes <= FEW else 16
-    block = min(most, 1 << (classes.bit_length() - 1))
-    rest = classes % block
-    tail = 1 << (rest - 1).bit_length() if rest else 0
-    if tail == block < most:  # one block of twice the length is as long
-        block, tail = 2 * block, 0
-    rows = max(_LEAST_ROWS, 1024 // block if known else 64)
-    warps = 4 if classes > 1024 else 2
-    return Plan(classes, block, -(-(classes - tail) // block), tail, rows, known, warps)
-
-
-class Layout(NamedTuple):
-    """Where rows of a tensor lie: `inner` of them evenly spaced, then a jump unless flat."""
-
-    inner: int
-    class_stride: int
-    row_stride: int
-    outer_stride: int
-    flat: bool
-
-
-def layout(tensor: Tensor) -> Layout | None:
-    """The layout of (..., K), or None where one jump does not do, or 32 bits for the classes."""
-    if tensor.stride(-1) * tensor.shape[-1] >= 1 << 31:
-        return None
-    axes: list[tuple[int, int]] = []
-    for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
-        if size == 1:
-            continue
-        if axes and axes[-1][1] == stride * size:
-            axes[-1] = (axes[-1][0] * size, stride)
-        else:
-            axes.append((size, stride))
-    if len(axes) > 2:
-        return None
-    (outer, jump), (inner, step) = [(1, 0), (1, 0), *axes][-2:]
-    return Layout(inner, tensor.stride(-1), step, jump, outer == 1)
-
-
-def _targets(target: Tensor, soft: bool, known: bool) -> tuple[Tensor, Layout]:
-    """Labels one after the other, or soft targets where they lie."""
-    if not soft:
-        return target.contiguous(), Layout(1, 0, 0, 0, True)
-    if known and target.stride(-1) != 1:
-        target = target.contiguous()
-    return _laid_out(target)
-
-
-def _laid_out(tensor: Tensor) -> tuple[Tensor, Layout]:
-    found = layout(tensor)
-    if found is None:
-        tensor = tensor.contiguous()
-        found = layout(tensor)
-        assert found is not None
-    return tensor, found
-
-
-@cache
-def _programs(device: torch.device) -> int:
-    """Programs that add up rows one after the other."""
-    if device.type != "cuda":
-        return 2
-    return 16 * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
+from dubito.kernels import (
+    Weights,
+    triton_loss,
+    triton_math,
+    triton_measures,
+    triton_once,
+    triton_rows,
+)
+from dubito.kernels.triton_plan import FEW, laid_out, layout, on, plan, programs_on, targets
 
 
 def _which(places: Sequence[int], apart: bool, kept: bool) -> tuple[bool, ...]:
@@ -165,10 +70,10 @@ def evidential_loss(
     its sum. `growth` multiplies the terms that grow with the number of classes.
     """
     value, sums, scale, kept = _outputs(logits, columns, reduction)
-    held, where = _laid_out(logits)
+    held, where = laid_out(logits)
     blocks = plan(logits.shape[-1], where.class_stride)
     count = logits.numel() // blocks.K
-    programs = min(_programs(logits.device), -(-count // blocks.R))
+    programs = min(programs_on(logits.device), -(-count // blocks.R))
     each = reduction == "none"
     width = len(sums) + 1
     partial = sums if programs == 1 else sums.new_empty(programs, width)
@@ -177,8 +82,8 @@ def evidential_loss(
     shared = triton_rows.Numbers(*numbers)
     moved = scale if moving is None else moving
     soft = target.is_floating_point()
-    aim, lies = _targets(target, soft, blocks.KNOWN)
-    with _on(logits.device):
+    aim, lies = targets(target, soft, blocks.KNOWN)
+    with on(logits.device):
         triton_loss.forward[(programs,)](
             held, aim, moved if class_weight is None else class_weight, moved,
             value, kept, partial, sums, total, scale,
@@ -247,14 +152,14 @@ def evidential_gradient(
 ) -> Tensor:
     """The gradient of the logits, of the loss's gradient: a scalar, or one a row."""
     out = _like(logits)
-    held, where = _laid_out(logits)
+    held, where = laid_out(logits)
     blocks = plan(logits.shape[-1], where.class_stride)
     count = logits.numel() // blocks.K
     moved = scale if moving is None else moving
     soft = target.is_floating_point()
-    aim, lies = _targets(target, soft, blocks.KNOWN)
+    aim, lies = targets(target, soft, blocks.KNOWN)
     kernel: Any = triton_loss.backward_soft if soft else triton_loss.backward
-    with _on(logits.device):
+    with on(logits.device):
         kernel[(-(-count // blocks.R),)](
             held, aim, moved if class_weight is None else class_weight, moved,
             grad.contiguous(), scale, *(() if soft else (kept,)), out,
@@ -283,6 +188,108 @@ def _(grad: Any, scale: Any, kept: Any, logits: Any, target: Any, class_weight: 
     return _like(logits)
 
 
+# --- both in one pass ----------------------------------------------------------------------------
+
+_WEIGHERS = 256
+
+
+def in_one_pass(logits: Tensor, target: Tensor, reduction: str) -> bool:
+    """Whether `evidential_loss_once` is for this: rows in registers, and a gradient is wanted.
+
+    Numbers of half precision could not hold the gradient before a loss scale is multiplied in.
+    Compiled code would have to copy a gradient that is changed in place.
+    """
+    if torch.compiler.is_compiling() or reduction == "none" or target.is_floating_point():
+        return False
+    if not (torch.is_grad_enabled() and logits.requires_grad) or logits.dtype == torch.float16:
+        return False
+    held, where = laid_out(logits.detach())
+    return plan(held.shape[-1], where.class_stride).BLOCKS == 1
+
+
+@torch.library.custom_op(
+    "dubito::evidential_loss_once",
+    mutates_args=(),
+    schema=(
+        "(Tensor logits, Tensor target, Tensor? class_weight, Tensor? moving, float[] numbers,"
+        " int[] places, int[] columns, float growth, str evidence, int ignore_index,"
+        " str reduction) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+def evidential_loss_once(
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    moving: Tensor | None,
+    numbers: Sequence[float],
+    places: Sequence[int],
+    columns: Sequence[int],
+    growth: float,
+    evidence: str,
+    ignore_index: int,
+    reduction: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `evidential_loss`, of labels, reduced; and last the gradient of the logits."""
+    value, sums, scale, _ = _outputs(logits, columns, reduction)
+    out = _like(logits)
+    held, where = laid_out(logits)
+    blocks = plan(logits.shape[-1], where.class_stride)
+    count = logits.numel() // blocks.K
+    programs = min(programs_on(logits.device), -(-count // blocks.R))
+    weighers = min(_WEIGHERS, -(-count // 1024))
+    width = len(sums) + 1
+    partial = sums if programs == 1 else sums.new_empty(programs, width)
+    at, columns_at = tuple(places), tuple(columns)
+    shared, aim = triton_rows.Numbers(*numbers), target.contiguous()
+    moved = scale if moving is None else moving
+    by_class, mean = moved if class_weight is None else class_weight, reduction == "mean"
+    weighed = sums.new_empty(weighers) if mean and programs > 1 else scale
+    with on(logits.device):
+        if mean and programs > 1:
+            triton_once.weigh[(weighers,)](
+                aim, by_class, weighed, ignore_index, count, weighers,
+                blocks.K, class_weight is not None, 1024, num_warps=4,
+            )  # fmt: skip
+        triton_once.once[(programs,)](
+            held, aim, by_class, moved, out, weighed, partial, sums, value, scale,
+            shared, growth, _stirling(blocks.K), ignore_index, count, programs, weighers,
+            *where[:4],
+            at, columns_at, _which(places, True, False), triton_math.EVIDENCE[evidence],
+            class_weight is not None, mean, programs == 1, where.flat, blocks.KNOWN,
+            out.is_contiguous(), width, _WEIGHERS, blocks.K, blocks.C, blocks.TAIL, blocks.R,
+            num_warps=blocks.warps, num_stages=1,
+        )  # fmt: skip
+        if programs > 1:
+            triton_rows.finish[(1,)](
+                partial, moved, sums, value, scale, shared, programs,
+                at, columns_at, mean, width, 512, num_warps=4,
+            )  # fmt: skip
+    return value, sums, scale, out
+
+
+@evidential_loss_once.register_fake
+def _(
+    logits: Any, target: Any, class_weight: Any, moving: Any, numbers: Any, places: Any,
+    columns: Any, growth: Any, evidence: Any, ignore_index: Any, reduction: Any,
+) -> Any:  # fmt: skip
+    return *_outputs(logits, columns, reduction)[:3], _like(logits)
+
+
+@torch.library.custom_op("dubito::evidential_rescale", mutates_args=("gradient",))
+def evidential_rescale(gradient: Tensor, factor: Tensor) -> None:
+    """Multiply a gradient in place, of any dense strides."""
+    count = gradient.numel()
+    with on(gradient.device):
+        triton_once.rescale[(min(programs_on(gradient.device), -(-count // 2048)),)](
+            gradient, factor, count, 2048, num_warps=4
+        )
+
+
+@evidential_rescale.register_fake
+def _(gradient: Any, factor: Any) -> None:
+    return None
+
+
 # --- autograd ------------------------------------------------------------------------------------
 
 
@@ -298,13 +305,47 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
     logits, target, class_weight, moving, scale, kept = ctx.saved_tensors
     if grad is None:
         return (None,) * 11
-    if torch.is_grad_enabled():  # somebody wants the gradient's gradient, which plain torch has
-        value = _plain(logits, target, class_weight, moving, *ctx.given)
-        (slopes,) = torch.autograd.grad(value, logits, grad, create_graph=True)
-        return slopes, *(None,) * 10
+    if torch.is_grad_enabled():
+        return _second(logits, target, class_weight, moving, ctx.given, grad)
     slopes = torch.ops.dubito.evidential_gradient(
         grad.float(), scale, kept, logits, target, class_weight, moving, *ctx.given[:-1]
     )  # fmt: skip
+    return slopes, *(None,) * 10
+
+
+def _save_once(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    logits, target, class_weight, moving, numbers, places, _, growth, *options = inputs
+    ctx.save_for_backward(logits, target, class_weight, moving, output[2])
+    ctx.given = numbers, places, growth, *options
+    ctx.gradient = output[3]  # not saved: whoever takes it first may change it
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward_once(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    logits, target, class_weight, moving, scale = ctx.saved_tensors
+    slopes, ctx.gradient = ctx.gradient, None
+    if grad is None:
+        return (None,) * 11
+    if torch.is_grad_enabled():
+        return _second(logits, target, class_weight, moving, ctx.given, grad)
+    if slopes is None:  # a graph that was kept, and this is not the first time
+        slopes = torch.ops.dubito.evidential_gradient(
+            grad.float(), scale, scale.new_empty(0), logits, target, class_weight, moving,
+            *ctx.given[:-1],
+        )  # fmt: skip
+    else:
+        torch.ops.dubito.evidential_rescale(slopes, grad.float())
+    return slopes, *(None,) * 10
+
+
+def _second(
+    logits: Tensor, target: Tensor, class_weight: Tensor | None, moving: Tensor | None,
+    given: tuple[Any, ...], grad: Tensor,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Somebody wants the gradient's gradient, which plain torch has."""
+    value = _plain(logits, target, class_weight, moving, *given)
+    (slopes,) = torch.autograd.grad(value, logits, grad, create_graph=True)
     return slopes, *(None,) * 10
 
 
@@ -336,6 +377,7 @@ def _plain(
 
 
 evidential_loss.register_autograd(_backward, setup_context=_save)
+evidential_loss_once.register_autograd(_backward_once, setup_context=_save_once)
 
 
 # --- the measures --------------------------------------------------------------------------------
@@ -347,10 +389,10 @@ evidential_loss.register_autograd(_backward, setup_context=_save)
 def evidential_measures(logits: Tensor, evidence: str) -> Tensor:
     """Measures of alpha = evidence + 1, in the order of `triton_measures.NAMES`: (M, ...)."""
     out = _measured(logits)
-    held, where = _laid_out(logits)
+    held, where = laid_out(logits)
     blocks = plan(logits.shape[-1], where.class_stride)
     count = logits.numel() // blocks.K
-    with _on(logits.device):
+    with on(logits.device):
         triton_measures.measures[(-(-count // blocks.R),)](
             held, out, _stirling(blocks.K), math.lgamma(blocks.K), count, *where[:4],
             len(out) == len(triton_measures.NAMES), triton_math.EVIDENCE[evidence], where.flat,

@@ -1,0 +1,113 @@
+"""How the Triton kernels cut up their input: classes into blocks, rows into programs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dubito.kernels import triton_math
+
+#: classes up to which a row stays in one thread
+FEW = 32
+# the interpreter takes as long for one row as for many
+_LEAST_ROWS = 1 if triton_math.COMPILED.value else 256
+
+
+class Plan(NamedTuple):
+    """How the classes are cut into blocks, and how many rows a program takes at once."""
+
+    K: int
+    C: int
+    BLOCKS: int
+    TAIL: int
+    R: int
+    KNOWN: bool
+    """the class stride is 1, and the lanes lie along the classes"""
+    warps: int
+
+
+@cache
+def plan(classes: int, class_stride: int) -> Plan:
+    """For a number of classes.
+
+    Few of them stay in one thread, as two blocks where one would be longer; many are spread over
+    the threads of a warp, and more than that over several warps and blocks.
+
+    >>> plan(19, 1)[:4], plan(1000, 1)[:4], plan(10_000, 1)[:4]
+    ((19, 16, 1, 4), (1000, 1024, 1, 0), (10000, 1024, 9, 1024))
+    """
+    known = classes > FEW and class_stride == 1
+    most = 1024 if known else FEW if classes <= FEW else 16
+    block = min(most, 1 << (classes.bit_length() - 1))
+    rest = classes % block
+    tail = 1 << (rest - 1).bit_length() if rest else 0
+    if tail == block < most:  # one block of twice the length is as long
+        block, tail = 2 * block, 0
+    rows = max(_LEAST_ROWS, 1024 // block if known else 64)
+    return Plan(classes, block, -(-(classes - tail) // block), tail, rows, known, 2)
+
+
+class Layout(NamedTuple):
+    """Where rows of a tensor lie: `inner` of them evenly spaced, then a jump unless flat."""
+
+    inner: int
+    class_stride: int
+    row_stride: int
+    outer_stride: int
+    flat: bool
+
+
+def layout(tensor: Tensor) -> Layout | None:
+    """The layout of (..., K), or None where one jump does not do, or 32 bits for the classes."""
+    if tensor.stride(-1) * tensor.shape[-1] >= 1 << 31:
+        return None
+    axes: list[tuple[int, int]] = []
+    for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == stride * size:
+            axes[-1] = (axes[-1][0] * size, stride)
+        else:
+            axes.append((size, stride))
+    if len(axes) > 2:
+        return None
+    (outer, jump), (inner, step) = [(1, 0), (1, 0), *axes][-2:]
+    return Layout(inner, tensor.stride(-1), step, jump, outer == 1)
+
+
+def targets(target: Tensor, soft: bool, known: bool) -> tuple[Tensor, Layout]:
+    """Labels one after the other, or soft targets where they lie."""
+    if not soft:
+        return target.contiguous(), Layout(1, 0, 0, 0, True)
+    if known and target.stride(-1) != 1:
+        target = target.contiguous()
+    return laid_out(target)
+
+
+def laid_out(tensor: Tensor) -> tuple[Tensor, Layout]:
+    """A tensor with a layout, copied where it has none, and that layout."""
+    found = layout(tensor)
+    if found is None:
+        tensor = tensor.contiguous()
+        found = layout(tensor)
+        assert found is not None
+    return tensor, found
+
+
+@cache
+def programs_on(device: torch.device) -> int:
+    """Programs that add up rows one after the other."""
+    if device.type != "cuda":
+        return 2
+    return 16 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
