@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
+from typer.testing import CliRunner
 
 import dubito
-from dubito import losses
+from dubito import bundle, cli, losses
 from dubito.calibration import EvidenceScaling, Temperature
 from dubito.estimator import EvidentialClassifier
 from dubito.estimator._learner import Adjusted
@@ -409,3 +412,51 @@ def test_a_pickle_says_the_same(promising: Any, digits: Parts) -> None:
     assert (again.predict_proba(digits[2]) == promising.predict_proba(digits[2])).all()
     assert again.policy_ == promising.policy_
     assert repr(clone(again)) == repr(clone(promising))
+
+
+def test_it_saves_to_a_bundle_that_says_the_same(
+    promising: Any, digits: Parts, tmp_path: Path
+) -> None:
+    X = digits[2]
+    loaded = bundle.load(promising.save(tmp_path / "model"))
+    said = loaded.predict(X.astype(np.float32))
+    assert loaded.classes == tuple(str(name) for name in promising.classes_)
+    probs = loaded.calibrated(said).probs.numpy()
+    np.testing.assert_allclose(probs, promising.predict_proba(X), atol=1e-4)
+    agree = loaded.decide(said).codes == promising.decide(X).codes
+    assert agree.float().mean() > 0.99  # float32 may fall on the other side of a threshold
+
+
+def test_names_of_features_are_the_columns_of_a_saved_table(tmp_path: Path) -> None:
+    data = load_wine(as_frame=True)
+    model = EvidentialClassifier(**QUICK).fit(data.data, data.target_names[data.target])
+    folder = model.save(tmp_path / "wine")
+    table = tmp_path / "rows.csv"
+    data.data.iloc[:, ::-1].to_csv(table, index=False)  # columns are found by their names
+    answer = CliRunner().invoke(cli.app, ["predict", str(folder), str(table), "--format", "jsonl"])
+    rows = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert [row["label"] for row in rows] == list(model.predict(data.data))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_saves(method: str, wine: Parts, tmp_path: Path) -> None:
+    X, y, X_test, _ = wine
+    model = EvidentialClassifier(method, **QUICK | {"epochs": 2, "calibrate": False}).fit(X, y)
+    said = bundle.load(model.save(tmp_path / "model")).predict(X_test.astype(np.float32))
+    if method != "mc_dropout":  # which draws, and in another precision other numbers
+        np.testing.assert_allclose(said.probs.numpy(), model.predict_proba(X_test), atol=1e-4)
+    assert said.probs.shape == (len(X_test), 3)
+
+
+def test_a_module_of_ones_own_is_loaded_by_its_factory(wine: Parts, tmp_path: Path) -> None:
+    X, y, X_test, _ = wine
+
+    def network(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return nn.Linear(shape[0], outputs)
+
+    model = EvidentialClassifier(backbone=network, **QUICK).fit(X, y)
+    folder = model.save(tmp_path / "model")
+    with pytest.raises(bundle.BundleError, match="factory"):
+        bundle.load(folder)
+    said = bundle.load(folder, factory=network).predict(X_test.astype(np.float32))
+    assert (model.classes_[said.label] == model.predict(X_test)).all()

@@ -5,7 +5,7 @@ In-distribution and correct samples are the positives, and every figure is a fra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -13,13 +13,22 @@ import torch
 from torch import Tensor
 
 from dubito import _checks, metrics
+from dubito.measures import MEASURES
 from dubito.prediction import Prediction
 
-__all__ = ["DETECTION", "calibration", "misclassification", "ood_detection"]
+__all__ = [
+    "DETECTION",
+    "calibration",
+    "misclassification",
+    "ood_detection",
+    "reliability",
+    "risk_coverage",
+]
 
 Alpha: TypeAlias = "Prediction | Tensor | np.ndarray"
 Detection = dict[str, dict[str, float]]
 
+RELIABILITY_BINS, POINTS = 15, 101
 #: name -> metric of scores and a mask of positives
 DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}
 
@@ -106,3 +115,52 @@ def _labels(labels: Tensor | np.ndarray, said: Prediction) -> Tensor:
     checked, shape = _tensor(labels), said.label.shape
     _checks.labels(checked, shape, said.probs.shape[-1], f"the predictions {tuple(shape)}")
     return checked.to(said.label.device)
+
+
+def reliability(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    """Mean confidence, accuracy and number of samples in 15 bins of confidence, as ECE has them.
+
+    Shapes: probs (N, K), labels (N,). An empty bin has the count 0, and zeros for the others.
+    """
+    confidence, label = probs.max(-1)
+    edges = (torch.arange(1, RELIABILITY_BINS, dtype=torch.float64) / RELIABILITY_BINS).to(
+        confidence
+    )
+    place = torch.bucketize(confidence.contiguous(), edges)
+    right = (label == labels).double()
+    count = torch.bincount(place, minlength=RELIABILITY_BINS)
+    sums = [
+        torch.zeros(RELIABILITY_BINS, dtype=torch.float64).index_add_(0, place, values)
+        for values in (confidence.double(), right)
+    ]
+    mean, accuracy = (one / count.clamp_min(1) for one in sums)
+    return {
+        "confidence": mean.tolist(),
+        "accuracy": accuracy.tolist(),
+        "count": count.tolist(),
+    }
+
+
+def risk_coverage(
+    measures: Mapping[str, Tensor], correct: Tensor
+) -> dict[str, dict[str, list[float]]]:
+    """The error rate of the surest samples, as more of them are answered, for each measure.
+
+    Samples that a measure does not tell apart come as if shuffled: their errors are spread evenly.
+
+    >>> risk_coverage({"max_prob": torch.tensor([0.9, 0.6])}, torch.tensor([True, False]))
+    {'max_prob': {'coverage': [0.5, 1.0], 'risk': [0.0, 0.5]}}
+    """
+    wrong = (~correct).double().numpy()
+    kept = np.unique(np.linspace(1, len(wrong), min(POINTS, len(wrong))).round())
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, values in measures.items():
+        sure = MEASURES[name].as_confidence(values).double().numpy()
+        order = np.argsort(-sure, kind="stable")
+        ends = np.append(np.flatnonzero(np.diff(sure[order])), len(sure) - 1)
+        errors = np.interp(kept, [0, *(ends + 1)], [0, *wrong[order].cumsum()[ends]])
+        found[name] = {
+            "coverage": (kept / len(wrong)).tolist(),
+            "risk": (errors / kept).tolist(),
+        }
+    return found

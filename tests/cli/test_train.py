@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from dubito import cli, data, runs
 from dubito.training import CheckpointError, Settings
 
-SHORT = ("--epochs", "2", "--batch-size", "32", "--set", "hidden=[16]")
+SHORT = ("--epochs", "2", "--batch-size", "32", "--set", "hidden=[16]", "--no-report")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 def test_it_trains_prints_and_stores_every_setting(tmp_path: Path, few: Path) -> None:
-    done = train(few, *SHORT, "--out", tmp_path, "--set", "validate_every=1")
+    done = train(few, *SHORT, "--out", tmp_path, "--set", "validate_every=1", "--report")
     assert "few: 240 training and 60 validation samples of shape (1, 8, 8), 10 clas" in done.output
     stored = json.loads((tmp_path / "config.json").read_text())
     assert stored["training"]["batch_size"] == 32
@@ -69,12 +69,13 @@ def test_it_trains_prints_and_stores_every_setting(tmp_path: Path, few: Path) ->
         assert word in lines[1]
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         "card.md", "config.json", "manifest.json", "metrics.jsonl", "model.safetensors",
-        "policy.json", "split.npz",
+        "policy.json", "report.html", "split.npz",
     ]  # fmt: skip
     best = max(line["validation_accuracy"] for line in metrics(tmp_path))
-    assert f"validation accuracy {100 * best:.2f} %" in done.output.splitlines()[-3]
-    assert "calibration on 60 validation samples: ECE " in done.output.splitlines()[-2]
-    assert "policy: an error rate <= 0.05 with confidence 0.95" in done.output.splitlines()[-1]
+    assert f"validation accuracy {100 * best:.2f} %" in done.output.splitlines()[-4]
+    assert "calibration on 60 validation samples: ECE " in done.output.splitlines()[-3]
+    assert "policy: an error rate <= 0.05 with confidence 0.95" in done.output.splitlines()[-2]
+    assert str(tmp_path / "report.html") in done.output.splitlines()[-1]
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path, few: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 import torch
 
-from dubito import metrics
+from dubito import evaluation, metrics
 from dubito.data.files import Blob
 from dubito.data.humans import human_counts, read_counts
 from dubito.experiments import _cell, _curves, _humans
@@ -48,7 +48,7 @@ def test_a_measure_that_is_the_same_everywhere_has_a_density() -> None:
 
 def test_reliability_has_the_bins_of_ece() -> None:
     prediction, labels = said()
-    found = _curves.reliability(prediction.probs, labels)
+    found = evaluation.reliability(prediction.probs, labels)
     count, sure, right = (np.array(found[key]) for key in ("count", "confidence", "accuracy"))
     assert count.sum() == 500
     ece = (count * np.abs(right - sure)).sum() / 500
@@ -64,7 +64,7 @@ def test_risk_is_aurc_s_and_ties_are_spread(digits: int) -> None:
     prediction, labels = said(80)
     measures = {"vacuity": (prediction.vacuity * 10**digits).round()}
     correct = prediction.label == labels
-    found = _curves.risk_coverage(measures, correct)["vacuity"]
+    found = evaluation.risk_coverage(measures, correct)["vacuity"]
     assert len(found["coverage"]) == 80
     area = metrics.aurc(-measures["vacuity"], correct).item()
     assert np.mean(found["risk"]) == pytest.approx(area, rel=1e-5)
@@ -73,7 +73,7 @@ def test_risk_is_aurc_s_and_ties_are_spread(digits: int) -> None:
 
 def test_curves_of_many_samples_have_a_hundred_points() -> None:
     prediction, labels = said(5000)
-    found = _curves.risk_coverage({"alpha0": prediction.alpha0}, prediction.label == labels)
+    found = evaluation.risk_coverage({"alpha0": prediction.alpha0}, prediction.label == labels)
     assert len(found["alpha0"]["risk"]) == 101
     assert found["alpha0"]["coverage"][-1] == 1
 

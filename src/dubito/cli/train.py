@@ -121,6 +121,7 @@ def train(
         _option("Any other key, as kl_ramp=5, backbone.hidden=[64,64], data.label=kind.", "--set"),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    report: Annotated[bool, typer.Option(help="Write report.html when done.")] = True,
 ) -> None:
     """Train a classifier, and leave its weights and all of its settings in a folder."""
     from dubito import runs
@@ -152,7 +153,7 @@ def train(
         console = Console(quiet=parallel.rank() != 0)
         plan = runs.plan(checked, out, seeds=several, device=_device(device, given))
         _show(plan, chosen, console)
-        _train(plan, console, promise)
+        _train(plan, console, promise, report and parallel.rank() == 0)
 
 
 def _promise(**given: float | None) -> Promise | None:
@@ -176,7 +177,7 @@ def _device(name: str, given: torch.device | None) -> torch.device:
     return given
 
 
-def _train(plan: Plan, console: Console, promise: Promise | None) -> None:
+def _train(plan: Plan, console: Console, promise: Promise | None, report: bool) -> None:
     from dubito import runs
     from dubito.bundle import read_limits
     from dubito.cli._progress import shown
@@ -202,6 +203,9 @@ def _train(plan: Plan, console: Console, promise: Promise | None) -> None:
         console.print(Text(f"{member.folder}: {words}"), soft_wrap=True)
         if member in left or promise is not None:
             _tell(read_limits(member.folder), console)
+            if report:
+                page = runs.write_report(plan, member.folder)
+                console.print(Text(f"  what it learnt, in pictures: {page}"), soft_wrap=True)
 
 
 def _tell(limits: Limits, console: Console) -> None:

@@ -11,9 +11,11 @@ True
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from torch import Tensor, nn
 from dubito import _checks, backbones, calibration, methods
 from dubito.bundle import joined
 from dubito.estimator._learner import Array, Learner
+from dubito.estimator._save import save
 from dubito.measures import MEASURES
 from dubito.methods import Method
 from dubito.policy import UNFAMILIAR, Decision, Policy
@@ -250,7 +253,8 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
             # a class may be missing here, in a fold or a first batch
             counts = torch.bincount(torch.from_numpy(codes), minlength=classes).clamp_min(1)
             network = method.model(backbone, classes, counts)
-        learner = Learner(method, network, StandardScaler(), tuple(X.shape[1:]), seed)
+        shape = tuple(X.shape[1:])
+        learner = Learner(method, network, StandardScaler(), shape, tuple(counts.tolist()), seed)
         self._train(learner, X, codes, weights, epochs)
         return learner
 
@@ -284,10 +288,12 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
     def _backbone(self, shape: tuple[int, ...], method: Method, classes: int) -> nn.Module:
         if not isinstance(self.backbone, str):
             return self.backbone(shape, method.outputs(classes))
-        options = {"hidden": tuple(self.hidden)} if self.backbone == "mlp" else {}
         return backbones.build(
-            self.backbone, shape, method.outputs(classes), dropout=method.dropout, **options
+            self.backbone, shape, method.outputs(classes), dropout=method.dropout, **self._options()
         )
+
+    def _options(self) -> dict[str, Any]:
+        return {"hidden": tuple(self.hidden)} if self.backbone == "mlp" else {}
 
     def _held_out(self, codes: Array, rng: np.random.RandomState) -> Array:
         """Which samples are not trained on: (N,) bool.
@@ -361,6 +367,22 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, reset=False, dtype=FLOATS, allow_nd=True)
         self._check_shape(X, reset=False)
         return self._learner.said(X)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a bundle: what `dubito predict`, `dubito export` and `dubito.bundle.load` read.
+
+        Names of features become the columns of a table. A bundle runs no code, so one with a
+        backbone of the user's own is loaded with `factory=` that backbone.
+        """
+        check_is_fitted(self)
+        named = (
+            {"name": self.backbone, **self._options()} if isinstance(self.backbone, str) else None
+        )
+        return save(
+            folder, self._learner, classes=self.classes_.tolist(),
+            features=getattr(self, "feature_names_in_", None), backbone=named,
+            calibration=self.calibration_, policy=self.policy_,
+        )  # fmt: skip
 
     # --- checks ----------------------------------------------------------------------------------
 

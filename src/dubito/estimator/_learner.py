@@ -32,6 +32,7 @@ class Learner:
     network: nn.Module
     scaler: StandardScaler
     shape: tuple[int, ...]
+    class_counts: tuple[int, ...]
     seed: int
     epochs: int = 0
 

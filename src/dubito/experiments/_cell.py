@@ -76,10 +76,10 @@ def record(cell: Cell, plan: Plan, run: Run, summary: Mapping[str, Any], folder:
     curves = {
         **_curves.densities(measures),
         "reliability": {
-            "before": _curves.reliability(said["test"].probs, labels),
-            "after": _curves.reliability(after["test"].probs, labels),
+            "before": evaluation.reliability(said["test"].probs, labels),
+            "after": evaluation.reliability(after["test"].probs, labels),
         },
-        "risk_coverage": _curves.risk_coverage(measures["test"], said["test"].label == labels),
+        "risk_coverage": evaluation.risk_coverage(measures["test"], said["test"].label == labels),
     }
     return {
         **_described(cell),

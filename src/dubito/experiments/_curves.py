@@ -1,6 +1,6 @@
-"""What figures are drawn from: densities, reliability, risk-coverage, and the extreme samples.
+"""What figures are drawn from: densities, and the extreme samples.
 
-Everything here is small: histograms and a hundred points, of predictions of ten thousand samples.
+Everything here is small: histograms of predictions of ten thousand samples.
 """
 
 from __future__ import annotations
@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dubito import metrics
-from dubito.measures import MEASURES
 
-__all__ = ["densities", "extremes", "reliability", "risk_coverage", "rounded"]
+__all__ = ["densities", "extremes", "rounded"]
 
-DENSITY_BINS, RELIABILITY_BINS, POINTS, EACH = 101, 15, 101, 5
+DENSITY_BINS, EACH = 101, 5
 DATA_UNCERTAINTY = "expected_entropy"
 Measures = Mapping[str, Tensor]
 
@@ -63,53 +61,6 @@ def _normalised(sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     low, high = every.min(), every.max()
     span = torch.where(high > low, high - low, 1.0)  # values that are all the same have no scale
     return {name: (values.double() - low) / span for name, values in sets.items()}
-
-
-def reliability(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
-    """Mean confidence, accuracy and number of samples in 15 bins of confidence, as ECE has them.
-
-    Shapes: probs (N, K), labels (N,). An empty bin has the count 0, and zeros for the others.
-    """
-    confidence, label = probs.max(-1)
-    edges = (torch.arange(1, RELIABILITY_BINS, dtype=torch.float64) / RELIABILITY_BINS).to(
-        confidence
-    )
-    place = torch.bucketize(confidence.contiguous(), edges)
-    right = (label == labels).double()
-    count = torch.bincount(place, minlength=RELIABILITY_BINS)
-    sums = [
-        torch.zeros(RELIABILITY_BINS, dtype=torch.float64).index_add_(0, place, values)
-        for values in (confidence.double(), right)
-    ]
-    mean, accuracy = (one / count.clamp_min(1) for one in sums)
-    return {
-        "confidence": mean.tolist(),
-        "accuracy": accuracy.tolist(),
-        "count": count.tolist(),
-    }
-
-
-def risk_coverage(measures: Measures, correct: Tensor) -> dict[str, dict[str, list[float]]]:
-    """The error rate of the surest samples, as more of them are answered, for each measure.
-
-    Samples that a measure does not tell apart come as if shuffled: their errors are spread evenly.
-
-    >>> risk_coverage({"max_prob": torch.tensor([0.9, 0.6])}, torch.tensor([True, False]))
-    {'max_prob': {'coverage': [0.5, 1.0], 'risk': [0.0, 0.5]}}
-    """
-    wrong = (~correct).double().numpy()
-    kept = np.unique(np.linspace(1, len(wrong), min(POINTS, len(wrong))).round())
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, values in measures.items():
-        sure = MEASURES[name].as_confidence(values).double().numpy()
-        order = np.argsort(-sure, kind="stable")
-        ends = np.append(np.flatnonzero(np.diff(sure[order])), len(sure) - 1)
-        errors = np.interp(kept, [0, *(ends + 1)], [0, *wrong[order].cumsum()[ends]])
-        found[name] = {
-            "coverage": (kept / len(wrong)).tolist(),
-            "risk": (errors / kept).tolist(),
-        }
-    return found
 
 
 def extremes(measures: Measures, labels: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:

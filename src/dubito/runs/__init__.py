@@ -18,6 +18,7 @@
 from dubito.runs._config import AUGMENTS, SECTIONS, Config, configure, known_keys, read_config
 from dubito.runs._evaluate import HELD_OUT, Evaluation, averaged, evaluate
 from dubito.runs._folder import Facts, Recorded, Run, folders, load, save
+from dubito.runs._report import write_report
 from dubito.runs._sections import unknown
 from dubito.runs._train import FINISHED, NEW, STOPPED, Member, Plan, device_named, plan, train
 
@@ -47,4 +48,5 @@ __all__ = [
     "save",
     "train",
     "unknown",
+    "write_report",
 ]

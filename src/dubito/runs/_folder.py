@@ -8,6 +8,7 @@
 | checkpoint.safetensors | what an interrupted run goes on from; gone once it is finished |
 | model.safetensors | the best weights |
 | policy.json, card.md | calibration and abstention policy; what the model is and is not |
+| report.html | the same in pictures, where the command line was asked to |
 | manifest.json | written last: the folder of a finished run is a bundle, see `dubito.bundle` |
 
 Nothing in a folder is run: the network is built by its name, and files hold numbers and text alone.

@@ -1,8 +1,10 @@
 """Figures, as PNG (and PDF for print), drawn without a display."""
 
+from dubito.report.figures.clouds import Cloud, clouds
 from dubito.report.figures.curves import Curve, reliability, risk_coverage, sweep
 from dubito.report.figures.densities import Panel, densities, density
 from dubito.report.figures.intervals import Interval, intervals
+from dubito.report.figures.learning import confusion, learning
 from dubito.report.figures.pictures import pictures
 from dubito.report.figures.ridges import Ridge, ridges
 from dubito.report.figures.style import COLOURS
@@ -10,14 +12,18 @@ from dubito.report.figures.trajectories import Trajectory, trajectories
 
 __all__ = [
     "COLOURS",
+    "Cloud",
     "Curve",
     "Interval",
     "Panel",
     "Ridge",
     "Trajectory",
+    "clouds",
+    "confusion",
     "densities",
     "density",
     "intervals",
+    "learning",
     "pictures",
     "reliability",
     "ridges",

@@ -44,10 +44,13 @@ def risk_coverage(given: Mapping[str, Mapping[str, Curve]], *, narrow: bool = Fa
             risk = np.asarray(curve.y, dtype=np.float64)
             ax.plot(
                 100 * np.asarray(curve.x), np.where(risk > 0, 100 * risk, np.nan), label=name,
-                linewidth=1.6, markersize=4, markevery=0.12, **style(order.index(name)),
+                linewidth=1.6, markersize=4, markevery=0.12 if risk.any() else None,
+                **style(order.index(name)),
             )  # fmt: skip
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        # between powers of ten there is room for some
+        ax.yaxis.set_minor_formatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else "")
         ax.set(xlim=(0, 100), xlabel="answered (%)", ylabel="wrong among them (%)")
         ax.grid(True, which="major", color=FAINT, alpha=0.25, linewidth=0.6)
         plain(ax, title)
@@ -56,13 +59,19 @@ def risk_coverage(given: Mapping[str, Mapping[str, Curve]], *, narrow: bool = Fa
 
 
 def reliability(
-    given: Mapping[str, tuple[str, Mapping[str, Curve]]], across: int, *, narrow: bool = False
+    given: Mapping[str, tuple[str, Mapping[str, Curve]]],
+    across: int,
+    *,
+    narrow: bool = False,
+    side: float | None = None,
 ) -> Figure:
     """Accuracy against confidence: {panel: (a line to say, {"before" | "after": curve})}.
 
-    A point's area goes with its share of the samples: few of them say little.
+    A point's area goes with its share of the samples: few of them say little. `side` is that of a
+    panel in inches, where there are not many.
     """
-    figure, axes = panels(len(given), across, (2.05, 2.35) if narrow else (2.15, 2.4))
+    size = (2.05, 2.35) if narrow else (2.15, 2.4)
+    figure, axes = panels(len(given), across, size if side is None else (side, side))
     for (title, (note, curves)), ax in zip(given.items(), axes, strict=True):
         ax.plot([0, 1], [0, 1], color=FAINT, linewidth=0.9, zorder=1)
         for name, curve in curves.items():
