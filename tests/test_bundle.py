@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -21,11 +21,9 @@ from dubito.methods import METHODS
 from dubito.methods.weighted import Weighted, balanced
 from dubito.policy import Bound, Policy
 from dubito.training import CheckpointError
+from tests.fuzzing import FUZZ
 
 TRAINING = {"epochs": 12, "batch_size": 32, "learning_rate": 0.005, "patience": 0}
-FUZZ = settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
 
 
 def config(source: str | Path, method: str = "iedl", **of_data: Any) -> runs.Config:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
@@ -24,10 +24,8 @@ from dubito import backbones, bundle, calibration, cli
 from dubito.bundle import Bundle, Column, Columns, Preprocessing
 from dubito.data.tables import MISSING
 from dubito.policy import Bound, Policy
+from tests.fuzzing import FUZZ, damaged
 
-FUZZ = settings(
-    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
 HUES = ("red", "sky")
 COLUMNS = Columns(columns=(Column("size", None, (0.0, 5.0)), Column("hue", HUES)), label="y")
 POLICY = Policy(Bound("max_prob", 0.5), Bound("vacuity", 0.9), {"error": 0.1}, {})
@@ -468,19 +466,6 @@ def loaded_images(images: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def loaded_table(table: Path) -> Bundle:
     return bundle.load(table)
-
-
-def damaged(content: bytes, data: st.DataObject) -> bytes:
-    """Some bytes changed, or the end cut off, or other bytes altogether."""
-    kind = data.draw(st.sampled_from(["changed", "cut", "other"]))
-    if kind == "other":
-        return data.draw(st.binary(max_size=200))
-    if kind == "cut":
-        return content[: data.draw(st.integers(0, len(content) - 1))]
-    held = bytearray(content)
-    for _ in range(data.draw(st.integers(1, 4))):
-        held[data.draw(st.integers(0, len(held) - 1))] = data.draw(st.integers(0, 255))
-    return bytes(held)
 
 
 @FUZZ
