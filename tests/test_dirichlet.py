@@ -126,3 +126,15 @@ def test_dissonance_in_blocks_is_dissonance(monkeypatch: pytest.MonkeyPatch) -> 
     parts = dirichlet.dissonance(alpha)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad(parts.sum(), alpha)[0], gradient)
+
+
+def test_a_probability_below_all_numbers_has_an_entropy() -> None:
+    alpha = torch.tensor([1e26, 2.7e-35, 1.3e11])
+    for measure in (dirichlet.entropy_of_mean, dirichlet.expected_entropy):
+        leaf = alpha.clone().requires_grad_()
+        value = measure(leaf)
+        exact = measure(alpha.double())
+        torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=0, check_dtype=False)
+        value.backward()
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all()

@@ -64,9 +64,11 @@ class Moments:
 
     @lazy
     def surprise(self) -> Tensor:
-        """-ln p."""
-        dominant = torch.log1p(self.rest / self.alpha)
-        return torch.where(self.top, dominant, -self.probs.log())
+        """-ln p, also where p is less than numbers can be."""
+        lost = self.probs < torch.finfo(self.probs.dtype).tiny
+        usual = -torch.where(lost, 1, self.probs).log()
+        small = torch.where(lost, self.alpha0.log() - self.alpha.log(), usual)
+        return torch.where(self.top, torch.log1p(self.rest / self.alpha), small)
 
     @lazy
     def digamma_steps(self) -> Tensor:

@@ -94,7 +94,8 @@ class PosteriorModel(nn.Module):
         # densities multiply many factors: half precision ends before them
         latent = latent.to(self.log_counts.dtype)
         # one sample, say the last of an epoch, has no spread of its own
-        latent = self.norm(latent) if len(latent) > 1 else self._normed_as_before(latent)
+        alone = self.training and len(latent) == 1
+        latent = self._normed_as_before(latent) if alone else self.norm(latent)
         log_density: Tensor = self.flows(latent)
         return log_density + self.log_counts
 
