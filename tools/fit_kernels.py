@@ -16,7 +16,7 @@ import numpy as np
 
 HALF = mp.mpf(1) / 2
 #: evidence from which `far` is used and not `near`
-FAR = 1.5
+FAR = 1.0
 Real = Callable[[mp.mpf], mp.mpf]
 
 
@@ -25,7 +25,7 @@ def _x(z: mp.mpf) -> mp.mpf:
 
 
 def _excess(z: mp.mpf) -> mp.mpf:
-    return (1 / mp.psi(1, _x(z)) - _x(z) + HALF) / z
+    return 1 / mp.psi(1, _x(z)) - _x(z) + HALF
 
 
 def _excess_slope(z: mp.mpf) -> mp.mpf:
@@ -37,14 +37,14 @@ def _bregman(e: mp.mpf) -> mp.mpf:
     return e * mp.psi(0, 1 + e) - mp.loggamma(1 + e)
 
 
-def _near(w: mp.mpf) -> mp.mpf:
-    e = (1 + HALF) * w / (1 - w)
+def _near(z: mp.mpf) -> mp.mpf:
+    e = _x(z) - 1
     return _bregman(e) / e**2
 
 
 def _far(z: mp.mpf) -> mp.mpf:
     e = _x(z) - 1
-    return _bregman(e) - e + mp.log(1 + e) / 2
+    return _bregman(e) - e - mp.log(mp.psi(1, 1 + e)) / 2
 
 
 def _gap(z: mp.mpf) -> mp.mpf:
@@ -53,33 +53,43 @@ def _gap(z: mp.mpf) -> mp.mpf:
 
 
 class Fit(NamedTuple):
-    """A function, the end of its range, the degree, and whether its error is relative."""
+    """A function, its range, the degree, and whether its error is relative."""
 
     function: Real
     end: float
     degree: int
     relative: bool = True
+    start: float = 0.0
 
 
 FITS: dict[str, tuple[str, Fit]] = {
-    "EXCESS": ("r / z, z = 1/(e + 3/2)", Fit(_excess, 2 / 3, 7)),
+    "EXCESS": ("r in z = 1/(e + 3/2)", Fit(_excess, 2 / 3, 6, relative=False)),
     "EXCESS_SLOPE": ("-r' / z^2", Fit(_excess_slope, 2 / 3, 7)),
-    "NEAR": ("(e psi(1 + e) - ln Gamma(1 + e)) / e^2 in e z", Fit(_near, FAR / (FAR + 1.5), 6)),
+    "EXCESS_SLOPE_HALF": (
+        "the same, for gradients of half precision",
+        Fit(_excess_slope, 2 / 3, 3, relative=False),
+    ),
+    "NEAR": (
+        "(e psi(1 + e) - ln Gamma(1 + e)) / e^2 in z, up to THRESHOLD",
+        Fit(_near, 2 / 3, 5, start=1 / (FAR + 1.5)),
+    ),
     "FAR": (
-        "e psi(1 + e) - ln Gamma(1 + e) - e + ln(1 + e)/2 in z, from THRESHOLD on",
+        "e psi(1 + e) - ln Gamma(1 + e) - e - ln(psi_1(1 + e))/2 in z, from THRESHOLD on",
         Fit(_far, 1 / (FAR + 1.5), 5, relative=False),
     ),
     "GAP": ("x (psi(x + 1) - ln x) in z", Fit(_gap, 2 / 3, 7, relative=False)),
-    "LOG1P": ("ln(1 + u)/u, u in [0, 1]", Fit(lambda u: mp.log1p(u) / u, 1.0, 8)),
+    "LOG1P": ("ln(1 + u)/u, u in [0, 1]", Fit(lambda u: mp.log1p(u) / u, 1.0, 7)),
 }
 
 
 def fit(given: Fit, nodes: int = 400, rounds: int = 60) -> list[float]:
     """Coefficients in ascending powers."""
-    t = given.end * (0.5 + 0.5 * np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes))
+    length = given.end - given.start
+    turned = np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
+    t = given.start + length * (0.5 + 0.5 * turned)
     values = np.array([float(given.function(mp.mpf(float(s)))) for s in t])
     scale = abs(values) if given.relative else np.ones_like(values)
-    basis = np.polynomial.chebyshev.chebvander(2 * t / given.end - 1, given.degree)
+    basis = np.polynomial.chebyshev.chebvander(turned, given.degree)
     weight = np.ones(nodes)
     for _ in range(rounds):
         share = weight / scale
@@ -87,7 +97,7 @@ def fit(given: Fit, nodes: int = 400, rounds: int = 60) -> list[float]:
         error = abs(basis @ found - values) / scale
         weight *= np.sqrt(error + 1e-3 * error.max())
         weight /= weight.max()
-    series = np.polynomial.Chebyshev(found, domain=[0, given.end])
+    series = np.polynomial.Chebyshev(found, domain=[given.start, given.end])
     return [float(c) for c in series.convert(kind=np.polynomial.Polynomial).coef]
 
 

@@ -17,7 +17,7 @@ import triton
 
 from dubito import IEDLLoss, Prediction, kernels, losses
 from dubito.evidence import EVIDENCE, alpha_from_logits
-from dubito.kernels import Weights, triton_math, triton_measures, triton_ops
+from dubito.kernels import Weights, triton_math, triton_measures, triton_once_ops, triton_ops
 from dubito.losses.functions import Loss
 from dubito.methods import METHODS
 from tests.accuracy import Errors, Quantity, measure
@@ -363,14 +363,14 @@ def test_a_graph_that_is_kept_gives_the_same_twice() -> None:
     held = first.clone()
     (second,) = torch.autograd.grad(3 * value, logits, retain_graph=True)
     assert torch.equal(first, held)
-    torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-7)
     (third,) = torch.autograd.grad(value, logits)
-    torch.testing.assert_close(3 * third, first, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(3 * third, first, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("weights", [IEDL, EDL["mse"]], ids=["iedl", "edl"])
-@pytest.mark.parametrize("shape", [(1500, 5), (3, 1000), (4, 2)])
+@pytest.mark.parametrize("shape", [(1500, 5), (300, 19), (4, 2), (7, 15), (270, 15)])
 def test_one_pass_is_as_good_as_two(
     shape: tuple[int, int], weights: dict[str, float], reduction: str
 ) -> None:
@@ -393,6 +393,18 @@ def test_one_pass_is_as_good_as_two(
     assert error.max() < 2e-6
 
 
+def test_one_pass_takes_rows_as_they_lie() -> None:
+    logits, target = logits_like(2, 5, 11, 13), labels(2, 11, 13, classes=5).to(DEVICE)
+    found = []
+    for held in (logits.movedim(1, -1), logits.movedim(1, -1).contiguous()):
+        leaf = held.detach().requires_grad_()
+        value, _ = fused(IEDL, leaf, target, operator="evidential_loss_once", reduction="mean")
+        (slopes,) = torch.autograd.grad(value, leaf)
+        assert slopes.stride() == leaf.stride()
+        found.append((value.detach(), slopes.contiguous()))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_operators_are_what_they_say() -> None:
     numbers, places, columns = (
@@ -406,9 +418,11 @@ def test_operators_are_what_they_say() -> None:
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     given = (logits, target, *rest, "none")
     torch.library.opcheck(triton_ops.evidential_loss, given, test_utils=tests)
-    torch.library.opcheck(triton_ops.evidential_loss_once, (*given[:-1], "sum"), test_utils=tests)
+    torch.library.opcheck(
+        triton_once_ops.evidential_loss_once, (*given[:-1], "sum"), test_utils=tests
+    )
     rescaled = (logits.detach().clone(), moving[0])
-    torch.library.opcheck(triton_ops.evidential_rescale, rescaled, test_utils=tests)
+    torch.library.opcheck(triton_once_ops.evidential_rescale, rescaled, test_utils=tests)
     measured = (logits.detach(), "softplus")
     torch.library.opcheck(triton_ops.evidential_measures, measured, test_utils=tests)
 

@@ -145,7 +145,7 @@ def _gpu() -> bool:
         release = import_module("triton").__version__.split(".")[:2]
         if tuple(map(int, release)) < _TRITON:
             return False
-        import_module("dubito.kernels.triton_ops")
+        import_module("dubito.kernels.triton_once_ops")  # and with it triton_ops
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "triton":
             return False
@@ -217,7 +217,7 @@ def fused_terms(
 def _operator(logits: Tensor, target: Tensor, reduction: str) -> Callable[..., tuple[Tensor, ...]]:
     """The loss alone, or with its gradient in the same pass."""
     if not torch.compiler.is_compiling():
-        from dubito.kernels.triton_ops import in_one_pass
+        from dubito.kernels.triton_once_ops import in_one_pass
 
         if in_one_pass(logits, target, reduction):
             return torch.ops.dubito.evidential_loss_once

@@ -25,7 +25,9 @@ COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 EVIDENCE = {"softplus": 0, "relu": 1, "exp": 2}
 
 _EXCESS = tl.constexpr(fits.EXCESS)
+_LACK = tl.constexpr((fits.EXCESS[0] - 1.0, *fits.EXCESS[1:]))
 _EXCESS_SLOPE = tl.constexpr(fits.EXCESS_SLOPE)
+_EXCESS_SLOPE_HALF = tl.constexpr(fits.EXCESS_SLOPE_HALF)
 _NEAR = tl.constexpr(fits.NEAR)
 _FAR = tl.constexpr(fits.FAR)
 _GAP = tl.constexpr(fits.GAP)
@@ -105,7 +107,7 @@ def evidence(x: tl.tensor, FUNCTION: tl.constexpr) -> tl.tensor:
     """Evidence of logits; what is not a number stays so."""
     if FUNCTION == 0:
         u = _exp2(-_LOG2E * tl.abs(x))
-        return tl.maximum(x, 0.0) + u * horner(_LOG1P, 8, u)
+        return tl.maximum(x, 0.0) + u * horner(_LOG1P, 7, u)
     elif FUNCTION == 1:
         return tl.where(x <= 0.0, 0.0, x)
     else:
@@ -136,27 +138,42 @@ def variable(e: tl.tensor) -> tl.tensor:
 @triton.jit
 def excess(z: tl.tensor) -> tl.tensor:
     """r(x)."""
-    return z * horner(_EXCESS, 7, z)
+    return horner(_EXCESS, 6, z)
 
 
 @triton.jit
-def excess_fall(z: tl.tensor) -> tl.tensor:
-    """-r'(x)."""
-    return z * (z * horner(_EXCESS_SLOPE, 7, z))
+def family(e: tl.tensor) -> tl.tensor:
+    """z, r(x) - 1 and 1/psi_1(x)."""
+    longer = e + 1.5
+    z = inverse(longer)
+    lack = horner(_LACK, 6, z)
+    return z, lack, longer + lack
+
+
+@triton.jit
+def excess_fall(z: tl.tensor, HALF: tl.constexpr = False) -> tl.tensor:
+    """-r'(x), to 1e-4 where that is enough."""
+    if HALF:
+        return (z * z) * horner(_EXCESS_SLOPE_HALF, 3, z)
+    else:
+        return (z * z) * horner(_EXCESS_SLOPE, 7, z)
 
 
 @triton.jit
 def trigamma(e: tl.tensor) -> tl.tensor:
     """psi_1(x)."""
-    return inverse(e + 0.5 + excess(variable(e)))
+    _, _, below = family(e)
+    return inverse(below)
 
 
 @triton.jit
-def bregman(e: tl.tensor, z: tl.tensor) -> tl.tensor:
-    """What a class adds to KL(Dir || Dir(1)), from THRESHOLD on less e, and whether it is less."""
-    w = e * z
-    near = e * (e * horner(_NEAR, 6, w))
-    far = horner(_FAR, 5, z) - (0.5 * _LN2) * log2(1.0 + e)
+def bregman(e: tl.tensor, z: tl.tensor, log: tl.tensor) -> tl.tensor:
+    """What a class adds to KL(Dir || Dir(1)), from THRESHOLD on less e, and whether it is less.
+
+    `log` is -log2 psi_1(x).
+    """
+    near = e * (e * horner(_NEAR, 5, z))
+    far = horner(_FAR, 5, z) - (0.5 * _LN2) * log
     small = e < _THRESHOLD
     return tl.where(small, near, far), small
 
@@ -174,7 +191,7 @@ def gap_moment(z: tl.tensor) -> tl.tensor:
 def row_log1p(t: tl.tensor) -> tl.tensor:
     """ln(1 + t) for t >= 0."""
     near = t < 1.0
-    return tl.where(near, t * horner(_LOG1P, 8, tl.where(near, t, 0.0)), _LN2 * log2(1.0 + t))
+    return tl.where(near, t * horner(_LOG1P, 7, tl.where(near, t, 0.0)), _LN2 * log2(1.0 + t))
 
 
 @triton.jit

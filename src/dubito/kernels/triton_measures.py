@@ -61,8 +61,8 @@ def _second(s: tl.tensor, e: tl.tensor, here: tl.tensor, K: tl.constexpr) -> tl.
     alpha0 = s.evidence + K
     ordinary = here & (e <= (0.625 * alpha0 - 1.0)[:, None])
     modest = here & (e <= 0.625 * s.evidence[:, None])
-    z = tm.variable(e)
-    value, small = tm.bregman(e, z)
+    z, _, below = tm.family(e)
+    value, small = tm.bregman(e, z, tm.log2(below))
     p = (1.0 + e) * tm.inverse(alpha0)[:, None]
     return Sums(
         s.evidence, s.top,

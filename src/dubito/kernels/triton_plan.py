@@ -51,6 +51,41 @@ def plan(classes: int, class_stride: int) -> Plan:
     return Plan(classes, block, -(-(classes - tail) // block), tail, rows, known, 2)
 
 
+class Row(NamedTuple):
+    """How a row of few classes is cut up to stay in one thread, and what a program takes."""
+
+    C: int
+    TAIL: int
+    LAST: int
+    R: int
+    warps: int
+    registers: int | None
+    """the most that a thread may have: with less of them more threads hide each other's waits"""
+    waves: int
+    """programs for each multiprocessor"""
+
+
+#: rows up to which one program takes them all, so that nothing is left to add up
+ALONE = 64
+
+
+@cache
+def row(classes: int, alone: bool = False) -> Row:
+    """For few classes; `alone` where one program takes all rows.
+
+    >>> row(19)[:3], row(10)[:3], row(15)[:3]
+    ((16, 2, 1), (8, 2, 0), (16, 0, 0))
+    """
+    block = 1 << (classes.bit_length() - 1)
+    rest = classes - block
+    tail = 1 << (rest.bit_length() - 1) if rest else 0
+    last = 1 << (rest - tail - 1).bit_length() if rest > tail else 0
+    if tail + last == block:  # one block of twice the length is as long
+        block, tail, last = 2 * block, 0, 0
+    rows = ALONE if alone else 32
+    return Row(block, tail, last, max(_LEAST_ROWS, rows), rows // 32, 168, 24)
+
+
 class Layout(NamedTuple):
     """Where rows of a tensor lie: `inner` of them evenly spaced, then a jump unless flat."""
 
@@ -99,11 +134,11 @@ def laid_out(tensor: Tensor) -> tuple[Tensor, Layout]:
 
 
 @cache
-def programs_on(device: torch.device) -> int:
-    """Programs that add up rows one after the other."""
+def programs_on(device: torch.device, each: int = 16) -> int:
+    """Programs that add up rows one after the other, `each` on a multiprocessor."""
     if device.type != "cuda":
         return 2
-    return 16 * torch.cuda.get_device_properties(device).multi_processor_count
+    return each * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:

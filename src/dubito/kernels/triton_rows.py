@@ -19,6 +19,10 @@ PLAIN = [
 ]  # fmt: skip
 
 
+#: a logit without evidence, of any type
+NONE = tl.constexpr(-6e4)
+
+
 class Numbers(NamedTuple):
     """The weights of the terms, in the order of `dubito.kernels.Weights`."""
 
@@ -92,12 +96,12 @@ def load(
     class_stride: tl.tensor,
     K: tl.constexpr,
     KNOWN: tl.constexpr,
+    OTHER: tl.constexpr = 0.0,
 ) -> tl.tensor:
-    """Entries j (C,) of the rows at `start` (R,), as (R, C) float32; 0 outside."""
+    """Entries j (C,) of the rows at `start` (R,), as (R, C) float32; OTHER outside."""
     steps = j if KNOWN else j * class_stride
-    return tl.load(start[:, None] + steps[None, :], inside[:, None] & (j < K)[None, :], 0.0).to(
-        tl.float32
-    )
+    mask = inside[:, None] & (j < K)[None, :]
+    return tl.load(start[:, None] + steps[None, :], mask, OTHER).to(tl.float32)
 
 
 @triton.jit

@@ -106,7 +106,8 @@ def _second(
             logs += tl.sum(tl.where(here, tm.log2(e + 0.5 + r), 0.0), 1)
     if VALUE and WHICH[3]:
         less = e * (1.0 - y)
-        value, small = tm.bregman(less, tm.variable(less))
+        z, _, below = tm.family(less)
+        value, small = tm.bregman(less, z, tm.log2(below))
         bregman += tl.sum(tl.where(here, value, 0.0), 1)
         near += tl.sum(tl.where(here & small, less, 0.0), 1)
     return Sums(
