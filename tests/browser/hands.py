@@ -1,0 +1,171 @@
+"""What a person does to the page: strokes, files, pastes and drops."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Stroke = list[tuple[float, float]]
+
+
+def arc(
+    x: float, y: float, across: float, down: float, begin: float, end: float, steps: int = 9
+) -> Stroke:
+    """A piece of an ellipse, by angles in degrees, clockwise from the right."""
+    angles = [math.radians(begin + (end - begin) * i / steps) for i in range(steps + 1)]
+    return [(x + across * math.cos(a), y + down * math.sin(a)) for a in angles]
+
+
+#: digit -> strokes on a square of side 1, as many people write it
+DIGITS: dict[str, list[Stroke]] = {
+    "0": [arc(0.5, 0.5, 0.2, 0.32, -90, 270, 14)],
+    "1": [[(0.38, 0.32), (0.52, 0.18), (0.52, 0.82)]],
+    "2": [[*arc(0.5, 0.34, 0.2, 0.17, -160, 40), (0.3, 0.82), (0.72, 0.82)]],
+    "3": [[*arc(0.47, 0.34, 0.19, 0.16, -150, 90), *arc(0.47, 0.66, 0.21, 0.17, -90, 150)]],
+    "4": [[(0.56, 0.18), (0.28, 0.6), (0.74, 0.6)], [(0.6, 0.4), (0.6, 0.84)]],
+    "5": [[(0.7, 0.18), (0.38, 0.18), (0.35, 0.46), *arc(0.48, 0.63, 0.2, 0.2, -100, 140)]],
+    "6": [
+        [(0.6, 0.18), *arc(0.5, 0.5, 0.2, 0.3, -120, -180), *arc(0.5, 0.65, 0.2, 0.18, 180, -170)]
+    ],
+    "7": [[(0.3, 0.2), (0.7, 0.2), (0.44, 0.82)]],
+    "8": [[*arc(0.5, 0.34, 0.16, 0.15, 90, -270, 12), *arc(0.5, 0.66, 0.19, 0.17, -90, 270, 12)]],
+    "9": [[*arc(0.5, 0.36, 0.18, 0.17, 0, -360, 12), (0.67, 0.5), (0.62, 0.84)]],
+}  # fmt: skip
+
+
+def draw(page: Page, strokes: list[Stroke], scale: float = 1.0, shift: float = 0.0) -> None:
+    """Draw by mouse, perhaps smaller and elsewhere."""
+    box = page.locator("#surface").bounding_box()
+    assert box is not None
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        x, y = (shift + scale * value for value in point)
+        return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+    for stroke in strokes:
+        page.mouse.move(*place(stroke[0]))
+        page.mouse.down()
+        for before, point in pairwise(stroke):
+            page.mouse.move(*place(point), steps=1 + int(math.dist(before, point) / 0.1))
+        page.mouse.up()
+
+
+def png(pixels: npt.NDArray[np.uint8], form: str = "PNG") -> bytes:
+    """An image as the bytes of a file."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, form)
+    return buffer.getvalue()
+
+
+OFFER = """
+([event, target, files, text]) => {
+  const data = new DataTransfer();
+  for (const { name, type, content } of files) {
+    const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+    data.items.add(new File([bytes], name, { type }));
+  }
+  if (text !== null) data.setData("text/plain", text);
+  const common = { bubbles: true, cancelable: true };
+  const made = event === "paste"
+    ? new ClipboardEvent(event, { ...common, clipboardData: data })
+    : new DragEvent(event, { ...common, dataTransfer: data });
+  const element = document.querySelector(target);
+  element.dispatchEvent(made);
+  return made.defaultPrevented;
+}
+"""
+
+
+def offer(
+    page: Page,
+    event: str,
+    *files: tuple[str, str, bytes],
+    text: str | None = None,
+    target: str = "main",
+) -> bool:
+    """Paste or drop (name, type, content) or text on an element; whether the page took it."""
+    given = [
+        {"name": name, "type": kind, "content": base64.b64encode(content).decode()}
+        for name, kind, content in files
+    ]
+    taken: bool = page.evaluate(OFFER, [event, target, given, text])
+    return taken
+
+
+# Chromium keeps the content of files to itself, so what is sent is noted where it is sent.
+NOTE = """
+window.sent = [];
+const send = window.fetch;
+window.fetch = (address, options = {}) => {
+  const files = options.body instanceof FormData ? options.body.getAll("images") : [];
+  if (files.length) window.sent.push(files);
+  return send(address, options);
+};
+"""
+SENT = """
+async () => {
+  const bytes = async (file) => Array.from(new Uint8Array(await file.arrayBuffer()));
+  return Promise.all(window.sent.map((files) => Promise.all(files.map(bytes))));
+}
+"""
+
+
+def sent(page: Page) -> list[list[bytes]]:
+    """The files of each request of the page so far."""
+    return [[bytes(content) for content in files] for files in page.evaluate(SENT)]
+
+
+SEEN = """
+() => {
+  const canvas = document.getElementById("seen");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return [canvas.height, canvas.width, Array.from(data)];
+}
+"""
+
+
+def seen(page: Page) -> npt.NDArray[np.float64]:
+    """What the page shows as seen by the model: (H, W, 4) in 0..255."""
+    height, width, data = page.evaluate(SEEN)
+    return np.array(data, dtype=float).reshape(height, width, 4)
+
+
+def until(page: Page, expression: str) -> None:
+    """Wait for something to hold. Playwright's own way is an eval, which the page forbids."""
+    end = time.monotonic() + 10
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never: {expression}"
+        page.wait_for_timeout(20)
+
+
+def answered(page: Page, *states: str) -> str:
+    """Wait until nothing is under way and there is an answer, or another state; which it is."""
+    wanted = states or ("accept", "abstain", "plain")
+    done = '#answer:not([aria-busy="true"])'
+    page.wait_for_selector(", ".join(f'{done} #verdict[data-state="{one}"]' for one in wanted))
+    state = page.locator("#verdict").get_attribute("data-state")
+    assert state is not None
+    return state
+
+
+def told(page: Page) -> dict[str, Any]:
+    """The numbers on the page: belief by class, vacuity, and the three uncertainties."""
+    rows = page.locator("#bars tbody").first.locator("tr")
+    belief = {
+        rows.nth(i).locator("th").inner_text(): rows.nth(i).locator("td").nth(1).inner_text()
+        for i in range(rows.count())
+    }
+    kinds = page.locator("#kinds .value").all_inner_texts()
+    vacuity = page.locator("#bars .doubt td").nth(1).inner_text()
+    return {"belief": belief, "vacuity": vacuity, "kinds": kinds}

@@ -1,0 +1,248 @@
+"""How the page looks: on a phone, in the dark, without a mouse, and that it stays in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from browser.hands import DIGITS, answered, draw, seen, told
+from browser.watched import Watched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+
+PHONE = {"width": 360, "height": 740}
+WIDE = {"width": 1280, "height": 900}
+
+# Every element whose own text is seen, with its colour, what lies behind it and its size.
+TEXTS = """
+() => {
+  const apart = ".unseen, .skip, dialog:not([open]), noscript, svg, :disabled, .hint, .drop";
+  const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const found = [];
+  for (const node of document.body.querySelectorAll("*")) {
+    const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim());
+    const shown = node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+    if (!own || !shown || node.closest(apart)) continue;
+    const style = getComputedStyle(node);
+    let behind = node;
+    let ground = [0, 0, 0, 0];
+    while (behind && (ground[3] ?? 1) === 0) {
+      ground = parse(getComputedStyle(behind).backgroundColor);
+      if (getComputedStyle(behind).backgroundImage !== "none") ground = null;
+      if (ground === null) break;
+      behind = behind.parentElement;
+    }
+    if (ground === null) continue;
+    const bold = Number(style.fontWeight) >= 700;
+    const text = node.textContent.trim().slice(0, 40);
+    found.push([text, parse(style.color), ground, parseFloat(style.fontSize), bold]);
+  }
+  return found;
+}
+"""
+
+PLACES = """
+() => Object.fromEntries([".draw", "#verdict", ".beliefs", ".uncertainties", "#disturb", "#gallery",
+  "#triangle", ".foot"].map((one) => {
+    const box = document.querySelector(one).getBoundingClientRect();
+    return [one, [box.left, box.top + scrollY, box.width, box.height]];
+}))
+"""
+
+
+def luminance(colour: list[float]) -> float:
+    shares = np.array(colour[:3]) / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one: list[float], other: list[float]) -> float:
+    """The ratio of WCAG 2."""
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_text_can_be_read(opened: Callable[..., Watched], scheme: str, dark: bool) -> None:
+    page = opened(color_scheme=scheme).page
+    ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    paper = luminance(page.evaluate(ground))
+    assert paper < 0.05 if dark else paper > 0.8
+    for kind in ("known", "unknown"):
+        page.locator(f".group.{kind} .sample").first.click()
+        answered(page)
+        texts = page.evaluate(TEXTS)
+        assert len(texts) > 60
+        poor = [
+            (text, round(contrast(ink, ground), 2))
+            for text, ink, ground, size, bold in texts
+            if contrast(ink, ground) < (3 if size >= 24 or (bold and size >= 18.66) else 4.5)
+        ]
+        assert not poor
+
+
+def test_nothing_is_wider_than_the_screen(demo: Watched) -> None:
+    page = demo.page
+    page.locator(".group.unknown .sample").first.click()
+    answered(page)
+    beyond = """
+    (width) => [...document.querySelectorAll("body *")]
+      .filter((one) => one.checkVisibility() && !one.closest(".unseen, .skip"))
+      .filter((one) => one.getBoundingClientRect().right > width + 0.5)
+      .map((one) => one.id || one.className || one.tagName)
+    """
+    for width in (320, 360, 560, 740, 900, 1600):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(beyond, width) == []
+
+
+def test_what_is_clicked_on_a_phone_is_large_enough(opened: Callable[..., Watched]) -> None:
+    page = opened(viewport=PHONE, has_touch=True).page
+    page.wait_for_selector(".sample")
+    sizes: list[list[Any]] = page.evaluate("""
+      () => [...document.querySelectorAll("button, select, [type=range], .choose label, .check")]
+        .filter((one) => one.checkVisibility())
+        .map((one) => [one.id || one.className, one.offsetWidth, one.offsetHeight])
+    """)
+    assert len(sizes) > 20
+    assert not [one for one in sizes if min(one[1:]) < 24]
+
+
+@pytest.mark.parametrize("viewport", [PHONE, WIDE])
+def test_nothing_moves_when_answers_come(
+    opened: Callable[..., Watched], viewport: dict[str, int]
+) -> None:
+    page = opened(viewport=viewport).page
+    page.wait_for_selector(".sample")
+    before = page.evaluate(PLACES)
+    seen_states = set()
+    for kind, place in [("known", 0), ("unknown", 0), ("known", 1), ("unknown", 1)]:
+        page.locator(f".group.{kind} .sample").nth(place).click()
+        seen_states.add(answered(page))
+        after = page.evaluate(PLACES)
+        for name, box in before.items():
+            assert after[name] == pytest.approx(box, abs=1), name
+    assert seen_states == {"accept", "abstain"}
+
+
+def test_accept_and_abstain_differ_by_more_than_colour(demo: Watched) -> None:
+    page = demo.page
+    shown = {}
+    for place in range(8):
+        kind = ("known", "unknown")[place % 2]
+        page.locator(f".group.{kind} .sample").nth(place // 2).click()
+        state = answered(page)
+        style = "getComputedStyle(document.getElementById('verdict')).borderTopStyle"
+        texts = [page.locator(f"#{one}").inner_text() for one in ("tile", "stamp", "headline")]
+        shown[state] = [*texts, page.evaluate(style)]
+    tile, stamp, headline, border = shown["accept"]
+    assert stamp == "✓ Accepted"
+    assert headline == f"It’s {tile}."
+    assert border == "solid"
+    tile, stamp, headline, border = shown["abstain"]
+    assert (tile, stamp, border) == ("?", "? Abstained", "dashed")
+    assert headline.startswith("I don’t know: ")
+
+
+def focused(page: Page) -> str:
+    name: str = page.evaluate("document.activeElement.id || document.activeElement.className")
+    return name
+
+
+def tab_to(page: Page, name: str) -> None:
+    for _ in range(80):
+        if focused(page) == name:
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"no way to {name} by the tab key, only to {focused(page)}")
+
+
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def test_drawing_by_keyboard(demo: Watched) -> None:
+    page = demo.page
+    press(page, "Tab")
+    assert focused(page) == "skip"
+    tab_to(page, "surface")
+    assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "draw-help"
+    # A one: up, pen down, down.
+    press(page, *["ArrowUp"] * 8, "Space", *["ArrowDown"] * 16, "Space")
+    answered(page)
+    view = seen(page)[..., 0]
+    rows, columns = np.nonzero(view > 60)
+    assert np.ptp(rows) > 3 * np.ptp(columns)
+    press(page, "ArrowRight")  # with the pen up nothing is drawn
+    answered(page)
+    np.testing.assert_array_equal(seen(page)[..., 0], view)
+    assert page.evaluate("scrollY") == 0
+    press(page, "Delete")
+    answered(page, "idle")
+    press(page, "Enter", *["Shift+ArrowRight"] * 3, "Escape", "ArrowDown")
+    answered(page)
+    rows, columns = np.nonzero(seen(page)[..., 0] > 60)
+    assert np.ptp(columns) > 3 * np.ptp(rows)
+    press(page, "Control+z")
+    answered(page, "idle")
+
+
+def test_all_else_by_keyboard(demo: Watched) -> None:
+    page = demo.page
+    draw(page, DIGITS["1"])
+    answered(page)
+    for name in ("undo", "clear", "file"):
+        tab_to(page, name)
+    tab_to(page, "noise")
+    press(page, "ArrowRight")
+    assert page.locator("#noise-value").inner_text() == "0.05"
+    tab_to(page, "turn")
+    press(page, "ArrowRight")
+    assert page.locator("#turn-value").inner_text() == "5°"
+    tab_to(page, "sample")
+    press(page, "Enter")
+    page.wait_for_selector(".sample[aria-pressed=true]")
+    answered(page)
+    assert told(page)["vacuity"] != "–"
+    assert focused(page) == "sample"
+    tab_to(page, "follow")
+    press(page, "Space")
+    assert not page.locator("#follow").is_checked()
+
+
+def test_everything_has_a_name(demo: Watched) -> None:
+    page = demo.page
+    draw(page, DIGITS["2"])
+    answered(page)
+    nameless = page.evaluate("""
+      () => [...document.querySelectorAll("button, input, select, canvas, img, svg, [role]")]
+        .filter((one) => one.checkVisibility() && !one.closest("[aria-hidden=true]"))
+        .filter((one) => one.getAttribute("role") !== "status")
+        .filter((one) => !(one.ariaLabel || one.alt || one.labels?.length))
+        .filter((one) => !(one.textContent.trim() || one.querySelector("img")?.alt))
+        .map((one) => one.outerHTML)
+    """)
+    assert nameless == []
+    ids: list[str] = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(ids) == len(set(ids))
+    rows = page.locator("#bars tbody th[scope=row]").count()
+    assert rows == 11
+
+
+def test_the_answer_stays_in_sight(opened: Callable[..., Watched]) -> None:
+    page = opened(viewport=PHONE).page
+    page.locator(".group.unknown .sample").first.click()
+    answered(page)
+    dock = page.locator("#dock")
+    assert dock.is_visible()
+    assert page.locator("#headline").inner_text() in dock.inner_text()
+    page.evaluate("document.getElementById('verdict').scrollIntoView()")
+    dock.wait_for(state="hidden")

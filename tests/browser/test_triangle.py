@@ -1,0 +1,126 @@
+"""The Dirichlet on the triangle, and the numbers behind it, against SciPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from browser.hands import DIGITS, answered, draw
+from browser.watched import Watched
+
+pytestmark = pytest.mark.browser
+
+EXCESS = """
+async ([alpha, points]) => {
+  const { logExcess } = await import("/static/dirichlet.js");
+  const excess = logExcess(alpha);
+  return points.map((x) => excess(...x.map(Math.log)));
+}
+"""
+GAMMA = """
+async (values) => {
+  const { logGamma } = await import("/static/dirichlet.js");
+  return values.map(logGamma);
+}
+"""
+PIXEL = """
+([x, y]) => {
+  const context = document.getElementById("simplex").getContext("2d");
+  return Array.from(context.getImageData(x, y, 1, 1).data);
+}
+"""
+
+
+def test_numbers_agree_with_scipy(demo: Watched) -> None:
+    values = [*np.geomspace(1e-3, 1e7, 60), 0.5, 1, 2]
+    found = demo.page.evaluate(GAMMA, [float(value) for value in values])
+    np.testing.assert_allclose(found, special.gammaln(values), rtol=1e-12, atol=1e-12)
+    rng = np.random.default_rng(0)
+    points = rng.dirichlet([1, 1, 1], 20)
+    for alpha in ([1, 1, 1], [0.4, 2, 7], [12.5, 1, 1], [900, 300, 4], [2e5, 3e5, 1e5]):
+        seen = demo.page.evaluate(EXCESS, [alpha, points.tolist()])
+        wanted = [stats.dirichlet.logpdf(x / x.sum(), alpha) - math.log(2) for x in points]
+        np.testing.assert_allclose(seen, wanted, rtol=1e-9, atol=1e-7)
+
+
+def test_three_of_many_classes_are_dirichlet() -> None:
+    # What the page relies on, by draws: three components, made to sum to one, keep their alpha.
+    rng = np.random.default_rng(0)
+    alpha = np.array([3.0, 1.5, 7.0, 2.0, 1.0])
+    part = rng.dirichlet(alpha, 20_000)[:, :3]
+    part /= part.sum(1, keepdims=True)
+    total = alpha[:3].sum()
+    for k in range(3):
+        marginal = stats.beta(alpha[k], total - alpha[k])
+        assert stats.kstest(part[:, k], marginal.cdf).pvalue > 1e-3
+
+
+def test_corners_follow_and_can_be_chosen(demo: Watched) -> None:
+    page = demo.page
+    draw(page, DIGITS["7"])
+    answered(page)
+    probs = page.locator("#bars tbody").first.locator("td:nth-child(4)").all_inner_texts()
+    best = page.locator("#bars tr.first th").inner_text()
+    selects = page.locator("#corners select")
+    corners = [selects.nth(i).input_value() for i in range(3)]
+    assert corners[0] == best
+    assert len(set(corners)) == 3
+    assert len(probs) == 10
+    # Choosing a class that another corner has makes the two change places.
+    selects.nth(0).select_option(corners[1])
+    assert [selects.nth(i).input_value() for i in range(3)] == [corners[1], corners[0], corners[2]]
+    assert not page.locator("#follow").is_checked()
+    label = page.locator("#simplex").get_attribute("aria-label")
+    assert label is not None
+    assert label.startswith(
+        f"Density of the Dirichlet distribution over {corners[1]}, {corners[0]}"
+    )
+    page.check("#follow")
+    assert [selects.nth(i).input_value() for i in range(3)] == corners
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_colour_is_that_of_the_density(opened: Callable[..., Watched], scheme: str) -> None:
+    page = opened(color_scheme=scheme).page
+
+    def shown(alpha: list[float], at: tuple[int, int]) -> list[int]:
+        said = {
+            "label": "0", "probability": 0.5, "probabilities": [0.5, 0.3, 0.2] + [0.0] * 7,
+            "belief": [0.05] * 10, "vacuity": 0.5, "alpha": [*alpha, *[1.0] * 7],
+            "uncertainty": {"data": 1.0, "distributional": 0.1, "total": 1.1},
+            "decision": "accept", "reason": "accepted", "why": "So it is.",
+        }  # fmt: skip
+        page.unroute_all()
+        page.route(
+            "**/v1/predict",
+            lambda route: route.fulfill(
+                json={
+                    "predictions": [said]
+                    * max(1, (route.request.post_data_buffer or b"").count(b"filename="))
+                }
+            ),
+        )
+        draw(page, [[(0.2, 0.2), (0.8, 0.8)]])
+        text = ", ".join(f"{k}: {a:.1f}" for k, a in enumerate(alpha))
+        page.wait_for_selector(f"text=Alpha: {text}.")
+        return page.evaluate(PIXEL, list(at))  # type: ignore[no-any-return]
+
+    def ramp(place: float) -> list[int]:
+        names = [f"--ramp-{i}" for i in range(5)]
+        style = "n => getComputedStyle(document.documentElement).getPropertyValue(n)"
+        stops = [page.evaluate(style, name).strip() for name in names]
+        colours = np.array([[int(s[i : i + 2], 16) for i in (1, 3, 5)] for s in stops])
+        return [round(float(np.interp(4 * place, range(5), colours[:, c]))) for c in range(3)]
+
+    # The top corner is class 0; near it, flat is the middle of the ramp, and 9:1:1 is above it.
+    width, top, side = 680, 66, 588
+    at = (width // 2, round(top + 0.3 * side * math.sqrt(3) / 2))
+    x = 1 - (at[1] + 0.5 - top) / (side * math.sqrt(3) / 2)
+    np.testing.assert_allclose(shown([1.0, 1.0, 1.0], at)[:3], ramp(0.5), atol=3)
+    log = stats.dirichlet.logpdf([x, (1 - x) / 2, (1 - x) / 2], [9.0, 1.5, 2.0]) - math.log(2)
+    place = (log + math.log(1000)) / (2 * math.log(1000))
+    np.testing.assert_allclose(shown([9.0, 1.5, 2.0], at)[:3], ramp(place), atol=4)
