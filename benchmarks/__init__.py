@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, str] = {
     "flows": "benchmarks.flows",
     "loss": "benchmarks.loss",
     "metrics": "benchmarks.metrics",
+    "serve": "benchmarks.serve",
     "training": "benchmarks.training",
 }
 

@@ -27,7 +27,7 @@ settings.load_profile("dubito")
 
 ROOT = Path(__file__).resolve().parents[1]
 # Distributions that are imported under another name.
-IMPORT_NAMES = {"python-multipart": "multipart", "mkdocs-material": "material"}
+IMPORT_NAMES = {"python-multipart": "python_multipart", "mkdocs-material": "material"}
 
 
 @pytest.fixture(autouse=True)
