@@ -13,10 +13,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 DECLARED := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test accuracy lint bench docs clean
+.PHONY: help demo test browser-test accuracy fuzz lint bench docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.stamp-base ## train on embedded data and write dubito-demo/report.html
 	$(BIN)/dubito demo
@@ -24,8 +24,14 @@ demo: $(VENV)/.stamp-base ## train on embedded data and write dubito-demo/report
 test: $(VENV)/.stamp-dev ## run the tests, the doctests and the examples of the documents
 	$(BIN)/python -m pytest -n $(WORKERS)
 
+browser-test: $(VENV)/.stamp-browser ## use the page of dubito serve in the system's Chromium
+	$(BIN)/python -m pytest -m browser tests/browser
+
 accuracy: $(VENV)/.stamp-dev ## run the dense accuracy sweeps (minutes)
 	$(BIN)/python -m pytest -s -m accuracy_full
+
+fuzz: $(VENV)/.stamp-dev ## damage 500 bundles and files of each kind, new ones each time (minutes)
+	DUBITO_FUZZ=500 $(BIN)/python -m pytest -n $(WORKERS) tests/test_bundle.py tests/cli/test_predict.py tests/data/test_damage.py
 
 lint: $(VENV)/.stamp-dev ## check style, formatting and types
 	$(BIN)/ruff check .
@@ -64,3 +70,8 @@ $(VENV)/.stamp-dev: $(DECLARED) | $(BIN)/pip
 $(VENV)/.stamp-docs: $(DECLARED) | $(BIN)/pip
 	$(PIP) --editable '.[docs]'
 	@touch $(VENV)/.stamp-base $@
+
+# Playwright drives a Chromium that is there already (Debian: apt install chromium), and brings none.
+$(VENV)/.stamp-browser: $(VENV)/.stamp-dev
+	$(PIP) --editable '.[dev,serve,browser]'
+	@touch $@

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dubito import cli
 from dubito.data import read_features
-from dubito.fewshot import Engine, Pool, Setting, evaluate, head, summary
+from dubito.fewshot import Engine, Pool, Setting, evaluate, head, scaling, summary
 from dubito.measures import MEASURES
 from fewshot.samples import arrays
 
@@ -87,6 +87,35 @@ def test_tuning_comes_first_and_is_kept(files: dict[str, Path], tmp_path: Path) 
     assert (tmp_path / "pareto.png").exists()
 
 
+def test_a_preset_decides_head_and_scaling(files: dict[str, Path], tmp_path: Path) -> None:
+    words = (files["novel"], "--ood", files["ood"], *SMALL, "--preset", "centred")
+    done = invoke(*words, "--reference", files["validation"], "--out", tmp_path)
+    assert done.exit_code == 0, (done.output, done.exception)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["features"]["scaling"] == result["ood"]["scaling"] == "centred"
+    novel, ood, validation = (
+        Pool.of(read_features(files[name])) for name in ("novel", "ood", "validation")
+    )
+    made = scaling("centred", validation)
+    chosen = head("iedl", fisher_weight=0.0, kl_weight=0.0)
+    engine = Engine(made.of(novel), made.of(ood), Setting(3, 2), chosen)
+    wanted = summary(evaluate(engine, 20))["ood/alpha0/aupr"].mean
+    assert result["figures"]["ood/alpha0/aupr"]["mean"] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_scalings_are_tuned_as_well(files: dict[str, Path], tmp_path: Path) -> None:
+    done = invoke(
+        files["novel"], "--ood", files["ood"], *SMALL, "--tune", files["validation"], "--method",
+        "edl", "--tune-scaling", "--tune-kl", "--tune-episodes", "5", "--out", tmp_path,
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    chosen = json.loads((tmp_path / "tuning.json").read_text())
+    assert len(chosen["trials"]) == 12
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["features"].get("scaling", "none") == chosen["scaling"]
+    assert "KL 0/10, centred" in done.output
+
+
 class Foreign:
     """What a pickle of features must not hold."""
 
@@ -112,9 +141,14 @@ def test_bad_input_is_told_in_a_line(files: dict[str, Path], tmp_path: Path) -> 
         (files["novel"], "--method", "edl", "--weight", "1"): "unknown hyperparameter",
         (files["novel"], "--tune", files["novel"], "--weight", "1"): "leave the options out",
         (tmp_path / "none.npz",): "none.npz",
+        (files["novel"], "--preset", "best"): "unknown preset 'best'; known: 'published'",
+        (files["novel"], "--preset", "centred"): "needs a reference",
+        (files["novel"], "--preset", "centred", "--method", "edl"): "leave --method out",
+        (files["novel"], "--address", "auto"): "they need --ray",
     }
     for words, message in cases.items():
         done = invoke(*words, *out)
         assert done.exit_code != 0
-        with pytest.raises((ValueError, OSError), match=message):
+        with pytest.raises((ValueError, OSError), match=message) as told:
             raise done.exception
+        assert "\n" not in str(told.value)

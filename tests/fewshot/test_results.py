@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ import torch
 
 from dubito.fewshot import Engine, Setting, Shard, evaluate, head, run, summary
 from dubito.fewshot import engine as engine_module
+from dubito.fewshot.results import summed
 from fewshot.samples import pool
 
 PART, EPISODES = 8, 30
@@ -166,3 +171,33 @@ def test_outside_classes_that_do_not_divide_the_queries() -> None:
     figures = summary(evaluate(engine, episodes=20))
     assert figures["accuracy"].mean > 0.4
     assert figures["ood/max_prob/aupr"].episodes == 20
+
+
+def test_figures_of_parts_are_those_of_all() -> None:
+    drawn = np.random.default_rng(0)
+    column = (1e3 + drawn.normal(size=1000)).astype(np.float32)
+    column[[3, 500, 999]] = np.nan
+    cuts = [0, 1, 2, 4, 400, 1000]
+    parts = [{"a": column[i:j]} for i, j in pairwise(cuts)]
+    found = summed(iter(parts))["a"]
+    held = column[~np.isnan(column)].astype(np.float64)
+    assert found.episodes == 997
+    assert found.mean == pytest.approx(held.mean(), rel=1e-14)
+    assert found.interval == pytest.approx(1.96 * held.std(ddof=1) / 997**0.5, rel=1e-10)
+    nothing = summed([{"a": np.full(3, np.nan, np.float32)}])["a"]
+    assert (nothing.episodes, np.isnan(nothing.mean)) == (0, True)
+
+
+def test_no_part_is_kept_while_they_are_summed() -> None:
+    """Memory does not grow with the episodes."""
+    alive: list[weakref.ref[np.ndarray[Any, Any]]] = []
+
+    def parts() -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+        for _ in range(20):
+            column = np.ones(1000, np.float32)
+            alive.append(weakref.ref(column))
+            yield {"a": column}
+            del column
+            assert sum(one() is not None for one in alive) <= 1
+
+    assert summed(parts())["a"].episodes == 20_000

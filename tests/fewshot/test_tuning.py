@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dubito.fewshot import Engine, Figure, Setting, evaluate, head, summary
+from dubito.fewshot import Engine, Figure, Setting, evaluate, head, scaling, summary
 from dubito.fewshot.tuning import KL_GRID, OBJECTIVES, Trial, Tuned, tune
 from fewshot.samples import pool
 
@@ -92,6 +92,23 @@ def test_the_same_search_is_found_again(tmp_path: Path) -> None:
     assert told == [1, 2] * 3
 
 
+def test_scalings_are_tried_with_the_mean_of_the_validation_classes() -> None:
+    found = tune(
+        pool(), SETTING, "edl", objective="ood_aupr", episodes=15, kl_grid=KL_GRID[:2],
+        scalings=("none", "centred"),
+    )  # fmt: skip
+    tried = [(one.scaling, one.hyperparameters["kl_weight"]) for one in found.trials]
+    assert tried == [("none", 1.0), ("none", 0.1), ("centred", 1.0), ("centred", 0.1)]
+    for one in found.trials:
+        scaled = scaling(one.scaling, pool()).of(pool())
+        engine = Engine(scaled, None, SETTING, head("edl", **one.hyperparameters))
+        figures = summary(evaluate(engine, 15))
+        assert one.ood_aupr == figures["ood/alpha0/aupr"]
+        assert one.confidence == figures["confidence/max_alpha/aupr"]
+    assert found.scaling == found.trials[found.choice].scaling
+    assert Trial.of(found.as_dict()["trials"][2]) == found.trials[2]
+
+
 def test_optuna_searches_within_the_grid() -> None:
     pytest.importorskip("optuna")
     for objective in ("pareto", "ood_aupr"):
@@ -118,7 +135,7 @@ def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch)
             "unknown objective 'both'; known: 'accuracy', 'ood_aupr'",
         ),
         ({"search": "luck"}, "unknown search 'luck'; known: 'grid', 'optuna'"),
-        ({"name": "edl"}, "the head 'edl' has no fisher_weight to tune"),
+        ({"name": "softmax"}, "the head 'softmax' has no fisher_weight or kl_weight to tune"),
     ],
 )
 def test_what_is_unknown_is_refused(given: dict[str, str], message: str) -> None:

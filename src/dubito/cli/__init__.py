@@ -11,7 +11,18 @@ from rich.console import Console
 from rich.text import Text
 
 from dubito import __version__
-from dubito.cli import demo, evaluate, fewshot, predict, report, reproduce, train
+from dubito.cli import (
+    demo,
+    evaluate,
+    export,
+    features,
+    fewshot,
+    predict,
+    report,
+    reproduce,
+    serve,
+    train,
+)
 from dubito.training import CheckpointError, NonFiniteLoss
 
 __all__ = ["app", "main"]
@@ -30,9 +41,12 @@ app.command("demo")(demo.demo)
 app.command("train", epilog=train.NOTES)(train.train)
 app.command("evaluate", epilog=evaluate.NOTES)(evaluate.evaluate)
 app.command("predict", epilog=predict.NOTES)(predict.predict)
+app.command("export", epilog=export.NOTES)(export.export)
+app.command("features", epilog=features.NOTES)(features.features)
 app.command("fewshot", epilog=fewshot.NOTES)(fewshot.fewshot)
 app.command("reproduce", epilog=reproduce.NOTES)(reproduce.reproduce)
 app.command("report", epilog=report.NOTES)(report.report)
+app.command("serve", epilog=serve.NOTES)(serve.serve)
 
 
 def _show_version(wanted: bool) -> None:

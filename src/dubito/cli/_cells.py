@@ -52,6 +52,14 @@ class Cells:
         self.lines[cell] = now
         return f"{cell} {_progress(self.running[cell])}  {self.summary()}"
 
+    def _episodes(self, event: dict[str, Any]) -> str | None:
+        cell, now = event["cell"], time.monotonic()
+        self.running[cell] = event
+        if now - self.lines.get(cell, self.start) < EVERY:
+            return None
+        self.lines[cell] = now
+        return f"{cell} {_progress(event)}  {self.summary()}"
+
     def _done(self, event: dict[str, Any]) -> str:
         self.running.pop(event["cell"], None)
         self.done += 1
@@ -95,6 +103,7 @@ _NOTES: dict[str, Callable[[Cells, dict[str, Any]], str | None]] = {
     "aside": Cells._aside,
     "start": Cells._started,
     "epoch": Cells._epoch,
+    "episodes": Cells._episodes,
     "done": Cells._done,
     "failed": Cells._failed,
 }
@@ -105,6 +114,8 @@ def _duration(seconds: float) -> str:
 
 
 def _progress(entry: dict[str, Any]) -> str:
+    if entry.get("event") == "episodes":
+        return f"{entry['done']} of {entry['total']} episodes"
     words = f"epoch {entry['epoch']}" + (f"/{entry['epochs']}" if "epochs" in entry else "")
     if "validation_accuracy" in entry:
         words += f"  validation accuracy {100 * entry['validation_accuracy']:.2f} %"
@@ -118,7 +129,7 @@ def shown(console: Console, total: int) -> Iterator[Callable[[dict[str, Any]], N
 
     def tell(event: dict[str, Any]) -> None:
         line = cells.note(event)
-        if line is not None and not (live and event["event"] in ("start", "epoch")):
+        if line is not None and not (live and event["event"] in ("start", "epoch", "episodes")):
             console.print(Text(line), soft_wrap=True)
 
     live = console.is_terminal and total > 0

@@ -20,7 +20,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from dubito.fewshot import Pool, Setting
-    from dubito.fewshot.tuning import Trial
+    from dubito.fewshot.tuning import Trial, Tuned
     from dubito.report.tables import Table
 
 NOTES = (
@@ -45,7 +45,10 @@ def fewshot(
     ways: Annotated[int, typer.Option(help="Classes in an episode.")] = 5,
     shots: Annotated[int, typer.Option(help="Support samples of each class.")] = 5,
     episodes: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 10_000,
-    method: Annotated[str, typer.Option(help="The head; see `dubito.fewshot.HEADS`.")] = "iedl",
+    method: Annotated[
+        str | None,
+        typer.Option(help="The head; see `dubito.fewshot.HEADS`.", show_default="iedl"),
+    ] = None,
     weight: Annotated[
         float | None, typer.Option(help="The weight of -log det, where the head has it.")
     ] = None,
@@ -54,6 +57,21 @@ def fewshot(
     ] = None,
     kl_ramp: Annotated[
         int | None, typer.Option(help="Rounds in which the weight of the KL term rises.")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A named choice of head and scaling; see `dubito.fewshot.PRESETS`."),
+    ] = None,
+    scaling: Annotated[
+        str | None,
+        typer.Option(help="What is done to features: none, unit or centred.", show_default="none"),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FEATURES",
+            help="Base or validation classes, for their mean and length. Default: those of --tune.",
+        ),
     ] = None,
     protocol: Annotated[
         str, typer.Option(help="Queries a class: code, max(15, shots), or paper, min(15, shots).")
@@ -71,10 +89,26 @@ def fewshot(
     tune_kl: Annotated[
         bool, typer.Option("--tune-kl", help="Search the schedule of the KL term as well.")
     ] = False,
+    tune_scaling: Annotated[
+        bool, typer.Option("--tune-scaling", help="Search the scaling of the features as well.")
+    ] = False,
     tune_episodes: Annotated[int, typer.Option(min=1, help="Episodes for each candidate.")] = 1000,
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Compute only every N-th part, from the I-th.")
     ] = "1/1",
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Compute the parts on a Ray cluster: see --address.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The cluster's address; by default that on this machine, else a new one here.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option(min=0, help="GPUs, or the share of one, that a part takes on a cluster."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The episodes follow from it.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = Path(
@@ -90,25 +124,53 @@ def fewshot(
 
     console = Console()
     place = runs.device_named(device)
+    if (address is not None or gpus is not None) and not ray:
+        raise ValueError("--address and --gpus are those of a Ray cluster: they need --ray")
     setting = core.Setting(ways, shots, protocol, seed)
     chosen = {"fisher_weight": weight, "kl_weight": kl_weight, "kl_ramp": kl_ramp}
     given = {name: value for name, value in chosen.items() if value is not None}
+    name, given, scaled = _preset(preset, method, given, scaling)
     inside, outside = _pool(features), _pool(ood) if ood is not None else None
     part = core.Shard.named(shard)
+    others = reference or tune
+    known = None if others is None else _pool(others)
     if tune is not None:
-        if given:
-            raise ValueError(f"--tune chooses {', '.join(given)} itself: leave the options out")
+        if given or scaling is not None:
+            names = [*given, *(["scaling"] if scaling is not None else [])]
+            raise ValueError(f"--tune chooses {', '.join(names)} itself: leave the options out")
         options = {"objective": objective, "search": search, "episodes": tune_episodes}
-        given |= _tuned(console, _pool(tune), setting, method, tune_kl, options, place, out)
-    engine = core.Engine(inside, outside, setting, core.head(method, **given), device=place)
-    with _bar(console) as bar:
+        grids = (tune_kl, tune_scaling)
+        found = _tuned(console, _pool(tune), setting, name, grids, options, place, out)
+        given, scaled = found.hyperparameters, found.scaling
+    prepared = core.scaling(scaled, known)
+    engine = core.Engine(
+        prepared.of(inside), None if outside is None else prepared.of(outside), setting,
+        core.head(name, **given), device=place,
+    )  # fmt: skip
+    with progress_bar(console) as bar:
         share = _share(episodes, part)
-        task = bar.add_task(f"{setting} {method}", total=share)
+        task = bar.add_task(f"{setting} {name}", total=share)
         result = core.run(
             engine, episodes, out, shard=part, keep_episodes=save_episodes,
             tell=lambda done: bar.advance(task, done),
+            ray=(address or "auto") if ray else None, gpus=gpus,
         )  # fmt: skip
     _show(console, result, out, part)
+
+
+def _preset(
+    name: str | None, method: str | None, given: dict[str, Any], scaling: str | None
+) -> tuple[str, dict[str, Any], str]:
+    """The head, its hyperparameters and the scaling, which a preset may decide."""
+    from dubito import _checks
+    from dubito.fewshot import PRESETS
+
+    if name is None:
+        return method or "iedl", given, scaling or "none"
+    if method is not None:
+        raise ValueError(f"--preset {name} has a head of its own: leave --method out")
+    found = _checks.entry(PRESETS, name, "preset")
+    return found.method, {**found.hyperparameters, **given}, scaling or found.scaling
 
 
 def _pool(path: os.PathLike[str]) -> Pool:
@@ -118,7 +180,8 @@ def _pool(path: os.PathLike[str]) -> Pool:
     return Pool.of(read_features(path))
 
 
-def _bar(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
+    """A bar that counts what is done and tells the time."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TimeRemainingColumn(),
@@ -139,27 +202,28 @@ def _tuned(
     validation: Pool,
     setting: Setting,
     method: str,
-    tune_kl: bool,
+    grids: tuple[bool, bool],
     options: dict[str, Any],
     device: Any,
     out: Path,
-) -> dict[str, Any]:
-    """The hyperparameters that validation classes choose, which are written and told."""
-    from dubito.fewshot import tuning
+) -> Tuned:
+    """What validation classes choose, of weights, KL schedules and scalings; written and told."""
+    from dubito.fewshot import SCALINGS, tuning
 
-    kl_grid = tuning.KL_GRID if tune_kl else tuning.KL_GRID[:1]
-    with _bar(console) as bar:
+    kl_grid = tuning.KL_GRID if grids[0] else tuning.KL_GRID[:1]
+    scalings = tuple(SCALINGS) if grids[1] else ("none",)
+    with progress_bar(console) as bar:
         task = bar.add_task("Tuning", total=None)
 
         def tell(done: int, total: int, trial: Trial) -> None:
             bar.update(task, completed=done, total=total)
 
         found = tuning.tune(
-            validation, setting, method, kl_grid=kl_grid, device=device, tell=tell, folder=out,
-            **options,
+            validation, setting, method, kl_grid=kl_grid, scalings=scalings, device=device,
+            tell=tell, folder=out, **options,
         )  # fmt: skip
     console.print(_trials(found), soft_wrap=True)
-    return found.hyperparameters
+    return found
 
 
 def _trials(found: Any) -> Any:
@@ -168,7 +232,9 @@ def _trials(found: Any) -> Any:
     rows = []
     for i, trial in enumerate(found.trials):
         given = trial.hyperparameters
-        name = f"λ {given['fisher_weight']:.3g}, KL {given['kl_weight']:g}/{given['kl_ramp']}"
+        name = f"KL {given['kl_weight']:g}/{given['kl_ramp']}, {trial.scaling}"
+        if "fisher_weight" in given:
+            name = f"λ {given['fisher_weight']:.3g}, {name}"
         figures = (trial.accuracy, trial.ood_aupr)
         cells = [Cell(_percent(asked.mean, asked.interval), i == found.choice) for asked in figures]
         rows.append((name, tuple(cells)))

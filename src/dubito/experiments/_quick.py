@@ -20,13 +20,14 @@ from torch import Tensor
 
 from dubito import data
 from dubito.data import embedded
+from dubito.experiments import _fewshot_recipe
+from dubito.experiments._fewshot_recipe import PREFIX
 from dubito.experiments._recipe import Recipe
 from dubito.report import files
 from dubito.runs import Config, configure
 
 __all__ = ["HUMANS", "PREFIX", "located", "prepare", "quick"]
 
-PREFIX = "quick:"
 HUMANS = "cifar-10h.npy"
 SHAPES = {"mnist": (1, 28, 28), "cifar-10": (3, 32, 32)}
 TRAIN, TEST = 100, 60  # samples
@@ -44,6 +45,8 @@ def quick(recipe: Recipe) -> Recipe:
     >>> quick(recipes()["cifar10-iedl"]).seeds
     (322, 365)
     """
+    if recipe.kind == _fewshot_recipe.FEWSHOT:
+        return _fewshot_recipe.quick(recipe)
     sections = {name: dict(values) for name, values in recipe.sections.items()}
     sections["data"] |= {"source": PREFIX + sections["data"]["source"], "validation": 0.25}
     sections["backbone"] = {"name": "convnet"}
@@ -84,6 +87,8 @@ def prepare(folder: Path) -> Path:
     for number, (name, like) in enumerate(OUTSIDE.items()):
         made[f"{name}.npz"] = partial(_outside, like, number)
     made[HUMANS] = _people
+    for number, name in enumerate(FEATURES):
+        made[f"{name}.npz"] = partial(_features, number)
     for name, make in made.items():
         if not (folder / name).exists():
             files.write(folder / name, _packed(name, make()))
@@ -92,6 +97,20 @@ def prepare(folder: Path) -> Path:
 
 #: stand-ins for OOD sets: patches of photographs, two different draws for each size
 OUTSIDE = {"kmnist": "mnist", "fashion-mnist": "mnist", "svhn": "cifar-10", "cifar-100": "cifar-10"}
+
+
+#: stand-ins for few-shot features: novel, OOD and validation classes
+FEATURES = ("mini2mini_novel", "mini2CUB_novel", "mini2mini_val")
+CLASSES, EACH, DIMENSION = 13, 104, 12
+
+
+def _features(number: int) -> dict[str, Any]:
+    """Classes that overlap, of non-negative features."""
+    drawn = np.random.default_rng(number)
+    labels = np.repeat(np.arange(CLASSES), EACH)
+    centres = drawn.normal(0.4, 0.4, (CLASSES, DIMENSION))
+    noise = drawn.normal(0, 0.4, (len(labels), DIMENSION))
+    return {"features": np.maximum(centres[labels] + noise, 0).astype(np.float32), "labels": labels}
 
 
 def _packed(name: str, arrays: Mapping[str, Any]) -> bytes:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dubito import _cluster
+from dubito._cluster import AUTO
 from dubito.experiments import _unit
 from dubito.experiments._cell import Record
 from dubito.experiments._unit import Emit, Failures, Tell, Unit
 
 __all__ = ["AUTO", "on_cluster"]
 
-AUTO = "auto"
 RETRIES = 5  # times that a task is run again after its worker or node was lost
-PASSED_ON = ("DUBITO_DATA", "OMP_NUM_THREADS", "PYTHONPATH")
 WAIT = 0.25  # seconds
 
 
@@ -35,38 +34,13 @@ def on_cluster(
     stand in `work` on the node that runs them, or for all if that is shared; records come back and
     are handed out here.
     """
-    ray = _imported()
-    env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    started = not ray.is_initialized()
-    if started:
-        _connect(ray, address, {"log_to_driver": False, "runtime_env": {"env_vars": env}})
-    try:
-        share = (1.0 if ray.cluster_resources().get("GPU") else 0.0) if gpus is None else gpus
+    with _cluster.connected(address) as ray:
+        share = _cluster.share_of(ray, gpus)
         board = _board(ray)
         task = ray.remote(num_cpus=1, num_gpus=share, max_retries=RETRIES)(_task)
         place = ("cuda" if share else "cpu") if device == "auto" else device
         return _collect(ray, board, [(u, task.remote(u, work, place, board)) for u in units],
                         tell, emit)  # fmt: skip
-    finally:
-        if started:
-            ray.shutdown()
-
-
-def _imported() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ValueError("a cluster needs Ray: pip install 'dubito[ray]'") from error
-    return ray
-
-
-def _connect(ray: Any, address: str, options: dict[str, Any]) -> None:
-    try:
-        ray.init(address=address, **options)
-    except ConnectionError:
-        if address != AUTO:
-            raise
-        ray.init(**options)
 
 
 class _Board:

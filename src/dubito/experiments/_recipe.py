@@ -7,7 +7,7 @@ import fnmatch
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -15,33 +15,46 @@ from pathlib import Path
 from typing import Any
 
 from dubito import _checks, runs
+from dubito.experiments import _fewshot_recipe
 
-__all__ = ["Cell", "Recipe", "chosen", "paper", "read_recipes", "recipes", "tables"]
+__all__ = ["RESOLVED", "Cell", "Recipe", "chosen", "paper", "read_recipes", "recipes", "tables"]
 
 PROTOCOLS = ("paper", "dubito")
 REQUIRED = {"title": str, "protocol": str, "about": str, "seeds": list}
 EVALUATE: dict[str, Any] = {"ood": [], "noise": [], "humans": False, "watch": False}
-KNOWN = (*REQUIRED, "tables", "sweep", *runs.SECTIONS, "evaluate")
+TRAINING = "training"
+Sections = Mapping[str, Mapping[str, Any]]
+#: kind of recipe -> the keys it may have
+KNOWN = {
+    TRAINING: (*REQUIRED, "tables", "sweep", *runs.SECTIONS, "evaluate"),
+    _fewshot_recipe.FEWSHOT: (
+        *REQUIRED, "tables", "sweep", "fewshot", "head", "setting", "tune",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One line of a table: a training, the seeds to repeat it with, and what to judge it by."""
+    """One line of a table: a training, the seeds to repeat it with, and what to judge it by.
+
+    Of the `kind` "fewshot" it is episodes on features; see `_fewshot_recipe`.
+    """
 
     name: str
     title: str
     protocol: str
     about: str
-    sections: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    sections: Sections = field(repr=False)
     seeds: tuple[int, ...]
     evaluate: Mapping[str, Any] = field(repr=False)
     tables: tuple[str, ...] = ()
     group: str = ""
     quick: bool = False
+    kind: str = TRAINING
 
     @property
     def training_id(self) -> str:
-        """What is trained, whatever the seed: a hash of the four sections."""
+        """What is trained, whatever the seed: a hash of the sections."""
         return _digest(self.sections)
 
     def cells(self, seeds: Sequence[int] | None = None) -> list[Cell]:
@@ -72,6 +85,17 @@ class Cell:
 def _digest(values: Mapping[str, Any]) -> str:
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _configured(sections: Sections) -> dict[str, dict[str, Any]]:
+    return dict(json.loads(json.dumps(runs.configure(sections).sections())))
+
+
+#: kind of recipe -> its sections with every default filled in, as plain values
+RESOLVED: dict[str, Callable[[Sections], dict[str, dict[str, Any]]]] = {
+    TRAINING: _configured,
+    _fewshot_recipe.FEWSHOT: _fewshot_recipe.resolved,
+}
 
 
 def recipes() -> dict[str, Recipe]:
@@ -119,12 +143,13 @@ def _read(file: Traversable | Path) -> Iterator[Recipe]:
 
 
 def _recipes(name: str, values: dict[str, Any]) -> Iterator[Recipe]:
+    kind = _fewshot_recipe.FEWSHOT if _fewshot_recipe.FEWSHOT in values else TRAINING
     for key in values:
-        if key not in KNOWN:
-            raise ValueError(runs.unknown(key, KNOWN, "the recipe"))
-    for key, kind in REQUIRED.items():
-        if not isinstance(values.get(key), kind):
-            raise ValueError(f"the recipe lacks {key!r} ({kind.__name__})")
+        if key not in KNOWN[kind]:
+            raise ValueError(runs.unknown(key, KNOWN[kind], "the recipe"))
+    for key, expected in REQUIRED.items():
+        if not isinstance(values.get(key), expected):
+            raise ValueError(f"the recipe lacks {key!r} ({expected.__name__})")
     _checks.one_of(PROTOCOLS, values["protocol"], "protocol")
     judged = values.get("evaluate", {})
     for key in judged:
@@ -141,6 +166,10 @@ def _recipes(name: str, values: dict[str, Any]) -> Iterator[Recipe]:
         tables=tuple(values.get("tables", ())),
         group=name,
     )
+    if kind == _fewshot_recipe.FEWSHOT:
+        _check_seeds(base)
+        yield from _fewshot_recipe.expanded(base, values)
+        return
     for recipe in _swept(base, values["sweep"]) if "sweep" in values else [base]:
         _check(recipe)
         yield recipe
@@ -168,13 +197,17 @@ def _check(recipe: Recipe) -> None:
     config = runs.configure(recipe.sections)
     if recipe.sections["training"].get("seed") is not None:
         raise ValueError("the recipe's seeds stand in `seeds`, not in [training]")
-    if not recipe.seeds or len(set(recipe.seeds)) < len(recipe.seeds):
-        raise ValueError(f"seeds must be different numbers, at least one: {list(recipe.seeds)}")
+    _check_seeds(recipe)
     if recipe.evaluate["humans"] and config.data["source"] != "cifar-10":
         raise ValueError(
             "humans = true is for data that people were asked about, cifar-10, "
             f"not for {config.data['source']!r}"
         )
+
+
+def _check_seeds(recipe: Recipe) -> None:
+    if not recipe.seeds or len(set(recipe.seeds)) < len(recipe.seeds):
+        raise ValueError(f"seeds must be different numbers, at least one: {list(recipe.seeds)}")
 
 
 def tables(known: Mapping[str, Recipe]) -> dict[str, list[str]]:

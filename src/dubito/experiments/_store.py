@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dubito.experiments._cell import FORMAT, Record
-from dubito.experiments._recipe import Cell, Recipe
+from dubito.experiments._recipe import RESOLVED, Cell, Recipe
 from dubito.report import files
-from dubito.runs import configure
 
 __all__ = ["CHANGED", "DONE", "MISSING", "RESULTS", "Store"]
 
@@ -105,9 +104,10 @@ def _text(value: Any) -> str:
 
 def _moved(before: Mapping[str, Mapping[str, Any]], recipe: Recipe) -> bool:
     """Whether a default that the recipe leaves to dubito is another now than for the record."""
-    for name, values in _resolved(json.dumps(recipe.sections)).items():
+    for name, values in _resolved(recipe.kind, json.dumps(recipe.sections)).items():
         for key, value in values.items():
-            if key not in WHERE and key in before[name] and before[name][key] != value:
+            known = before.get(name, {})
+            if key not in WHERE and key in known and known[key] != value:
                 return True
     return False
 
@@ -117,9 +117,6 @@ WHERE = ("graph", "workers", "channels_last", "seed")
 
 
 @cache
-def _resolved(sections: str) -> dict[str, dict[str, Any]]:
+def _resolved(kind: str, sections: str) -> dict[str, dict[str, Any]]:
     """Sections, as json, with every default filled in."""
-    plain: dict[str, dict[str, Any]] = json.loads(
-        json.dumps(configure(json.loads(sections)).sections())
-    )
-    return plain
+    return RESOLVED[kind](json.loads(sections))

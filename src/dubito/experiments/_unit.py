@@ -11,16 +11,17 @@ from typing import Any
 import torch
 
 from dubito import runs
-from dubito.experiments import _cell, _quick, _watch
+from dubito.experiments import _cell, _fewshot_cell, _quick, _watch
 from dubito.experiments._cell import Record
-from dubito.experiments._recipe import Cell
+from dubito.experiments._fewshot_recipe import FEWSHOT
+from dubito.experiments._recipe import TRAINING, Cell
 from dubito.report import files
 from dubito.training import NonFiniteLoss, Watch
 
 __all__ = ["Emit", "Failures", "Tell", "Unit", "run", "units"]
 
 QUICK_DATA = "quick-data"
-#: told of what happens: {"event": "start" | "epoch" | "done" | "failed", "cell": name, ...}
+#: told of what happens: {"event": "start" | "epoch" | "episodes" | "done" | "failed", "cell": ...}
 Tell = Callable[[dict[str, Any]], None]
 Emit = Callable[[Record], object]
 #: cell's name -> what went wrong
@@ -46,6 +47,8 @@ class Unit:
     def folder(self) -> str:
         """Where it is trained, below the folder of all trainings: named by what is trained."""
         recipe = self.cells[0].recipe
+        if recipe.kind == FEWSHOT:
+            return f"{recipe.name}-{recipe.training_id}"
         source = recipe.sections["data"]["source"].replace(_quick.PREFIX, "quick-")
         return f"{source}-{recipe.sections['method']['name']}-{recipe.training_id}"
 
@@ -118,7 +121,7 @@ def _checked(unit: Unit, work: Path, tell: Tell) -> tuple[Unit, Failures]:
             if recipe.quick:
                 with FileLock(files.folder(data) / ".lock"):
                     _quick.prepare(data)
-            _cell.check_sources(recipe, data)
+            _CHECKS[recipe.kind](recipe, data)
             ready += part.cells
         except Exception as error:
             failures |= _failed(part, error, tell)
@@ -133,7 +136,8 @@ def _run(unit: Unit, work: Path, device: str, tell: Tell, emit: Emit) -> Failure
         # one process at a time, also where that of a stopped command still ends its last epoch
         for seed in sorted(unit.seeds):
             stack.enter_context(FileLock(place / f".seed-{seed}.lock"))
-        return _train_and_judge(unit, place, work / QUICK_DATA, device, tell, emit)
+        run_it = _RUNS[unit.cells[0].recipe.kind]
+        return run_it(unit, place, work / QUICK_DATA, device, tell, emit)
 
 
 def _train_and_judge(
@@ -164,6 +168,34 @@ def _train_and_judge(
             emit(record)
             tell({"event": "done", "cell": cell.name, "accuracy": record["result"]["accuracy"]})
     return failures
+
+
+def _episodes(unit: Unit, place: Path, data: Path, device: str, tell: Tell, emit: Emit) -> Failures:
+    """Few-shot episodes, cell by cell; parts that are finished are found again."""
+    failures = Failures()
+    for cell in unit.cells:
+        home = place / f"seed-{cell.seed}"
+        state = "stopped" if home.exists() else "new"
+        tell({"event": "start", "cell": cell.name, "state": state})
+
+        def advance(done: int, total: int, name: str = cell.name) -> None:
+            tell({"event": "episodes", "cell": name, "done": done, "total": total})
+
+        try:
+            record = _fewshot_cell.record(cell, home, data, device, advance)
+        except _UNHEARD:
+            raise
+        except Exception as error:
+            failures |= _failed(Unit((cell,)), error, tell)
+            continue
+        emit(record)
+        tell({"event": "done", "cell": cell.name, "accuracy": record["result"]["accuracy"]})
+    return failures
+
+
+#: kind of recipe -> how its sources are found, and how its cells are run
+_CHECKS = {TRAINING: _cell.check_sources, FEWSHOT: _fewshot_cell.check}
+_RUNS = {TRAINING: _train_and_judge, FEWSHOT: _episodes}
 
 
 def _watch_of(unit: Unit, plan: runs.Plan) -> Watch | None:

@@ -14,23 +14,30 @@ from dubito.fewshot.engine import Engine
 from dubito.fewshot.episodes import PROTOCOLS, Episodes, Pool, Sampler, Setting
 from dubito.fewshot.heads import HEADS, Head, head
 from dubito.fewshot.lbfgs import Solver
+from dubito.fewshot.presets import PRESETS, Preset
 from dubito.fewshot.results import PART, Figure, Shard, evaluate, run, summary
+from dubito.fewshot.scalings import SCALINGS, Scaling, scaling
 
 __all__ = [
     "HEADS",
     "PART",
+    "PRESETS",
     "PROTOCOLS",
+    "SCALINGS",
     "Engine",
     "Episodes",
     "Figure",
     "Head",
     "Pool",
+    "Preset",
     "Sampler",
+    "Scaling",
     "Setting",
     "Shard",
     "Solver",
     "evaluate",
     "head",
     "run",
+    "scaling",
     "summary",
 ]

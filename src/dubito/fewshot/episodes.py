@@ -7,7 +7,7 @@ all meet the same episodes, and those with more shots or queries contain those w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -81,6 +81,8 @@ class Pool:
     starts: NDArray[np.int64]
     """where each class begins in the order"""
     sizes: NDArray[np.int64]
+    scaling: str = "none"
+    """what was done to the features, see `dubito.fewshot.scalings`"""
 
     @classmethod
     def of(cls, data: Arrays) -> Pool:
@@ -111,8 +113,7 @@ class Pool:
 
     def to(self, device: torch.device | str) -> Pool:
         """The same with the features on another device."""
-        features = self.features.to(device)
-        return Pool(self.name, features, self.classes, self.order, self.starts, self.sizes)
+        return replace(self, features=self.features.to(device))
 
 
 @dataclass(frozen=True)

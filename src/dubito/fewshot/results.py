@@ -19,19 +19,19 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dubito import __version__
 from dubito.fewshot.engine import Engine, Values
 from dubito.fewshot.episodes import Pool
 from dubito.fewshot.heads import HEADS
+from dubito.fewshot.scalings import NONE
 from dubito.report import files
 
 __all__ = ["PART", "Figure", "Shard", "described", "evaluate", "run", "summary"]
@@ -87,15 +87,37 @@ def summary(values: Mapping[str, NDArray[np.float32]]) -> dict[str, Figure]:
     >>> summary({"accuracy": np.array([0.5, 1.0, np.nan], np.float32)})
     {'accuracy': Figure(mean=0.75, interval=0.49, episodes=2)}
     """
-    found = {}
-    for name, column in values.items():
-        held = column[~np.isnan(column)].astype(np.float64)
-        if not len(held):
-            found[name] = Figure(math.nan, math.nan, 0)
-            continue
-        spread = float(held.std(ddof=1)) if len(held) > 1 else math.nan
-        found[name] = Figure(float(held.mean()), 1.96 * spread / math.sqrt(len(held)), len(held))
-    return found
+    return summed([values])
+
+
+def summed(parts: Iterable[Mapping[str, NDArray[np.float32]]]) -> dict[str, Figure]:
+    """The same of parts in their order, none of which is kept: memory does not grow with them."""
+    sums: dict[str, tuple[int, float, float]] = {}
+    for part in parts:
+        for name, column in part.items():
+            held = column[~np.isnan(column)].astype(np.float64)
+            sums[name] = _joined(sums.get(name, (0, 0.0, 0.0)), held)
+    return {name: _figure(*moments) for name, moments in sums.items()}
+
+
+def _joined(
+    moments: tuple[int, float, float], held: NDArray[np.float64]
+) -> tuple[int, float, float]:
+    """Count, mean and sum of squared deviations, with those of further values (Chan et al.)."""
+    count, mean, squares = moments
+    if not len(held):
+        return moments
+    total, off = count + len(held), float(held.mean()) - mean
+    added = float(np.square(held - held.mean()).sum())
+    mean = mean + off * len(held) / total if count else float(held.mean())
+    return total, mean, squares + added + off * off * count * len(held) / total
+
+
+def _figure(count: int, mean: float, squares: float) -> Figure:
+    if not count:
+        return Figure(math.nan, math.nan, 0)
+    spread = math.sqrt(squares / (count - 1)) if count > 1 else math.nan
+    return Figure(mean, 1.96 * spread / math.sqrt(count), count)
 
 
 def evaluate(engine: Engine, episodes: int, tell: Tell | None = None) -> Values:
@@ -123,23 +145,36 @@ def run(
     part: int = PART,
     tell: Tell | None = None,
     keep_episodes: bool = False,
+    ray: str | None = None,
+    gpus: float | None = None,
 ) -> dict[str, Any] | None:
     """Compute the parts of a shard that the folder lacks; the result once it has all of them.
 
     None where parts of other shards are missing. `tell` hears of episodes, also of those found.
+    `ray` is the address of a cluster whose nodes compute the parts, each with the share `gpus` of a
+    GPU; they are written here, and are those that this machine would have computed.
     """
     folder = files.folder(out)
     store = _Store(folder, {**described(engine), "part": part})
-    mine = shard or Shard()
+    mine, left = shard or Shard(), []
     for i, (start, stop) in enumerate(_ranges(episodes, part)):
         if i % mine.count != mine.index - 1:
             continue
         if store.read(start, stop) is None:
-            store.write(start, stop, engine.values(start, stop, tell), engine.device)
+            left.append((start, stop))
         elif tell is not None:
             tell(stop - start)
-    values = store.joined(episodes)
-    return None if values is None else _finish(store, episodes, values, keep_episodes)
+    if ray is not None and left:
+        from dubito.fewshot import _ray
+
+        for place, device, values in _ray.computed(engine, left, ray, gpus, tell):
+            store.write(*place, values, device)
+    else:
+        for start, stop in left:
+            store.write(start, stop, engine.values(start, stop, tell), str(engine.device))
+    if not store.has(episodes):
+        return None
+    return _finish(store, episodes, keep_episodes)
 
 
 def described(engine: Engine) -> dict[str, Any]:
@@ -159,8 +194,8 @@ def _fingerprint(pool: Pool) -> dict[str, Any]:
     held = hashlib.blake2b(digest_size=16)
     for array in (pool.features.cpu().numpy(), pool.order, pool.sizes):
         held.update(np.ascontiguousarray(array).data)
-    shape = list(pool.features.shape)
-    return {"name": pool.name, "shape": shape, "hash": held.hexdigest()}
+    found = {"name": pool.name, "shape": list(pool.features.shape), "hash": held.hexdigest()}
+    return found if pool.scaling == NONE else {**found, "scaling": pool.scaling}
 
 
 class _Store:
@@ -193,7 +228,7 @@ class _Store:
     def _path(self, start: int) -> Path:
         return self.folder / PARTS / f"part-{start // self.config['part']:06d}.npz"
 
-    def write(self, start: int, stop: int, values: Values, device: torch.device) -> None:
+    def write(self, start: int, stop: int, values: Values, device: str) -> None:
         """Store a finished part."""
         buffer = io.BytesIO()
         np.savez(
@@ -202,7 +237,7 @@ class _Store:
             values=np.stack(list(values.values())),
             range=np.array([start, stop]),
             identity=np.array(self.identity),
-            device=np.array(str(device)),
+            device=np.array(device),
         )
         files.write(self._path(start), buffer.getvalue())
 
@@ -224,26 +259,31 @@ class _Store:
         except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is no finished part: {error}; delete it") from error
 
-    def joined(self, episodes: int) -> Values | None:
-        """All parts in order, or None where one is missing."""
-        parts = []
+    def has(self, episodes: int) -> bool:
+        """Whether all parts are there."""
+        return all(
+            self.read(*place) is not None for place in _ranges(episodes, self.config["part"])
+        )
+
+    def parts(self, episodes: int) -> Iterator[Values]:
+        """All parts in order, one at a time."""
         for start, stop in _ranges(episodes, self.config["part"]):
             part = self.read(start, stop)
-            if part is None:
-                return None
-            parts.append(part)
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            assert part is not None
+            yield part
 
 
-def _finish(store: _Store, episodes: int, values: Values, keep_episodes: bool) -> dict[str, Any]:
-    """Write result.json, and episodes.npz on request."""
-    figures = {name: asdict(figure) for name, figure in summary(values).items()}
+def _finish(store: _Store, episodes: int, keep_episodes: bool) -> dict[str, Any]:
+    """Write result.json, and on request episodes.npz, for which all parts are held at once."""
+    figures = {name: asdict(figure) for name, figure in summed(store.parts(episodes)).items()}
     result = _plain(
         {**store.config, "episodes": episodes, "dubito": __version__, "figures": figures}
     )
     text = json.dumps(result, indent=2, allow_nan=False)
     files.write(store.folder / RESULT, text + "\n")
     if keep_episodes:
+        parts = list(store.parts(episodes))
+        values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         buffer = io.BytesIO()
         np.savez(buffer, **cast(dict[str, Any], values))
         files.write(store.folder / EPISODES, buffer.getvalue())

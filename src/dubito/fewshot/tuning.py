@@ -1,4 +1,4 @@
-"""Choose a head's hyperparameters on validation classes.
+"""Choose a head's hyperparameters, and how features are scaled, on validation classes.
 
 OOD queries come from the validation classes that an episode leaves out. So neither the novel
 classes nor the OOD set are seen before the choice is made. All candidates meet the same episodes.
@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from dubito import _checks
+from dubito.fewshot._front import drawn, front
 from dubito.fewshot.engine import Engine
 from dubito.fewshot.episodes import Pool, Setting
 from dubito.fewshot.heads import head
 from dubito.fewshot.lbfgs import Solver
 from dubito.fewshot.results import Figure, described, evaluate, summary
+from dubito.fewshot.scalings import NONE, scaling
 from dubito.report import files
 
 __all__ = ["GRID", "KL_GRID", "OBJECTIVES", "SEARCHES", "Trial", "Tuned", "tune"]
@@ -29,11 +31,21 @@ __all__ = ["GRID", "KL_GRID", "OBJECTIVES", "SEARCHES", "Trial", "Tuned", "tune"
 GRID = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 #: (kl_weight, kl_ramp): published first; a lower end, a steeper rise, and no KL at all
 KL_GRID = ((1.0, 10), (0.1, 10), (1.0, 3), (0.0, 10))
-ACCURACY, OOD = "accuracy", "ood/alpha0/aupr"
+ACCURACY, CONFIDENCE, OOD = "accuracy", "confidence/max_alpha/aupr", "ood/alpha0/aupr"
 CHOICE, FRONT = "tuning.json", "pareto.png"
 
 Parameters = dict[str, Any]
-Try = Callable[[Parameters], "Trial"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may be chosen: how features are scaled, and the head's hyperparameters."""
+
+    scaling: str
+    hyperparameters: Parameters
+
+
+Try = Callable[[Candidate], "Trial"]
 
 
 @dataclass(frozen=True)
@@ -43,21 +55,22 @@ class Trial:
     hyperparameters: Parameters
     accuracy: Figure
     ood_aupr: Figure
+    confidence: Figure | None = None
+    scaling: str = NONE
 
-
-def _front(trials: Sequence[Trial]) -> list[int]:
-    """The trials that no other one equals in both figures and exceeds in one."""
-
-    def better(a: Trial, b: Trial) -> bool:
-        gains = (a.accuracy.mean - b.accuracy.mean, a.ood_aupr.mean - b.ood_aupr.mean)
-        return min(gains) >= 0 and max(gains) > 0
-
-    return [i for i, one in enumerate(trials) if not any(better(other, one) for other in trials)]
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Trial:
+        """From plain values, as they stand in tuning.json."""
+        figures = {
+            name: None if values[name] is None else Figure(**values[name])
+            for name in ("accuracy", "ood_aupr", "confidence")
+        }
+        return cls(values["hyperparameters"], scaling=values["scaling"], **figures)  # type: ignore[arg-type]
 
 
 def _of_front(trials: Sequence[Trial]) -> int:
     """Of the front, the trial whose two figures have the largest mean."""
-    return max(_front(trials), key=lambda i: trials[i].accuracy.mean + trials[i].ood_aupr.mean)
+    return max(front(trials), key=lambda i: trials[i].accuracy.mean + trials[i].ood_aupr.mean)
 
 
 #: name -> which of the trials to take
@@ -89,20 +102,22 @@ class Tuned:
             found = dict(json.loads(path.read_text("utf-8")))
             if {name: found[name] for name in wanted} != json.loads(json.dumps(wanted)):
                 return None
-            trials = [
-                Trial(t["hyperparameters"], Figure(**t["accuracy"]), Figure(**t["ood_aupr"]))
-                for t in found["trials"]
-            ]
+            trials = [Trial.of(values) for values in found["trials"]]
         except (ValueError, KeyError, TypeError):  # of another version, or broken: made again
             return None
         context = {k: v for k, v in wanted.items() if k not in ("objective", "search")}
         choice = OBJECTIVES[found["objective"]](trials)
-        return cls(found["objective"], found["search"], trials, choice, _front(trials), context)
+        return cls(found["objective"], found["search"], trials, choice, front(trials), context)
 
     @property
     def hyperparameters(self) -> Parameters:
         """Those of the chosen trial."""
         return self.trials[self.choice].hyperparameters
+
+    @property
+    def scaling(self) -> str:
+        """That of the chosen trial."""
+        return self.trials[self.choice].scaling
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in tuning.json."""
@@ -111,6 +126,7 @@ class Tuned:
             "objective": self.objective,
             "search": self.search,
             "choice": self.hyperparameters,
+            "scaling": self.scaling,
             "front": self.front,
             "trials": [asdict(trial) for trial in self.trials],
         }
@@ -119,7 +135,7 @@ class Tuned:
         """Write tuning.json and the figure of the front."""
         place = files.folder(folder)
         files.write(place / CHOICE, json.dumps(self.as_dict(), indent=2) + "\n")
-        files.write(place / FRONT, drawn(self))
+        files.write(place / FRONT, drawn(self.trials, self.front, self.choice))
 
 
 def tune(
@@ -131,6 +147,7 @@ def tune(
     episodes: int = 1000,
     grid: Sequence[float] = GRID,
     kl_grid: Sequence[tuple[float, int]] = KL_GRID[:1],
+    scalings: Sequence[str] = (NONE,),
     search: str = "grid",
     trials: int = 30,
     device: torch.device | None = None,
@@ -140,71 +157,78 @@ def tune(
 ) -> Tuned:
     """Try hyperparameters on the validation classes and choose by `objective`.
 
-    The search "grid" tries `grid` times `kl_grid`; "optuna" makes `trials` trials between the least
-    and the greatest of them. `tell` hears of each: its number, how many there are, the trial. The
-    evidence goes to `folder`, where the same search is found again instead of made.
+    The search "grid" tries `scalings` times `kl_grid` times `grid`; "optuna" makes `trials` trials
+    between the least and the greatest of them. A head without -log det has no `grid`. `tell` hears
+    of each trial: its number, how many there are, the trial. The evidence goes to `folder`, where
+    the same search is found again instead of made.
     """
     choose = _checks.entry(OBJECTIVES, objective, "objective")
     proposals = _checks.entry(SEARCHES, search, "search")
-    if "fisher_weight" not in head(name).hyperparameters():
-        raise ValueError(f"the head {name!r} has no fisher_weight to tune")
-    engine = Engine(validation, None, setting, head(name), solver or Solver(), _device(device))
+    weights: Sequence[float | None] = _tunable(name, grid)
+    pools = {one: scaling(one, validation).of(validation) for one in scalings}
+    device = torch.device("cpu") if device is None else device
 
-    total = trials if search == "optuna" else len(grid) * len(kl_grid)
+    def engine(candidate: Candidate) -> Engine:
+        made = head(name, **candidate.hyperparameters)
+        return Engine(pools[candidate.scaling], None, setting, made, solver or Solver(), device)
+
+    total = trials if search == "optuna" else len(weights) * len(kl_grid) * len(scalings)
     context = {
-        **described(engine), "head": name, "episodes": episodes, "grid": list(grid),
-        "kl_grid": [list(kl) for kl in kl_grid], "count": total,
+        **described(engine(Candidate(scalings[0], {}))), "head": name, "episodes": episodes,
+        "grid": list(weights), "kl_grid": [list(kl) for kl in kl_grid],
+        "scalings": list(scalings), "count": total,
     }  # fmt: skip
     if folder is not None:
         before = Tuned.stored(folder, {**context, "objective": objective, "search": search})
         if before is not None:
             return before
 
-    def attempt(hyperparameters: Parameters) -> Trial:
-        one = Engine(
-            validation, None, setting, head(name, **hyperparameters), engine.solver, engine.device
-        )
-        figures = summary(evaluate(one, episodes))
-        return Trial(hyperparameters, figures[ACCURACY], figures[OOD])
+    def attempt(candidate: Candidate) -> Trial:
+        found = summary(evaluate(engine(candidate), episodes))
+        return Trial(
+            candidate.hyperparameters, found[ACCURACY], found[OOD], found[CONFIDENCE],
+            candidate.scaling,
+        )  # fmt: skip
 
     done: list[Trial] = []
-    for trial in proposals(attempt, grid, kl_grid, trials, objective, setting.seed):
+    space = (scalings, kl_grid, weights)
+    for trial in proposals(attempt, space, trials, objective, setting.seed):
         done.append(trial)
         if tell is not None:
             tell(len(done), total, trial)
-    found = Tuned(objective, search, done, choose(done), _front(done), context)
+    made = Tuned(objective, search, done, choose(done), front(done), context)
     if folder is not None:
-        found.write(folder)
-    return found
+        made.write(folder)
+    return made
 
 
-def _device(device: torch.device | None) -> torch.device:
-    return torch.device("cpu") if device is None else device
+def _tunable(name: str, grid: Sequence[float]) -> Sequence[float | None]:
+    """The weights of -log det to try, None for a head that has only the KL term to weigh."""
+    known = head(name).hyperparameters()
+    if "kl_weight" not in known:
+        raise ValueError(f"the head {name!r} has no fisher_weight or kl_weight to tune")
+    return grid if "fisher_weight" in known else (None,)
 
 
 # --- searches ------------------------------------------------------------------------------------
 
-
-def _parameters(weight: float, kl: tuple[float, int]) -> Parameters:
-    return {"fisher_weight": weight, "kl_weight": kl[0], "kl_ramp": kl[1]}
+Space = tuple[Sequence[str], Sequence[tuple[float, int]], Sequence[float | None]]
 
 
-def _by_grid(
-    attempt: Try, grid: Sequence[float], kl_grid: Sequence[tuple[float, int]], *_: Any
-) -> Iterator[Trial]:
-    for kl, weight in itertools.product(kl_grid, grid):
-        yield attempt(_parameters(weight, kl))
+def _candidate(scaled: str, kl: tuple[float, int], weight: float | None) -> Candidate:
+    given: Parameters = {} if weight is None else {"fisher_weight": weight}
+    return Candidate(scaled, {**given, "kl_weight": kl[0], "kl_ramp": kl[1]})
+
+
+def _by_grid(attempt: Try, space: Space, *_: Any) -> Iterator[Trial]:
+    for scaled, kl, weight in itertools.product(*space):
+        yield attempt(_candidate(scaled, kl, weight))
 
 
 def _by_optuna(
-    attempt: Try,
-    grid: Sequence[float],
-    kl_grid: Sequence[tuple[float, int]],
-    trials: int,
-    objective: str,
-    seed: int,
+    attempt: Try, space: Space, trials: int, objective: str, seed: int
 ) -> Iterator[Trial]:
-    """Weights on a logarithmic scale; the KL schedule is one of the grid's."""
+    """Weights on a logarithmic scale; the scaling and the KL schedule are some of the given."""
     try:
         import optuna
     except ImportError as error:
@@ -212,17 +236,22 @@ def _by_optuna(
             'the search "optuna" needs an extra: pip install "dubito[tune]"'
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    scalings, kl_grid, grid = space
     both = objective == "pareto"
     study = optuna.create_study(
         directions=["maximize"] * (1 + both),
         sampler=optuna.samplers.TPESampler(seed=seed),
     )
-    least, most = min(w for w in grid if w > 0), max(grid)
+    positive = [w for w in grid if w]
     for _ in range(trials):
         asked = study.ask()
-        weight = asked.suggest_float("fisher_weight", least, most, log=True)
+        weight = None
+        if positive:
+            ends = (min(positive), max(positive))
+            weight = asked.suggest_float("fisher_weight", *ends, log=True)
         kl = kl_grid[asked.suggest_int("kl", 0, len(kl_grid) - 1)]
-        trial = attempt(_parameters(weight, kl))
+        scaled = scalings[asked.suggest_int("scaling", 0, len(scalings) - 1)]
+        trial = attempt(_candidate(scaled, kl, weight))
         figures = {"accuracy": trial.accuracy.mean, "ood_aupr": trial.ood_aupr.mean}
         study.tell(asked, list(figures.values()) if both else figures[objective])
         yield trial
@@ -230,37 +259,3 @@ def _by_optuna(
 
 #: name -> trials, from how to try and what
 SEARCHES: dict[str, Callable[..., Iterator[Trial]]] = {"grid": _by_grid, "optuna": _by_optuna}
-
-
-# --- the figure ----------------------------------------------------------------------------------
-
-
-def drawn(tuned: Tuned) -> bytes:
-    """Accuracy against OOD AUPR of all trials, the front joined and the choice marked: PNG."""
-    import io
-
-    from matplotlib.figure import Figure as Canvas
-
-    from dubito.report.figures.style import COLOURS, FAINT, INK
-
-    canvas = Canvas(figsize=(6.4, 4.8), layout="constrained")
-    ax = canvas.subplots()
-    across = [100 * trial.accuracy.mean for trial in tuned.trials]
-    up = [100 * trial.ood_aupr.mean for trial in tuned.trials]
-    front = sorted(tuned.front, key=lambda i: across[i])
-    ax.errorbar(
-        across, up, [100 * t.ood_aupr.interval for t in tuned.trials],
-        [100 * t.accuracy.interval for t in tuned.trials],
-        fmt="none", ecolor=FAINT, elinewidth=0.5, alpha=0.6,
-    )  # fmt: skip
-    ax.plot(across, up, "o", color=COLOURS[0], markersize=5)
-    ax.plot([across[i] for i in front], [up[i] for i in front], color=COLOURS[0], linewidth=1)
-    ax.plot(across[tuned.choice], up[tuned.choice], "o", color=COLOURS[1], markersize=9)
-    for i in {*front, tuned.choice}:
-        label = f"λ = {tuned.trials[i].hyperparameters['fisher_weight']:.3g}"
-        ax.annotate(label, (across[i], up[i]), (5, 5), textcoords="offset points", color=INK)
-    ax.set_xlabel("accuracy on validation classes, %")
-    ax.set_ylabel("OOD AUPR (α₀), %")
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()

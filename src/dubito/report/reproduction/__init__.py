@@ -10,6 +10,7 @@ from typing import Any
 
 from dubito.report import files, html
 from dubito.report.figures.style import drawn
+from dubito.report.reproduction import fewshot, fewshot_drawings
 from dubito.report.reproduction.drawings import Drawing, drawings
 from dubito.report.reproduction.formats import LEGEND, QUICK, latex, markdown
 from dubito.report.reproduction.layout import Table
@@ -72,8 +73,9 @@ def report(
     their label, in which * stands for anything.
     """
     checked, numbers = Records(list(records)), published(paper)
-    made = tables(checked, numbers)
+    made = [*tables(checked, numbers), *fewshot.tables(checked, paper)]
     figures, left_out = drawings(checked, numbers)
+    figures += fewshot_drawings.drawings(checked, paper)
     return Report(checked, made, figures, summary(made, notes), left_out)
 
 

@@ -8,7 +8,6 @@ from dubito.report.reproduction.drawings import Drawing
 from dubito.report.reproduction.layout import Entry, Table
 from dubito.report.reproduction.published import VERDICTS
 from dubito.report.reproduction.summary import Group, Summary, grouped
-from dubito.report.tables import NONE
 
 __all__ = ["QUICK", "latex", "markdown"]
 
@@ -56,21 +55,20 @@ def _worse_item(group: Group) -> str:
 def _markdown_table(table: Table) -> str:
     heads = [f"{c.group}<br>{c.title}" if c.group else c.title for c in table.columns]
     lines = [
-        "| " + " | ".join([table.first, "Seeds", *heads]) + " |",
+        "| " + " | ".join([table.first, table.counted, *heads]) + " |",
         "| --- | ---: | " + " | ".join("---:" for _ in heads) + " |",
     ]
     for row in table.rows:
         texts = [_markdown_cell(entry) for entry in row.entries]
-        seeds = str(len(row.seeds)) if row.seeds else NONE
-        lines.append("| " + " | ".join([row.name, seeds, *texts]) + " |")
+        lines.append("| " + " | ".join([row.name, row.count, *texts]) + " |")
     return "\n".join(lines)
 
 
 def _markdown_cell(entry: Entry) -> str:
     ours = f"**{entry.ours}**" if entry.best else entry.ours
     lines = [f"{ours} {entry.spread}".strip()]
-    if entry.paper:
-        lines.append(entry.paper)
+    named = len(entry.lines) > 1 or entry.source != "paper"
+    lines += [f"{whose} {text}" if named else text for whose, text in entry.lines]
     if entry.verdict:
         lines.append(f"{VERDICTS[entry.verdict]} {entry.verdict}")
     return "<br>".join(lines)
@@ -148,18 +146,18 @@ def _latex_head(table: Table) -> list[str]:
                 lines.append(rf"\cmidrule(lr){{{at}-{at + count - 1}}}")
             at += count
     titles = [tex(column.title) for column in table.columns]
-    return [*lines, " & ".join([tex(table.first), "Seeds", *titles]) + r" \\"]
+    return [*lines, " & ".join([tex(table.first), tex(table.counted), *titles]) + r" \\"]
 
 
 def _latex_rows(table: Table) -> list[str]:
     lines = []
     for row in table.rows:
         ours = [_latex_ours(entry) for entry in row.entries]
-        seeds = str(len(row.seeds)) if row.seeds else "--"
-        lines.append(" & ".join([tex(row.name), seeds, *ours]) + r" \\")
-        if any(entry.paper for entry in row.entries):
-            theirs = [rf"\small {tex(e.paper)}" if e.paper else "" for e in row.entries]
-            lines.append(" & ".join([r"\quad\small paper", "", *theirs]) + r" \\")
+        lines.append(" & ".join([tex(row.name), tex(row.count), *ours]) + r" \\")
+        others = [dict(entry.lines) for entry in row.entries]
+        for whose in dict.fromkeys(name for one in others for name in one):
+            texts = [rf"\small {tex(one[whose])}" if whose in one else "" for one in others]
+            lines.append(" & ".join([rf"\quad\small {whose}", "", *texts]) + r" \\")
     return lines
 
 

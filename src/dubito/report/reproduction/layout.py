@@ -13,7 +13,7 @@ from dubito.report.reproduction.published import Key, Published, Verdict, key_of
 from dubito.report.reproduction.records import Records
 from dubito.report.tables import NONE, Better
 
-__all__ = ["Column", "Entry", "Row", "Table", "number", "table"]
+__all__ = ["Column", "Entry", "Row", "Table", "number", "table", "with_best"]
 
 #: keys of a record that say nothing to a reader
 _SILENT = ("result", "curves", "detection")
@@ -45,7 +45,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: our numbers by seed, the published one, and what is to be said of both."""
+    """One cell: our numbers by seed, the published one, and what is to be said of both.
+
+    Of few-shot `episodes` the `interval` stands for the seeds' deviation. `source` says whose the
+    published number is, and `beside` are others that ours is not judged by.
+    """
 
     label: str
     name: str
@@ -55,6 +59,10 @@ class Entry:
     verdict: Verdict | None = None
     reason: str = ""
     best: bool = False
+    interval: float | None = None
+    episodes: int | None = None
+    source: str = "paper"
+    beside: tuple[tuple[str, str], ...] = ()
 
     @property
     def mean(self) -> float | None:
@@ -74,8 +82,9 @@ class Entry:
 
     @property
     def spread(self) -> str:
-        """Our deviation as text, nothing without one."""
-        return "" if self.deviation is None else f"±{number(self.deviation, self.form)}"
+        """Our deviation, or half of our interval, as text; nothing without one."""
+        off = self.deviation if self.interval is None else self.interval
+        return "" if off is None else f"±{number(off, self.form)}"
 
     @property
     def paper(self) -> str:
@@ -87,33 +96,52 @@ class Entry:
         return f"{number(self.published.mean, '.2f')} ±{number(off, form)}"
 
     @property
+    def lines(self) -> list[tuple[str, str]]:
+        """All numbers to set below ours, each with whose it is."""
+        return [(self.source, self.paper)] * bool(self.paper) + list(self.beside)
+
+    @property
     def hint(self) -> str:
         """What does not fit into the cell: every seed's number, and the table it is beside."""
         if not self.runs:
             told = self.reason
+        elif self.episodes is not None:
+            told = f"{self.episodes} episodes"
         else:
             each = ", ".join(f"{s}: {number(v, self.form)}" for s, v in self.runs.items())
             count = len(self.runs)
             told = f"{count} seed{'s' if count > 1 else ''} ({each})"
         if self.published is not None:
             also = "".join(f"; {words}" for words in self.published.also)
-            told += f"; paper: {self.paper}, {self.published.table}{also}"
+            told += f"; {self.source}: {self.paper}, {self.published.table}{also}"
         return told
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its name, the recipe, the seeds it was run with, and an entry for each column."""
+    """A row: its name, the recipe, the seeds it was run with, and an entry for each column.
+
+    `told` stands for the number of seeds where there is something else to count.
+    """
 
     name: str
     recipe: str
     seeds: tuple[int, ...]
     entries: tuple[Entry, ...]
+    told: str = ""
+
+    @property
+    def count(self) -> str:
+        """How many seeds, or whatever is counted, as text."""
+        return self.told or (str(len(self.seeds)) if self.seeds else NONE)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, named for files and links by `key`, in a section of the report."""
+    """A table, named for files and links by `key`, in a section of the report.
+
+    `apart` are tables whose numbers the summary leaves out; `counted` is what rows count.
+    """
 
     key: str
     section: str
@@ -123,6 +151,8 @@ class Table:
     first: str = "Method"
     note: str = ""
     quick: bool = False
+    apart: bool = False
+    counted: str = "Seeds"
 
     @property
     def entries(self) -> list[Entry]:
@@ -163,7 +193,7 @@ def table(
         Row(name, recipe, tuple(records.seeds(recipe)), _entries(records, numbers, head, recipe))
         for name, recipe in rows
     ]
-    marked = _with_best(made, head.columns)
+    marked = with_best(made, head.columns)
     return replace(head, rows=tuple(marked), quick=records.quick)
 
 
@@ -217,7 +247,7 @@ _LACKING = {
 }
 
 
-def _with_best(rows: Sequence[Row], columns: Sequence[Column]) -> list[Row]:
+def with_best(rows: Sequence[Row], columns: Sequence[Column]) -> list[Row]:
     """The rows with the best of each column marked, as far as it can be told from the others."""
     marks: list[list[bool]] = [[] for _ in rows]
     for at, column in enumerate(columns):

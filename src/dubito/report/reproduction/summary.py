@@ -91,7 +91,8 @@ def summary(tables: Sequence[Table], notes: Mapping[str, str] | None = None) -> 
     cell is an error.
     """
     found = _findings(tables, notes or {})
-    compared = [f for f in found if f.entry.published is not None]
+    judged = [f for f in found if not f.table.apart]
+    compared = [f for f in judged if f.entry.published is not None]
     worse = [f for f in compared if f.entry.verdict == "worse"]
     missing = [f for f in compared if f.entry.verdict is None]
     counts: dict[Count, int] = {
@@ -100,8 +101,8 @@ def summary(tables: Sequence[Table], notes: Mapping[str, str] | None = None) -> 
         "worse": len(worse),
         "missing": len(missing),
     }
-    alone = sum(f.entry.published is None and bool(f.entry.runs) for f in found)
-    order = _order(tables, "I-EDL", "EDL")
+    alone = sum(f.entry.published is None and bool(f.entry.runs) for f in judged)
+    order = _order([table for table in tables if not table.apart], "I-EDL", "EDL")
     return Summary(counts, tuple(worse), tuple(missing), order, alone)
 
 

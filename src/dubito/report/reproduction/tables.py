@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from dubito.report.reproduction.episodes import is_fewshot
 from dubito.report.reproduction.layout import Column, Table, table
 from dubito.report.reproduction.names import (
     ABLATION,
@@ -58,7 +59,8 @@ def outside(records: Records, data: str) -> list[str]:
 
 def unshown(records: Records) -> list[str]:
     """Recipes whose data set no table is of."""
-    return [recipe for recipe in records.by_recipe if set_of(recipe) is None]
+    others = [recipe for recipe in records.by_recipe if set_of(recipe) is None]
+    return [recipe for recipe in others if not is_fewshot(recipe)]
 
 
 def _rows(records: Records, data: str) -> list[tuple[str, str]]:

@@ -1,0 +1,219 @@
+"""`dubito features`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    import torch
+
+    from dubito.fewshot.extract import Extractor
+
+STOPPED = 130  # the exit status of a command that was interrupted
+NOTES = (
+    "DATA with a folder base/ in it, and others beside: --train learns the classes of base/, and "
+    "features of every other folder go to OUT/NAME.npz, ready for `dubito fewshot`. A training "
+    "that was stopped goes on when the same command is started again, and a finished one is used "
+    "as it is. --module imports and runs code of yours."
+)
+_NETWORK, _TRAINING = "Network (one of --weights, --module, --train)", "Training"
+
+
+def _option(text: str, *names: str, panel: str | None = None) -> Any:
+    return typer.Option(*names, help=text, show_default=False, rich_help_panel=panel)
+
+
+def features(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="An image folder with a folder for each class, a known name, an .npz or .csv.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help=".npz or .safetensors; a folder for several parts.")
+    ],
+    backbone: Annotated[
+        str | None,
+        _option("mlp, convnet, vgg16 or wide_resnet (default with --train).", panel=_NETWORK),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        _option("A bundle's folder, or a .safetensors file for the --backbone.", panel=_NETWORK),
+    ] = None,
+    module: Annotated[
+        str | None,
+        _option("Your own network: package.module:factory. Runs your code.", panel=_NETWORK),
+    ] = None,
+    train: Annotated[
+        bool,
+        _option("Train the --backbone on the classes of DATA first.", "--train", panel=_NETWORK),
+    ] = False,
+    run: Annotated[
+        Path | None, _option("The training's folder. Default: beside OUT.", panel=_TRAINING)
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="What to train with.", rich_help_panel=_TRAINING)
+    ] = "softmax",
+    epochs: Annotated[int | None, _option("Most passes over the data.", panel=_TRAINING)] = None,
+    assignments: Annotated[
+        list[str] | None,
+        _option(
+            "Any other key, as learning_rate=0.1, backbone.depth=16.", "--set", panel=_TRAINING
+        ),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Side of the decoded images, where none is stored.")
+    ] = None,
+    grey: Annotated[bool, typer.Option("--grey", help="Decode images as grey ones.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Extract a network's features from images, for few-shot episodes."""
+    from dubito import runs
+    from dubito.fewshot import extract
+
+    console, place = Console(), runs.device_named(device)
+    parts = extract.parts_of(source)
+    targets = _targets(source, out, parts, train)
+    if train + (module is not None or weights is not None) != 1:
+        raise ValueError(
+            "whose features? Give --weights or --module for a trained network, or --train"
+        )
+    if train:
+        home = run if run is not None else out.with_name(f"{out.stem}-run")
+        flags: dict[str, dict[str, Any]] = {
+            "data": {"source": parts.get(extract.BASE, source), "size": size,
+                     "mode": "L" if grey else None},
+            "backbone": {"name": backbone or "wide_resnet"},
+            "method": {"name": method},
+            "training": {"epochs": epochs},
+        }  # fmt: skip
+        network = _trained(flags, assignments or (), home, place, console)
+    else:
+        if assignments or epochs is not None or run is not None:
+            raise ValueError("--run, --epochs and --set are for a training: they need --train")
+        network = _given(backbone, weights, module, _shape(source, size, grey), place, console)
+    for name, target in targets.items():
+        _extracted(network, name, target, batch_size, workers, console)
+
+
+def _targets(source: str, out: Path, parts: Mapping[str, str], train: bool) -> dict[str, Path]:
+    """What is read and where its features go."""
+    from dubito import _checks
+    from dubito.fewshot.extract import BASE, WRITERS
+
+    if not parts:
+        _checks.one_of(WRITERS, out.suffix, f"kind of feature file, {out}:")
+        return {source: out}
+    if out.suffix in WRITERS:
+        raise ValueError(
+            f"{source} has the parts {', '.join(parts)}: --out must be a folder for them, not {out}"
+        )
+    held = {name: path for name, path in parts.items() if not (train and name == BASE)}
+    if not held:
+        raise ValueError(f"{source} has {BASE}/ alone: there are no classes beside it to extract")
+    return {path: out / f"{name}.npz" for name, path in held.items()}
+
+
+def _shape(source: str, size: int | None, grey: bool) -> tuple[int, ...]:
+    """The shape of inputs, from the data or from the size that was asked for."""
+    from dubito import data
+
+    place = Path(source).expanduser()
+    if source not in data.DATASETS and place.is_dir():
+        return () if size is None else (1 if grey else 3, size, size)
+    return data.load(source, "all").shape
+
+
+def _given(
+    backbone: str | None,
+    weights: Path | None,
+    module: str | None,
+    shape: tuple[int, ...],
+    device: torch.device,
+    console: Console,
+) -> Extractor:
+    """A network that is trained already."""
+    from dubito.fewshot import extract
+
+    if module is not None:
+        console.print(Text(f"running your code: {module}"), style="yellow", soft_wrap=True)
+    if weights is not None and weights.is_dir():
+        factory = None if module is None else extract.factory_named(module)
+        return extract.from_bundle(weights, device, factory)
+    if weights is not None and not weights.exists():
+        raise FileNotFoundError(f"there are no weights {weights}")
+    if not shape:
+        raise ValueError("of which size are the network's images? Give --size")
+    if module is not None:
+        return extract.from_module(module, shape, device, weights)
+    if backbone is None or weights is None:
+        raise ValueError(f"which network has the weights {weights}? Give --backbone")
+    return extract.from_weights(weights, backbone, shape, device)
+
+
+def _trained(
+    flags: Mapping[str, Mapping[str, Any]],
+    assignments: Any,
+    home: Path,
+    device: torch.device,
+    console: Console,
+) -> Extractor:
+    """The network in a folder, trained as far as it is not yet."""
+    from dubito import runs
+    from dubito.cli._options import merged
+    from dubito.cli._progress import shown
+    from dubito.fewshot import extract
+
+    plan = runs.plan(runs.configure(merged(None, flags, assignments)), home, device=device)
+    (member,) = plan.members
+    if member.state != runs.FINISHED:
+        facts = plan.config.facts
+        console.print(
+            Text(
+                f"training {plan.config.backbone['name']} on {facts.train} samples of "
+                f"{len(facts.classes)} classes in {home}"
+            ),
+            soft_wrap=True,
+        )
+        epochs = plan.config.training["epochs"]
+        try:
+            with shown(console, [plan.config.training["seed"]], epochs) as tell:
+                runs.train(plan, tell)
+        except KeyboardInterrupt:
+            console.print("stopped; the same command goes on from the last checkpoint")
+            raise typer.Exit(STOPPED) from None
+    return extract.from_bundle(home, device)
+
+
+def _extracted(
+    network: Extractor,
+    source: str,
+    target: Path,
+    batch_size: int,
+    workers: int,
+    console: Console,
+) -> None:
+    from dubito.cli.fewshot import progress_bar
+    from dubito.fewshot import extract
+
+    with progress_bar(console) as shown:
+        task = shown.add_task(target.name, total=None)
+        found = extract.extract(
+            network, source, batch_size=batch_size, workers=workers,
+            tell=lambda done, total: shown.update(task, completed=done, total=total),
+        )  # fmt: skip
+    extract.write(found, target)
+    words = (
+        f"{target}: {len(found)} samples of {len(found.classes)} classes, {found.shape[0]} features"
+    )
+    console.print(Text(words), soft_wrap=True)

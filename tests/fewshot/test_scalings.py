@@ -1,0 +1,73 @@
+"""What is done to features, with what other classes say of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dubito.fewshot import PRESETS, SCALINGS, Engine, Pool, Setting, head, scaling
+from dubito.fewshot.results import described
+from fewshot.samples import pool
+
+
+def test_unit_and_centred_are_what_numpy_says() -> None:
+    reference, other = pool(seed=3), pool(seed=4)
+    mean = reference.features.double().numpy().mean(0)
+    length = np.linalg.norm(reference.features.double().numpy(), axis=1).mean()
+    raw = other.features.double().numpy()
+    unit = raw / np.linalg.norm(raw, axis=1, keepdims=True) * length
+    moved = raw - mean
+    centred = moved / np.linalg.norm(moved, axis=1, keepdims=True) * length
+    for name, wanted in (("none", raw), ("unit", unit), ("centred", centred)):
+        found = scaling(name, reference).of(other)
+        np.testing.assert_allclose(found.features.numpy(), wanted, atol=1e-4)
+        assert found.scaling == name
+        assert found.classes == other.classes
+    assert other.scaling == "none"
+
+
+def test_nothing_of_the_novel_classes_is_used() -> None:
+    """A novel sample is scaled the same whatever stands beside it."""
+    made = scaling("centred", pool(seed=3))
+    whole = pool(seed=4).features
+    assert torch.equal(made(whole)[:7], made(whole[:7]))
+
+
+def test_episodes_of_scaled_features_are_another_run() -> None:
+    made = scaling("unit", pool(seed=1))
+
+    def config(one: Pool) -> dict[str, Any]:
+        return described(Engine(one, None, Setting(3, 2), head("edl")))
+
+    plain, scaled = config(pool()), config(made.of(pool()))
+    assert plain["features"] != scaled["features"]
+    assert scaled["features"]["scaling"] == "unit"
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "message"),
+    [
+        ("big", None, "unknown scaling 'big'; known: 'none', 'unit', 'centred'"),
+        ("unit", None, "needs a reference: features of base or validation classes"),
+        ("unit", scaling("unit", pool()).of(pool()), "scaled already: unit"),
+    ],
+)
+def test_what_is_refused(name: str, reference: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scaling(name, reference)  # type: ignore[arg-type]
+
+
+def test_another_dimension_is_refused() -> None:
+    with pytest.raises(ValueError, match="of dimension 64, and the reference of the scaling 8"):
+        scaling("centred", pool(size=8)).of(pool())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_heads_and_scalings(name: str) -> None:
+    preset = PRESETS[name]
+    assert preset.scaling in SCALINGS
+    made = head(preset.method, **preset.hyperparameters).hyperparameters()
+    assert made.items() >= dict(preset.hyperparameters).items()
