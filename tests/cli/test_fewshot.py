@@ -152,3 +152,22 @@ def test_bad_input_is_told_in_a_line(files: dict[str, Path], tmp_path: Path) -> 
         with pytest.raises((ValueError, OSError), match=message) as told:
             raise done.exception
         assert "\n" not in str(told.value)
+
+
+def test_ctrl_c_is_told_and_the_same_command_goes_on(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (files["novel"], "--ood", files["ood"], *SMALL, "--out", tmp_path)
+    values, seen = Engine.values, []
+
+    def interrupted(self: Engine, *given: Any) -> Any:
+        seen.append(given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "values", interrupted)
+    stopped = invoke(*words)
+    assert seen
+    assert stopped.exit_code == 130
+    assert "the same command goes on" in stopped.output
+    monkeypatch.setattr(Engine, "values", values)
+    assert invoke(*words).exit_code == 0
