@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dubito import backbones, demo
+from dubito._threads import one_thread
 from dubito.data import Batches, embedded
 from dubito.losses import EDLLoss, IEDLLoss
 from dubito.measures import MEASURES
@@ -128,7 +129,7 @@ def test_torch_is_left_as_it_was() -> None:
     torch.set_num_threads(2)
     try:
         data = embedded.digits()
-        with demo._one_thread():
+        with one_thread():
             assert torch.get_num_threads() == 1
             demo._train(EDLLoss(), data.validation, demo.Settings(epochs=1), lambda epoch: None)
         assert torch.get_num_threads() == 2

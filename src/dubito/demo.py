@@ -11,8 +11,7 @@ The weight decay, the same for both methods, and the scale of the patches came a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from dubito import __version__, backbones, evaluation, metrics
+from dubito._threads import one_thread
 from dubito.data import Arrays, Batches, embedded
 from dubito.losses import EDLLoss, IEDLLoss
 from dubito.prediction import Prediction
@@ -149,20 +149,9 @@ def run(
 
     settings = Settings(epochs=epochs, seed=seed)
     folder = files.folder(out)  # an error here comes before the work
-    with _one_thread():
+    with one_thread():
         results = _results(settings, progress)
     return report.write(results, folder)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread: it is the fastest for networks this small, and the sums keep their order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _results(settings: Settings, progress: Progress | None) -> Results:

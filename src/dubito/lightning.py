@@ -272,10 +272,8 @@ def _method(method: Method | str | Mapping[str, Any]) -> Method:
 
 def _described(method: Method) -> dict[str, Any]:
     """What makes the method again, where it is one of the table; another has to be given again."""
-    for name, kind in methods.METHODS.items():
-        if type(method) is kind:
-            return {"method": {"name": name, **method.hyperparameters()}}
-    return {}
+    name = methods.name_of(method)
+    return {} if name is None else {"method": {"name": name, **method.hyperparameters()}}
 
 
 def _preprocessing(given: Preprocessing | Mapping[str, Any] | None) -> Preprocessing:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dubito import backbones, methods
 from dubito.bundle._manifest import CONFIG, BundleError
-from dubito.methods import METHODS, Method
+from dubito.methods import Method
 
 __all__ = ["Factory", "build", "described", "fill", "filled", "made"]
 
@@ -28,10 +28,10 @@ def described(method: Method) -> dict[str, Any]:
     >>> described(methods.method("softmax"))
     {'name': 'softmax'}
     """
-    for name, kind in METHODS.items():
-        if type(method) is kind:
-            return {"name": name, **method.hyperparameters()}
-    raise TypeError(f"{method!r} is none of the methods of dubito.methods.METHODS")
+    name = methods.name_of(method)
+    if name is None:
+        raise TypeError(f"{method!r} is none of the methods of dubito.methods.METHODS")
+    return {"name": name, **method.hyperparameters()}
 
 
 def made(values: Mapping[str, Any]) -> Method:

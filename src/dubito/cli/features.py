@@ -10,12 +10,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dubito.cli._stop import stoppable
+
 if TYPE_CHECKING:
     import torch
 
     from dubito.fewshot.extract import Extractor
 
-STOPPED = 130  # the exit status of a command that was interrupted
 NOTES = (
     "DATA with a folder base/ in it, and others beside: --train learns the classes of base/, and "
     "features of every other folder go to OUT/NAME.npz, ready for `dubito fewshot`. A training "
@@ -186,12 +187,9 @@ def _trained(
             soft_wrap=True,
         )
         epochs = plan.config.training["epochs"]
-        try:
-            with shown(console, [plan.config.training["seed"]], epochs) as tell:
-                runs.train(plan, tell)
-        except KeyboardInterrupt:
-            console.print("stopped; the same command goes on from the last checkpoint")
-            raise typer.Exit(STOPPED) from None
+        watched = shown(console, [plan.config.training["seed"]], epochs)
+        with stoppable(console), watched as tell:
+            runs.train(plan, tell)
     return extract.from_bundle(home, device)
 
 

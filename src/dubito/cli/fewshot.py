@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +18,14 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from dubito.cli._stop import stoppable
+
 if TYPE_CHECKING:
     from dubito.fewshot import Pool, Setting
     from dubito.fewshot.tuning import Trial, Tuned
     from dubito.report.tables import Table
 
-STOPPED = 130  # the exit status of a command that was interrupted
-
+GOES_ON = "the parts that are done stay, and the same command goes on"
 NOTES = (
     "Feature files are .npz, .safetensors or .pkl with `features` (N, D) and `labels`. Episodes "
     "follow from the seed and their number. Finished parts are kept in DIR/parts: start the same "
@@ -151,7 +150,7 @@ def fewshot(
         prepared.of(inside), None if outside is None else prepared.of(outside), setting,
         core.head(name, **given), device=place,
     )  # fmt: skip
-    with _stoppable(console), progress_bar(console) as bar:
+    with stoppable(console, GOES_ON), progress_bar(console) as bar:
         share = _share(episodes, part)
         task = bar.add_task(f"{setting} {name}", total=share)
         result = core.run(
@@ -160,16 +159,6 @@ def fewshot(
             ray=(address or "auto") if ray else None, gpus=gpus,
         )  # fmt: skip
     _show(console, result, out, part)
-
-
-@contextmanager
-def _stoppable(console: Console) -> Iterator[None]:
-    """Ctrl+C, in words; nothing that is finished is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.print("stopped; the parts that are done stay, and the same command goes on")
-        raise typer.Exit(STOPPED) from None
 
 
 def _preset(

@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dubito.cli._stop import stoppable
+
 if TYPE_CHECKING:
     from dubito.experiments import Outcome, Recipe, Store
 
 INCOMPLETE = 1  # the exit status where some cells failed
-STOPPED = 130  # and of a command that was interrupted
 RESULTS, WORK, REPORT = "results", "runs/reproduce", "report"
 NOTES = (
     "The same command again skips what is done, goes on with what was stopped, and runs again what "
@@ -97,15 +98,11 @@ def reproduce(
     # what differs from the published files is said once, not for each cell
     warnings.filterwarnings("once", message=".*is not the published file")
     total = _left(chosen, experiments.Store(out, quick=quick), given)
-    try:
-        with shown(console, total) as tell:
-            outcome = experiments.reproduce(
-                chosen, out=out, work=work, among=known.values(), seeds=given, device=device,
-                jobs=jobs, ray=cluster, gpus=gpus, tell=tell,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from the last checkpoint")
-        raise typer.Exit(STOPPED) from None
+    with stoppable(console), shown(console, total) as tell:
+        outcome = experiments.reproduce(
+            chosen, out=out, work=work, among=known.values(), seeds=given, device=device,
+            jobs=jobs, ray=cluster, gpus=gpus, tell=tell,
+        )  # fmt: skip
     _show(outcome, console)
     if report:
         _report(outcome, out / REPORT, console)

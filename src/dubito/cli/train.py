@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dubito.cli._stop import stoppable
+
 if TYPE_CHECKING:
     import torch
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from dubito.policy import Policy
     from dubito.runs import Plan
 
-STOPPED = 130  # the exit status of a command that was interrupted
 
 _TRAINING, _METHOD, _DATA, _POLICY = "Training", "Method", "Data", "Policy"
 
@@ -190,13 +191,9 @@ def _train(plan: Plan, console: Console, promise: Promise | None, report: bool) 
         elif member.state == runs.STOPPED:
             console.print(Text(f"{member.folder} was stopped: it goes on"), soft_wrap=True)
     seeds = [member.config.training["seed"] for member in left]
-    try:
-        watched = shown(console, seeds, plan.config.training["epochs"]) if left else nullcontext()
-        with watched as tell:
-            summaries = runs.train(plan, tell, promise=promise)
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from the last checkpoint")
-        raise typer.Exit(STOPPED) from None
+    watched = shown(console, seeds, plan.config.training["epochs"]) if left else nullcontext()
+    with stoppable(console), watched as tell:
+        summaries = runs.train(plan, tell, promise=promise)
     for member, summary in zip(plan.members, summaries, strict=False):
         accuracy = f"validation accuracy {100 * summary['validation_accuracy']:.2f} %"
         words = f"best of {summary['epochs']} epochs: {summary['epoch']}, {accuracy}"

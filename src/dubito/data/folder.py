@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -41,19 +42,24 @@ THREADS = min(8, os.cpu_count() or 1)
 
 def decode(path: Path, size: tuple[int, int], mode: str) -> Tensor:
     """One image as uint8 (C, H, W), turned as its camera meant, transparency laid on white."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        return torch.from_numpy(pixels(opened, size, mode))
+
+
+def pixels(opened: Image.Image, size: tuple[int, int], mode: str) -> npt.NDArray[np.uint8]:
+    """The same of an image that was opened, its first frame."""
     from PIL import Image, ImageOps
 
     height, width = size
-    with Image.open(path) as opened:
-        # A JPEG can be decoded at a fraction of its size, which saves most of the time.
-        opened.draft(mode, (2 * max(size), 2 * max(size)))
-        image = _eight_bit(ImageOps.exif_transpose(opened))
-        if image.size != (width, height):
-            image = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
-        pixels = np.array(image.convert(mode))
-    return (
-        torch.from_numpy(pixels.reshape(height, width, MODES[mode])).permute(2, 0, 1).contiguous()
-    )
+    # A JPEG can be decoded at a fraction of its size, which saves most of the time.
+    opened.draft(mode, (2 * max(size), 2 * max(size)))
+    image = _eight_bit(ImageOps.exif_transpose(opened))
+    if image.size != (width, height):
+        image = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+    found = np.asarray(image.convert(mode)).reshape(height, width, MODES[mode])
+    return np.array(found.transpose(2, 0, 1), order="C")
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

@@ -29,7 +29,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from dubito import _checks, backbones, calibration, methods
-from dubito.bundle import joined
+from dubito.bundle import Factory, joined
 from dubito.estimator._learner import Array, Learner
 from dubito.estimator._save import save
 from dubito.measures import MEASURES
@@ -39,8 +39,6 @@ from dubito.prediction import Prediction
 from dubito.training import Settings
 
 __all__ = ["EvidentialClassifier"]
-
-Factory = Callable[[tuple[int, ...], int], nn.Module]
 
 #: hyperparameters that differ from a method's own: tables often have few classes
 TUNED: dict[str, dict[str, Any]] = {"iedl": {"scale": "per_class"}}

@@ -14,7 +14,7 @@ from dubito._dissonance import _ratios as ratios
 from dubito._forms import FORMS, evaluate
 from dubito.bundle import Bundle
 from dubito.measures import MEASURES
-from dubito.methods import METHODS, MCDropout, Method
+from dubito.methods import METHODS, MCDropout, Method, name_of
 from dubito.policy import Bound, Policy
 from dubito.prediction import Prediction
 
@@ -29,7 +29,7 @@ def check_method(method: Method) -> None:
     """An error for a method whose predictions are drawn, which a file could not repeat."""
     inner = getattr(method, "method", method)
     if isinstance(inner, MCDropout):
-        drawn = next(name for name, kind in METHODS.items() if type(inner) is kind)
+        drawn = name_of(inner)
         others = _checks.listed(name for name in METHODS if name != drawn)
         raise ValueError(
             f"the method {drawn!r} draws its predictions, which no file can repeat; these export: "

@@ -47,6 +47,7 @@ __all__ = [
     "ReverseKLPriorNetwork",
     "Softmax",
     "method",
+    "name_of",
 ]
 
 #: name -> method
@@ -75,3 +76,12 @@ def method(name: str, **hyperparameters: Any) -> Method:
     for hyperparameter in hyperparameters:
         _checks.one_of(known, hyperparameter, f"hyperparameter of the method {name!r}:")
     return chosen(**hyperparameters)
+
+
+def name_of(method: Method) -> str | None:
+    """The name of a method in the table; None where it is none of these.
+
+    >>> name_of(EDL())
+    'edl'
+    """
+    return next((name for name, kind in METHODS.items() if type(method) is kind), None)

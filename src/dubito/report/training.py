@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from dubito.data import as_floats
 from dubito.measures import MEASURES
 from dubito.prediction import Prediction
 from dubito.report import figures, files, html
+from dubito.report.figures.pictures import Image, as_image
 from dubito.report.figures.style import drawn
 from dubito.report.tables import Cell, Table
 
@@ -199,10 +199,9 @@ def _sheet(trained: Trained) -> str | None:
     return html.picture(drawn(figures.pictures("Wrong, or refused", rows))["png"]) if rows else None
 
 
-def _image(x: Tensor) -> np.ndarray[Any, Any]:
+def _image(x: Tensor) -> Image:
     values = as_floats(x)
     low, high = values.min(), values.max()
     if low < 0 or high > 1:  # not pixels: shown over their own range
         values = (values - low) / (high - low)
-    shown: np.ndarray[Any, Any] = (values[0] if len(x) == 1 else values.permute(1, 2, 0)).numpy()
-    return shown
+    return as_image(values)

@@ -17,8 +17,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from dubito import backbones, bundle, data, dirichlet, methods, training
+from dubito._threads import one_thread
 from dubito.bundle import Preprocessing, Promise
 from dubito.data import Arrays
 from dubito.data.download import data_root
@@ -118,7 +118,7 @@ def parts() -> Parts:
 
 def _make(place: Path, recipe: Recipe, progress: Progress) -> None:
     digits = parts()
-    with _one_thread():
+    with one_thread():
         model, method = _trained(digits, recipe, progress)
         held = _held_out(digits.held, recipe.seed + 1)
         said = bundle.says(method, model, PREPARED, held.inputs, 512)
@@ -133,17 +133,6 @@ def _make(place: Path, recipe: Recipe, progress: Progress) -> None:
 
 
 PREPARED = Preprocessing(pixels=True, mode="L")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread: it is the fastest for a network this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # --- training ------------------------------------------------------------------------------------

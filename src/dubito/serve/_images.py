@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dubito.data.folder import MODES
-from dubito.data.folder import _eight_bit as eight_bit
+from dubito.data.folder import MODES, pixels
 from dubito.serve._problem import Problem
 
 if TYPE_CHECKING:
@@ -58,22 +57,16 @@ def decode(content: bytes, index: int, shape: Sequence[int], mode: str) -> Decod
 
     The first frame counts, turned as its camera meant, transparency laid on white.
     """
-    from PIL import Image, ImageOps
-
     channels, height, width = shape
+    assert MODES[mode] == channels
     try:
         with _opened(content, index) as opened:
-            opened.draft(mode, (2 * max(height, width), 2 * max(height, width)))
-            image = eight_bit(ImageOps.exif_transpose(opened))
-            if image.size != (width, height):
-                image = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(image.convert(mode)).reshape(height, width, channels)
+            found = pixels(opened, (height, width), mode)
     except Problem:
         raise
     except Exception as error:  # decoders raise errors of many kinds for a damaged file
         raise _bad(index, error) from error
-    assert MODES[mode] == channels
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32) / np.float32(255)
+    return found.astype(np.float32) / np.float32(255)
 
 
 def _opened(content: bytes, index: int) -> Image.Image:

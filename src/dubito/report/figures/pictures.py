@@ -12,13 +12,20 @@ from dubito.report.figures.style import COLOURS, INK
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
-__all__ = ["Image", "pictures"]
+__all__ = ["Image", "as_image", "pictures"]
 
 Image = np.ndarray[Any, np.dtype[Any]]
 #: colours of the first and the second block of columns
 FRAMES = (COLOURS[2], COLOURS[1])
 SIDE, GAP, LABEL, HEAD = 0.42, 0.16, 0.95, 0.62  # inches
+
+
+def as_image(pixels: Tensor) -> Image:
+    """Values (1, height, width) or (3, height, width) in [0, 1] as `pictures` takes them."""
+    shown: Image = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
+    return shown
 
 
 def pictures(title: str, rows: Mapping[str, Mapping[str, Sequence[Image]]]) -> Figure:

@@ -10,7 +10,7 @@ import torch
 
 from dubito import data as known_data
 from dubito.data import Arrays, as_floats
-from dubito.report.figures.pictures import Image
+from dubito.report.figures.pictures import Image, as_image
 from dubito.report.reproduction.names import SETS, method_label
 from dubito.report.reproduction.records import Records, at
 
@@ -72,4 +72,4 @@ def _shown(images: Arrays, indices: Sequence[int]) -> list[Image]:
             f"the records have the indices {list(indices)}, and {images.name} {len(images)} images"
         )
     found = as_floats(images.inputs[torch.as_tensor(indices, dtype=torch.long)])
-    return [(x[0] if len(x) == 1 else x.permute(1, 2, 0)).numpy() for x in found]
+    return [as_image(x) for x in found]
