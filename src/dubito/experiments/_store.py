@@ -113,7 +113,7 @@ def _moved(before: Mapping[str, Mapping[str, Any]], recipe: Recipe) -> bool:
 
 
 #: settings that decide where and how fast, not what comes out; the seed is part of the identity
-WHERE = ("graph", "workers", "channels_last", "seed")
+WHERE = ("graph", "compile", "workers", "channels_last", "seed")
 
 
 @cache

@@ -145,6 +145,8 @@ def _train_and_judge(
 ) -> Failures:
     config, _ = _quick.located(unit.cells[0].recipe, data)
     where = runs.device_named(device)
+    if where.type == "cuda":  # of a function torch compiles eight kinds and no more
+        torch.compiler.reset()
     plan = runs.plan(config, place, seeds=unit.seeds, device=where)
     names = {seed: [cell.name for cell in unit.of(seed).cells] for seed in unit.seeds}
     for member in plan.members:

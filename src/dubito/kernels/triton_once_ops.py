@@ -81,7 +81,7 @@ def evidential_loss_once(
             at, columns_at, which(places), triton_math.EVIDENCE[evidence],
             class_weight is not None, mean, programs == 1, where.flat, packed,
             out.is_contiguous(), count >= blocks.R, width, _WEIGHERS, classes, *blocks[:4],
-            num_warps=blocks.warps, num_stages=1, maxnreg=blocks.registers,
+            num_warps=blocks.warps, num_stages=1,
         )  # fmt: skip
         if programs > 1:
             triton_rows.finish[(1,)](

@@ -59,8 +59,6 @@ class Row(NamedTuple):
     LAST: int
     R: int
     warps: int
-    registers: int | None
-    """the most that a thread may have: with less of them more threads hide each other's waits"""
     waves: int
     """programs for each multiprocessor"""
 
@@ -83,7 +81,7 @@ def row(classes: int, alone: bool = False) -> Row:
     if tail + last == block:  # one block of twice the length is as long
         block, tail, last = 2 * block, 0, 0
     rows = ALONE if alone else 32
-    return Row(block, tail, last, max(_LEAST_ROWS, rows), rows // 32, 168, 24)
+    return Row(block, tail, last, max(_LEAST_ROWS, rows), rows // 32, 16)
 
 
 class Layout(NamedTuple):

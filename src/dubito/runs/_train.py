@@ -32,7 +32,13 @@ from dubito.training.run import Source
 __all__ = ["Member", "Plan", "device_named", "plan", "train"]
 
 #: keys that a run may differ in when it goes on: they decide where and how fast, not what
-FREE = ("training.graph", "training.workers", "training.channels_last", "facts.device")
+FREE = (
+    "training.graph",
+    "training.compile",
+    "training.workers",
+    "training.channels_last",
+    "facts.device",
+)
 SMALLEST_CONVNET = 20  # pixels a side
 NEW, STOPPED, FINISHED = "new", "stopped", "finished"
 

@@ -25,7 +25,8 @@ class CheckpointError(RuntimeError):
 class Pace:
     """When a checkpoint is due: each time if it is cheap, else they take a twentieth of the time.
 
-    Large networks on fast devices would otherwise spend more time on files than on training.
+    Large networks on fast devices would otherwise spend more time on files than on training. Of
+    several that are saved when one is due, each adds to the time until the next.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,8 @@ class Pace:
         start = time.perf_counter()
         save(path, tensors, facts)
         end = time.perf_counter()
-        self._next = end + (end - start) / SHARE if end - start > CHEAP else end
+        if end - start > CHEAP:
+            self._next = max(self._next, end) + (end - start) / SHARE
 
 
 def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

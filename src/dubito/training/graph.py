@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from dubito.training.run import Run
+from dubito.training.step import compiled
 
 __all__ = ["Graph"]
 
@@ -24,6 +25,9 @@ class Graph:
         fused = runs[0].functions.fused()  # once for all: their methods are equal
         for run in runs:
             run.functions = fused
+        if runs[0].settings.compile and runs[0].forward is runs[0].network:
+            for run, forward in zip(runs, compiled([run.model for run in runs]), strict=True):
+                run.forward = forward
         before = [_snapshot(run) for run in runs]
         self.streams = [torch.cuda.Stream() for _ in runs]
         for _ in range(_WARM_UP):

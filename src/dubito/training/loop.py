@@ -71,7 +71,8 @@ def fit(
     and goes on from there if it was stopped: interrupted or not, it ends with the same weights.
 
     After each epoch `callback` is told what is known of it. Where the network is validated, `watch`
-    sees it in evaluation mode; what it returns, say figures on other data, joins the history.
+    sees it in evaluation mode and in the training's precision; what it returns, say figures on
+    other data, joins the history.
 
     >>> from dubito import backbones, data, methods
     >>> digits, _, _ = data.split(data.load("digits"), 0.2, seed=0)
@@ -182,6 +183,7 @@ def _epochs(
         (run, folder) for run, folder in zip(runs, folders, strict=True) if not run.finished()
     ]
     graph: Graph | None = None
+    pace = checkpoint.Pace()  # one for all: together they take their share of the time
     while active:
         members = [run for run, _ in active]
         for run in members:
@@ -195,8 +197,13 @@ def _epochs(
         for run in members:
             run.check_finite()  # waits for a GPU's steps
         seconds = time.perf_counter() - start
+        due = pace.due()
         for run, folder in active:
-            _end_epoch(run, folder, seconds, callback, watch)
+            entry = _end_epoch(run, seconds, watch)
+            if parallel.rank() == 0 and folder is not None:
+                _write(run, folder, pace if due or run.finished() else None)
+            if parallel.rank() == 0 and callback is not None:
+                callback({"seed": run.settings.seed, "epochs": run.settings.epochs, **entry})
         active = [(run, folder) for run, folder in active if not run.finished()]
 
 
@@ -218,13 +225,8 @@ def _steps(runs: Sequence[Run], graph: Graph | None) -> None:
             run.step(left)
 
 
-def _end_epoch(
-    run: Run,
-    folder: Path | None,
-    seconds: float,
-    callback: Callback | None,
-    watch: Watch | None,
-) -> None:
+def _end_epoch(run: Run, seconds: float, watch: Watch | None) -> dict[str, Any]:
+    """Check the network where that is due; what is known of the epoch, also in the history."""
     sums = parallel.gathered_sum(run.sums.clone()).tolist()
     count = int(run.position.item())
     terms = {name: value / count for name, value in zip(run.names, sums, strict=True)}
@@ -237,16 +239,19 @@ def _end_epoch(
         entry |= checked
         if watch is not None:
             run.network.eval()
-            entry["watched"] = dict(watch(run.model))
+            with run.autocast():
+                entry["watched"] = dict(watch(run.model))
             run.network.train()
     entry |= {"seconds": seconds, "samples_per_second": count / seconds}
     run.history.append(entry)
-    if parallel.rank() == 0 and folder is not None:
-        if run.pace.due() or run.finished():
-            run.pace.save(folder / CHECKPOINT, run.state(), run.facts() | _identity(run))
-        _write_metrics(folder / METRICS, run.history)
-    if parallel.rank() == 0 and callback is not None:
-        callback({"seed": run.settings.seed, "epochs": run.settings.epochs, **entry})
+    return entry
+
+
+def _write(run: Run, folder: Path, pace: checkpoint.Pace | None) -> None:
+    """The checkpoint, where there is a pace for it, and the epoch's line."""
+    if pace is not None:
+        pace.save(folder / CHECKPOINT, run.state(), run.facts() | _identity(run))
+    _write_metrics(folder / METRICS, run.history)
 
 
 def _write_metrics(path: Path, history: list[dict[str, Any]]) -> None:
@@ -262,7 +267,7 @@ def _write_metrics(path: Path, history: list[dict[str, Any]]) -> None:
 def _identity(run: Run) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that goes on from it."""
     settings = run.settings.as_dict()
-    for speed_only in ("graph", "workers", "channels_last"):
+    for speed_only in ("graph", "compile", "workers", "channels_last"):
         settings.pop(speed_only)
     return {
         "settings": settings,

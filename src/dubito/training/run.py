@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -57,6 +57,8 @@ class Run:
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network = parallel.wrapped(model)
+        #: the network for whole batches; a graph may put a faster one here
+        self.forward: Callable[[Tensor], Tensor] = self.network
         self.names = tuple(method.weights(0, settings.epochs))
         self.weights = torch.zeros(len(self.names), device=self.device)
         self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=self.device)
@@ -68,7 +70,6 @@ class Run:
         )
         self.generator = torch.Generator(self.device)
         self.optimizer = self._optimizer()
-        self.pace = checkpoint.Pace()
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
         self.best: dict[str, Tensor] = {}
@@ -161,8 +162,9 @@ class Run:
         """One update from this process's share of a batch of `whole` samples."""
         x = self.method.inputs(x, self.generator)
         self.optimizer.zero_grad(set_to_none=True)
+        forward = self.forward if whole == self.whole_batch else self.network
         with self.autocast():
-            outputs = self.network(x)
+            outputs = forward(x)
         if self.device.type == "cpu" and not outputs.isfinite().all():
             self.note(outputs.sum(), torch.full_like(self.sums, torch.nan), outputs, whole)
             self.check_finite()

@@ -36,7 +36,9 @@ class Settings:
     Every `validate_every` epochs the network is validated; the weights with the best `keep` are
     kept. The run stops once the first of the last `patience` checks is their best; 0: never.
 
-    `graph` captures the step in a CUDA graph (None: on a GPU, where the optimiser allows it);
+    `graph` captures the step in a CUDA graph (None: on a GPU, where the optimiser allows it).
+    With `compile` the network in that graph goes through torch.compile first, which takes a minute
+    at the start and spares much of each step where batch norm and activations are its weight.
     `channels_last` is the memory format of images, the faster one on a CPU and a GPU alike.
     `precision` "tf32" (which a CPU takes for float32) and "bfloat16" trade digits for speed in
     convolutions and matrix products; losses are always computed in float32. `workers` processes
@@ -59,6 +61,7 @@ class Settings:
     precision: str = "tf32"
     channels_last: bool = True
     graph: bool | None = None
+    compile: bool = False
     workers: int = 0
     seed: int = 0
 

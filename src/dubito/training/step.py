@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito.data.arrays import as_floats
 from dubito.data.augment import Augment
 
-__all__ = ["Functions", "gather", "note", "prepare"]
+__all__ = ["Functions", "compiled", "gather", "note", "prepare"]
 
 
 def prepare(x: Tensor, changes: Tensor, augment: Augment | None, channels_last: bool) -> Tensor:
@@ -60,6 +62,26 @@ def note(
     first = ~loss.isfinite() & bad[0].isnan()
     bad.copy_(torch.where(first, seen, bad))
     position += whole
+
+
+def compiled(
+    models: Sequence[nn.Module], backend: str = "inductor"
+) -> list[Callable[[Tensor], Tensor]]:
+    """What each of several networks of one architecture does, compiled once for all of them.
+
+    Their weights are arguments of the compiled function: compiled by itself each network would be
+    code of its own, and torch gives up after eight.
+    """
+    without = copy.deepcopy(models[0]).to("meta").train()  # code alone; one with weights of its own
+    # would be compiled twice, for these and for others
+
+    def forward(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        outputs: Tensor = torch.func.functional_call(without, tensors, (x,))
+        return outputs
+
+    fast = torch.compile(forward, dynamic=False, backend=backend)
+    tensors = [dict([*one.named_parameters(), *one.named_buffers()]) for one in models]
+    return [functools.partial(fast, held) for held in tensors]
 
 
 @dataclass(frozen=True)
