@@ -5,9 +5,9 @@ turns, so that what else the machine does meets them alike, and the shortest of 
 `copy_s` is how long one copy of the logits takes: no loss can be faster than to read them and write
 their gradient.
 
-On a GPU the steps of plain torch and of the kernel are replayed from a CUDA graph, so that the times
-are those of the device. `*_memory` is the peak of memory beyond what was there, over
-the logits.
+On a GPU the steps of plain torch and of the kernel are replayed from a CUDA graph, so that the
+times are those of the device. `*_memory` is the peak of memory beyond what was there, over the
+logits.
 """
 
 from __future__ import annotations

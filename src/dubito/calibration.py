@@ -28,6 +28,8 @@ __all__ = ["CALIBRATIONS", "Calibration", "EvidenceScaling", "Temperature", "fit
 
 #: how far the logarithms of a factor and a power may go
 BOUNDS = (12.0, 3.0)
+#: how many rows a first look needs, and how many entries it may have beyond that
+ROWS, ENTRIES = 500, 1 << 19
 Values = TypeVar("Values", Tensor, Prediction)
 
 
@@ -86,13 +88,13 @@ class EvidenceScaling:
         log_evidence = torch.where(held, evidence, 1.0).log()
         log_prior = evidence.new_tensor(prior).log()
 
-        def nll(log_factor: Tensor, log_power: Tensor) -> Tensor:
+        def nll(log_factor: Tensor, log_power: Tensor, rows: slice) -> Tensor:
             # in logarithms: a density's evidence to a power leads out of float64
-            log_scaled = log_factor + log_power.exp() * log_evidence
-            log_alpha = torch.where(held, torch.logaddexp(log_prior, log_scaled), log_prior)
-            return -_picked(log_alpha.log_softmax(-1), target).mean()
+            log_scaled = log_factor + log_power.exp() * log_evidence[rows]
+            log_alpha = torch.where(held[rows], torch.logaddexp(log_prior, log_scaled), log_prior)
+            return -_picked(log_alpha.log_softmax(-1), target[rows]).mean()
 
-        found = _minimised(nll, free=2 if power else 1)
+        found = _minimised(nll, evidence.shape, free=2 if power else 1)
         return cls(math.exp(found[0]), math.exp(found[1]), prior)
 
     def apply(self, alpha: Values) -> Values:
@@ -155,10 +157,11 @@ class Temperature:
         target = _labels(labels, checked)
         logits = _log(checked)
 
-        def nll(log_inverse: Tensor, _: Tensor) -> Tensor:
-            return -_picked((logits * log_inverse.exp()).log_softmax(-1), target).mean()
+        def nll(log_inverse: Tensor, _: Tensor, rows: slice) -> Tensor:
+            scaled = logits[rows] * log_inverse.exp()
+            return -_picked(scaled.log_softmax(-1), target[rows]).mean()
 
-        return cls(math.exp(-_minimised(nll, free=1)[0]))
+        return cls(math.exp(-_minimised(nll, logits.shape, free=1)[0]))
 
     def apply(self, probs: Values) -> Values:
         """Calibrated probabilities (..., K), or a prediction that consists of them."""
@@ -246,16 +249,21 @@ def _log(probs: Tensor) -> Tensor:
     return probs.clamp_min(torch.finfo(torch.float32).tiny).log()
 
 
-def _minimised(loss: Callable[[Tensor, Tensor], Tensor], free: int) -> tuple[float, float]:
+def _minimised(
+    loss: Callable[[Tensor, Tensor, slice], Tensor], shape: tuple[int, ...], free: int
+) -> tuple[float, float]:
     """The logarithms of two parameters at the least loss; the second stays 0 unless two are free.
 
-    The loss need not be convex: its best on a grid is the start for L-BFGS.
+    The loss need not be convex: its best on a grid is the start for L-BFGS. Of large predictions
+    (N, K) the grid sees some rows; they need not be many to tell about where the best is.
     """
+    count, classes = shape
+    some = slice(None, None, max(1, min(count // ROWS, count * classes // ENTRIES)))
     limits = torch.tensor(BOUNDS, dtype=torch.float64)
     first = torch.linspace(-BOUNDS[0], BOUNDS[0], 25, dtype=torch.float64)
     second = torch.linspace(-BOUNDS[1], BOUNDS[1], 13, dtype=torch.float64)
     grid = torch.cartesian_prod(first, second if free == 2 else torch.zeros(1, dtype=second.dtype))
-    start = grid[torch.stack([loss(*point) for point in grid]).argmin()]
+    start = grid[torch.stack([loss(point[0], point[1], some) for point in grid]).argmin()]
     place = start[:free].clone().requires_grad_()
 
     def bounded() -> tuple[Tensor, Tensor]:
@@ -269,7 +277,7 @@ def _minimised(loss: Callable[[Tensor, Tensor], Tensor], free: int) -> tuple[flo
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss(*bounded())
+        value = loss(*bounded(), slice(None))
         value.backward()
         return value
 

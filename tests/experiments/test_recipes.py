@@ -133,6 +133,7 @@ def test_a_study_changes_what_its_name_says(name: str) -> None:
     }
     different = {k for k, v in changed["training"].items() if base["training"].get(k) != v}
     expected = {
+        "cifar10-iedl-averaged": {"average"},
         "cifar10-iedl-bf16": {"precision", "compile"},
         "cifar10-iedl-by-loss": {"keep"},
         "cifar10-iedl-cosine": {"schedule", "epochs", "patience"},

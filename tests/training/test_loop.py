@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,6 +233,53 @@ def test_settings_say_what_is_wrong() -> None:
         Settings(precision="half")
     with pytest.raises(ValueError, match="graph=True needs a CUDA device"):
         fit(IEDL, network(), TRAIN, VALIDATION, Settings(graph=True))
+
+
+def test_the_mean_of_the_weights_is_judged_and_kept(tmp_path: Path) -> None:
+    settings = Settings(epochs=5, batch_size=32, validate_every=5, patience=0)
+    seen: list[torch.Tensor] = []
+
+    class Normed(torch.nn.Module):
+        """One with batch norm."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = torch.nn.Linear(64, 16)
+            self.norm = torch.nn.BatchNorm1d(16)
+            self.last = torch.nn.Linear(16, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.last(self.norm(self.first(x.flatten(1)).relu()))
+            return out
+
+    def after(entry: dict[str, object]) -> None:
+        seen.append(weights(model))
+
+    model = Normed()
+    fit(IEDL, model, TRAIN, VALIDATION, replace(settings, validate_every=1), callback=after)
+    averaged = fit(IEDL, Normed(), TRAIN, VALIDATION, replace(settings, average=3))
+    expected = (seen[0] + seen[1] + seen[2]) / 3
+    for later in seen[3:]:
+        expected = expected.lerp(later, 1 / 3)
+    torch.testing.assert_close(weights(averaged.model), expected)
+    # its batch norm is that of its own activations
+    assert isinstance(averaged.model, Normed)
+    x = averaged.model.first(TRAIN.floats().flatten(1)).relu()
+    torch.testing.assert_close(averaged.model.norm.running_mean, x.mean(0), rtol=0.02, atol=1e-3)
+    chosen = replace(settings, average=3)
+    with pytest.raises(KeyboardInterrupt):
+        fit(IEDL, Normed(), TRAIN, VALIDATION, chosen, out=tmp_path, callback=_stop_after(3))
+    resumed = fit(IEDL, Normed(), TRAIN, VALIDATION, chosen, out=tmp_path)
+    assert torch.equal(weights(resumed.model), weights(averaged.model))
+
+
+def _stop_after(epoch: int) -> Callable[[dict[str, object]], None]:
+    def stop(entry: dict[str, object]) -> None:
+        if entry["epoch"] == epoch:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def test_a_watch_sees_the_network_at_each_check(tmp_path: Path) -> None:

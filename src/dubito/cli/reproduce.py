@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 INCOMPLETE = 1  # the exit status where some cells failed
 RESULTS, WORK, REPORT = "results", "runs/reproduce", "report"
+PIPED = 200  # columns where there is no terminal
 NOTES = (
     "The same command again skips what is done, goes on with what was stopped, and runs again what "
     "has changed in its recipe; the record before the change is kept beside it as *.stale. "
@@ -159,7 +160,7 @@ def _list(
 
     shown = Table(box=None, pad_edge=False)
     for head in ("recipe", "what", "seeds", "done", "tables"):
-        shown.add_column(head, overflow="fold")
+        shown.add_column(head, overflow="fold", no_wrap=head == "recipe")
     for recipe in recipes:
         states = [store.state(cell) for cell in recipe.cells(seeds)]
         done = f"{states.count(experiments.DONE)}/{len(states)}"
@@ -171,6 +172,7 @@ def _list(
             Text(done + (f", {changed} changed" if changed else "")),
             Text(" ".join(recipe.tables)),
         )
-    console.print(shown)
+    # a pipe has no width: a line a recipe is what one can search
+    (console if console.is_terminal else Console(width=PIPED)).print(shown)
     groups: Mapping[str, list[str]] = experiments.tables({one.name: one for one in recipes})
     console.print(Text(f"tables: {', '.join(groups)}"), soft_wrap=True)

@@ -231,16 +231,17 @@ def _end_epoch(run: Run, seconds: float, watch: Watch | None) -> dict[str, Any]:
     count = int(run.position.item())
     terms = {name: value / count for name, value in zip(run.names, sums, strict=True)}
     loss = sum(w * terms[n] for n, w in zip(run.names, run.weights.tolist(), strict=True))
-    run.epoch += 1
+    check = run.settings.checked_after(run.epoch)
+    run.end_epoch(check)
     entry: dict[str, Any] = {"epoch": run.epoch, "loss": loss, "terms": terms}
-    if run.epoch % run.settings.validate_every == 0 or run.epoch == run.settings.epochs:
+    if check:
         checked = run.validate()
         run.keep_if_best(checked)
         entry |= checked
         if watch is not None:
             run.network.eval()
             with run.autocast():
-                entry["watched"] = dict(watch(run.model))
+                entry["watched"] = dict(watch(run.judged))
             run.network.train()
     entry |= {"seconds": seconds, "samples_per_second": count / seconds}
     run.history.append(entry)

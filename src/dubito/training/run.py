@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -14,13 +15,11 @@ from dubito.data.arrays import Arrays, as_floats
 from dubito.data.augment import Augment
 from dubito.methods.base import Method
 from dubito.training import checkpoint, parallel
-from dubito.training.settings import OPTIMIZERS, Settings
-from dubito.training.step import Functions, prepare
+from dubito.training.average import SAMPLES, Average
+from dubito.training.settings import Settings
+from dubito.training.step import Functions, gather, prepare
 
 __all__ = ["NonFiniteLoss", "Run", "Source", "size"]
-
-_FUSED = ("adam", "adamw", "sgd")
-
 
 #: data held in memory, or any map-style torch dataset of pairs (input, label)
 Source = Arrays | Dataset[Any]
@@ -59,6 +58,9 @@ class Run:
         self.network = parallel.wrapped(model)
         #: the network for whole batches; a graph may put a faster one here
         self.forward: Callable[[Tensor], Tensor] = self.network
+        self.average = Average(model, settings.average) if settings.average else None
+        #: the network that is judged and kept
+        self.judged = model if self.average is None else self.average.model
         self.names = tuple(method.weights(0, settings.epochs))
         self.weights = torch.zeros(len(self.names), device=self.device)
         self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=self.device)
@@ -69,25 +71,11 @@ class Run:
             (3 + len(self.names),), torch.nan, dtype=torch.float64, device=self.device
         )
         self.generator = torch.Generator(self.device)
-        self.optimizer = self._optimizer()
+        self.optimizer = settings.optimizer_of(model, device)
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
         self.best: dict[str, Tensor] = {}
         self.best_epoch = -1
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        options = dict(self.settings.optimizer_options)
-        rate: float | Tensor = self.settings.learning_rate
-        if self.settings.optimizer in _FUSED and self.device.type in ("cpu", "cuda"):
-            options.setdefault("fused", True)
-            if self.device.type == "cuda":  # a captured step reads its rate from the device
-                rate = torch.tensor(rate, device=self.device)
-                if self.settings.optimizer != "sgd":
-                    options.setdefault("capturable", True)
-        kind: Any = OPTIMIZERS[self.settings.optimizer]
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, **options)
-        return optimizer
 
     @property
     def whole_batch(self) -> int:
@@ -204,6 +192,28 @@ class Run:
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
+    def end_epoch(self, check: bool) -> None:
+        """Step on; the mean of the weights, if one is wanted, takes in what this epoch gave."""
+        if self.average is not None:
+            self.average.add(self.model, self.epoch)
+            if check:
+                with self.autocast():
+                    self.average.settle(self._some())
+        self.epoch += 1
+
+    def _some(self, at_once: int = 1000) -> Iterator[Tensor]:
+        """Inputs of the epoch's first samples, as they are trained with."""
+        drawn = torch.Generator(self.device).manual_seed(self.settings.seed)
+        count = min(SAMPLES, size(self.train))
+        if isinstance(self.train, Arrays):
+            held = self.train.inputs, self.train.labels, self.order, self.changes
+            for places in torch.arange(count, device=self.device).split(at_once):
+                x, _ = gather(*held, places, *self._preparation)
+                yield self.method.inputs(x, drawn)
+        else:
+            for x, _, _ in itertools.islice(self.stream(), -(-count // self.whole_batch)):
+                yield self.method.inputs(x, drawn)
+
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Accuracy and mean loss over all processes' shares, with this epoch's weights of terms."""
@@ -212,8 +222,8 @@ class Run:
         drawn = torch.Generator(self.device).manual_seed(self.settings.seed)
         for x, target in self._checks():
             with self.autocast():
-                said = self.method.predict(self.model, x)
-                outputs = self.model(self.method.inputs(x, drawn))
+                said = self.method.predict(self.judged, x)
+                outputs = self.judged(self.method.inputs(x, drawn))
             seen[0] += (said.label == target).sum()
             seen[1] += self.method.loss_of(outputs, target, self.weights)[0]
             seen[2] += len(target)
@@ -236,8 +246,10 @@ class Run:
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a resumed run needs."""
+        mean = {} if self.average is None else self.average.model.state_dict()
         return {
             **{f"model.{name}": value for name, value in self.model.state_dict().items()},
+            **{f"mean.{name}": value for name, value in mean.items()},
             **{f"best.{name}": value for name, value in self.best.items()},
             **checkpoint.optimizer_tensors(self.optimizer),
         }
@@ -250,9 +262,11 @@ class Run:
         """Go on from what `state` and `facts` gave."""
         part = {
             kind: {n.removeprefix(kind): v for n, v in tensors.items() if n.startswith(kind)}
-            for kind in ("model.", "best.")
+            for kind in ("model.", "mean.", "best.")
         }
         self.model.load_state_dict(part["model."])
+        if self.average is not None:
+            self.average.model.load_state_dict(part["mean."])
         self.best = {name: value.to(self.device) for name, value in part["best."].items()}
         checkpoint.restore_optimizer(self.optimizer, tensors)
         self.epoch, self.best_epoch = facts["epoch"], facts["best_epoch"]
@@ -264,7 +278,7 @@ class Run:
         sign = 1 if self.settings.keep == "accuracy" else -1
         before = [sign * entry[name] for entry in self.history if name in entry]
         if not before or sign * checked[name] > max(before):
-            state = self.model.state_dict()
+            state = self.judged.state_dict()
             self.best = {key: value.detach().clone() for key, value in state.items()}
             self.best_epoch = self.epoch
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from dubito import _checks
 from dubito.data.augment import Augment
@@ -20,6 +21,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     for name, value in vars(torch.optim).items()
     if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name != "Optimizer"
 }
+FUSED = ("adam", "adamw", "sgd")
 #: learning rate schedules: fraction of the training done -> factor
 SCHEDULES = {
     "constant": lambda done: 1.0,
@@ -35,6 +37,8 @@ class Settings:
 
     Every `validate_every` epochs the network is validated; the weights with the best `keep` are
     kept. The run stops once the first of the last `patience` checks is their best; 0: never.
+    With `average` it is the mean of the weights after about that many epochs which is validated and
+    kept, and no longer the weights of one moment.
 
     `graph` captures the step in a CUDA graph (None: on a GPU, where the optimiser allows it).
     With `compile` the network in that graph goes through torch.compile first, which takes a minute
@@ -57,6 +61,7 @@ class Settings:
     validate_every: int = 2
     keep: str = "accuracy"
     patience: int = 10
+    average: int = 0
     augment: Augment | None = None
     precision: str = "tf32"
     channels_last: bool = True
@@ -69,8 +74,9 @@ class Settings:
         for name in ("epochs", "batch_size", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
-        if self.patience < 0:
-            raise ValueError(f"patience must be >= 0, not {self.patience!r}")
+        for name in ("patience", "average"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, not {getattr(self, name)!r}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be > 0, not {self.learning_rate!r}")
         _checks.one_of(OPTIMIZERS, self.optimizer, "optimizer")
@@ -81,6 +87,25 @@ class Settings:
     def rate(self, epoch: int) -> float:
         """The learning rate in `epoch` (from 0)."""
         return self.learning_rate * SCHEDULES[self.schedule](epoch / self.epochs)
+
+    def optimizer_of(self, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+        """The optimiser of a model's parameters that learn, in as few kernels as there are."""
+        options = dict(self.optimizer_options)
+        rate: float | Tensor = self.learning_rate
+        if self.optimizer in FUSED and device.type in ("cpu", "cuda"):
+            options.setdefault("fused", True)
+            if device.type == "cuda":  # a captured step reads its rate from the device
+                rate = torch.tensor(rate, device=device)
+                if self.optimizer != "sgd":
+                    options.setdefault("capturable", True)
+        kind: Any = OPTIMIZERS[self.optimizer]
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        made: torch.optim.Optimizer = kind(parameters, lr=rate, **options)
+        return made
+
+    def checked_after(self, epoch: int) -> bool:
+        """Whether the network is validated after `epoch` (from 0)."""
+        return (epoch + 1) % self.validate_every == 0 or epoch + 1 == self.epochs
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for a file."""

@@ -35,7 +35,8 @@ def markdown(
         parts.append(f"## {name}")
         for drawing in drawings:
             parts.append(f"![{drawing.alt}]({figures}/{drawing.key}.png)")
-            parts.append(f"*{drawing.title}. {drawing.caption}*")
+            end = "" if drawing.title.endswith("?") else "."
+            parts.append(f"*{drawing.title}{end} {drawing.caption}*")
         for table in tables:
             parts.append(f"### {table.title}" + (f" ({QUICK})" if table.quick else ""))
             parts.append(_markdown_table(table))
