@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 DECLARED := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser-test accuracy fuzz lint bench docs clean
+.PHONY: help demo test browser-test accuracy fuzz lint bench results docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ lint: $(VENV)/.stamp-dev ## check style, formatting and types
 
 bench: $(VENV)/.stamp-dev ## run the benchmarks (NAMES="a b" for some of them)
 	$(BIN)/python -m benchmarks $(NAMES)
+
+results: $(VENV)/.stamp-dev ## bring the pages of results up to date with the records in results/
+	$(BIN)/python tools/results_pages.py
 
 docs: $(VENV)/.stamp-docs ## build the documentation into site/
 	$(BIN)/mkdocs build --strict --site-dir site
