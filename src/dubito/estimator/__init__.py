@@ -12,9 +12,8 @@ True
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +21,24 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state, compute_class_weight
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor, nn
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
-from dubito import _checks, backbones, calibration, methods
-from dubito.bundle import Factory, joined
-from dubito.estimator._learner import Array, Learner
+from dubito import _checks, calibration
+from dubito.bundle import Factory
+from dubito.estimator._inputs import class_weights, coded, labelled, samples
+from dubito.estimator._learner import Array, Learner, untrained
+from dubito.estimator._limits import LEAST_HELD_OUT, across_folds, drawn, promised
+from dubito.estimator._parameters import backbone_of, check_parameters, method_of, settings_of
 from dubito.estimator._save import save
 from dubito.measures import MEASURES
 from dubito.methods import Method
-from dubito.policy import UNFAMILIAR, Decision, Policy
+from dubito.policy import Decision, Policy
 from dubito.prediction import Prediction
-from dubito.training import Settings
+from dubito.runs import device_named
 
 __all__ = ["EvidentialClassifier"]
-
-#: hyperparameters that differ from a method's own: tables often have few classes
-TUNED: dict[str, dict[str, Any]] = {"iedl": {"scale": "per_class"}}
-BATCH = (16, 64)  # the least and the largest "auto" batch; between them eight make an epoch
-LEAST_HELD_OUT = 100  # fewer samples calibrate worse than predictions across folds do
-LEAST_CALIBRATED = 20  # fewer samples in all are not calibrated
-FOLDS = 3
-FLOATS = (np.float64, np.float32)  # kept; all else becomes the first
-DEVICES = ("auto", "cpu", "cuda")
 
 
 class EvidentialClassifier(ClassifierMixin, BaseEstimator):
@@ -138,19 +129,20 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> EvidentialClassifier:
         """Learn from X (N, D) and labels y (N,), forgetting what was learnt before."""
-        self._check_parameters()
-        X, y = self._labelled(X, y, reset=True)
+        check_parameters(vars(self))
+        X, y = labelled(self, X, y, None)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs two")
         rng = check_random_state(self.random_state)
         seed = int(rng.randint(2**31 - 1))
         held = self._held_out(codes, rng)
-        weights = self._class_weights(y)
-        seen = X[~held], codes[~held], weights
+        weights = class_weights(self.class_weight, y, self.classes_)
+        trained = partial(self._trained, weights=weights, epochs=self.epochs)
+        seen = X[~held], codes[~held]
         few = held.sum() < LEAST_HELD_OUT
-        across = self._across_folds(*seen, rng) if few and self.calibrate else None
-        self._learner = self._trained(*seen, seed, self.epochs)
+        across = across_folds(trained, *seen, rng) if few and self.calibrate else None
+        self._learner = trained(*seen, seed)
         self._forget_limits()
         if held.any():
             self._learn_limits(X[held], codes[held], self.calibrate and not few)
@@ -163,30 +155,26 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         Standardisation follows all data seen so far, and the optimiser starts anew with each call.
         Calibration and policy are gone then: `calibrate_on` makes them from data held out.
         """
-        self._check_parameters()
+        check_parameters(vars(self))
         first = not hasattr(self, "_learner")
         if first and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")
-        X, y = self._labelled(X, y, reset=first)
-        if (
-            classes is not None
-            and not first
-            and not np.array_equal(np.unique(classes), self.classes_)
-        ):
-            raise ValueError(f"classes are {classes!r}, but were {self.classes_!r} before")
+        X, y = labelled(self, X, y, None if first else self._learner.shape)
         if first:
             self.classes_ = np.unique(classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(f"classes are {classes!r}, but were {self.classes_!r} before")
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs all data at once; give partial_fit a dict"
             )
-        codes = self._coded(y)
-        weights = self._class_weights(y)
+        codes = coded(y, self.classes_)
+        weights = class_weights(self.class_weight, y, self.classes_)
         if first:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            self._learner = self._trained(X, codes, weights, seed, 1)
+            self._learner = self._trained(X, codes, seed, weights=weights, epochs=1)
         else:
-            self._train(self._learner, X, codes, weights, 1)
+            self._train(self._learner, X, codes, weights, epochs=1)
         self._forget_limits()
         return self
 
@@ -196,8 +184,8 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         The promise holds for data that was used neither for `fit` nor for choosing parameters.
         """
         check_is_fitted(self)
-        X, y = self._labelled(X, y, reset=False)
-        self._learn_limits(X, self._coded(y), self.calibrate)
+        X, y = labelled(self, X, y, self._learner.shape)
+        self._learn_limits(X, coded(y, self.classes_), self.calibrate)
         return self
 
     def _learn_limits(self, X: Array, codes: Array, calibrate: bool) -> None:
@@ -206,117 +194,42 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         if calibrate:
             self.calibration_ = calibration.fit(said, labels)
         if self.error is not None:
-            familiar = [name for name in UNFAMILIAR if name in said.available]
             # On what was said before calibration, which therefore can't disturb the promise.
-            self.policy_ = Policy.promise_error(
-                said, labels, self.error, self.confidence, self.measure,
-                unfamiliar=familiar[0] if familiar else None, false_alarms=self.false_alarms,
+            self.policy_ = promised(
+                said, labels, error=self.error, confidence=self.confidence,
+                measure=self.measure, false_alarms=self.false_alarms,
             )  # fmt: skip
-            if self.policy_.accepts_nothing:
-                warnings.warn(
-                    f"{self.policy_}, so every sample is abstained on. More held-out data, a "
-                    "greater `error` or a better network may change that",
-                    UserWarning,
-                    stacklevel=3,
-                )
 
     def _forget_limits(self) -> None:
         self.calibration_ = None
         self.policy_ = None
 
-    def _across_folds(
-        self, X: Array, codes: Array, weights: Tensor | None, rng: np.random.RandomState
-    ) -> calibration.Calibration | None:
-        """The calibration of networks like this one on parts that they did not see."""
-        if len(X) < LEAST_CALIBRATED:
-            return None
-        fold = rng.permutation(len(X)) % FOLDS
-        seeds = rng.randint(2**31 - 1, size=FOLDS)
-        said = []
-        for number, seed in enumerate(seeds):
-            seen = fold != number
-            learner = self._trained(X[seen], codes[seen], weights, int(seed), self.epochs)
-            said.append(learner.said(X[~seen]))
-        order = np.concatenate([np.flatnonzero(fold == number) for number in range(FOLDS)])
-        return calibration.fit(joined(said), torch.from_numpy(codes[order]))
-
     def _trained(
-        self, X: Array, codes: Array, weights: Tensor | None, seed: int, epochs: int
+        self, X: Array, codes: Array, seed: int, *, weights: Tensor | None, epochs: int
     ) -> Learner:
         """A new network, trained."""
-        method, classes = self._method(), len(self.classes_)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            backbone = self._backbone(tuple(X.shape[1:]), method, classes)
-            # a class may be missing here, in a fold or a first batch
-            counts = torch.bincount(torch.from_numpy(codes), minlength=classes).clamp_min(1)
-            network = method.model(backbone, classes, counts)
-        shape = tuple(X.shape[1:])
-        learner = Learner(method, network, StandardScaler(), shape, tuple(counts.tolist()), seed)
+        method = method_of(self.method, self.method_options)
+        backbone = backbone_of(self.backbone, self.hidden)
+        learner = untrained(method, backbone, X.shape[1:], codes, len(self.classes_), seed)
         self._train(learner, X, codes, weights, epochs)
         return learner
 
     def _train(
         self, learner: Learner, X: Array, codes: Array, weights: Tensor | None, epochs: int
     ) -> None:
-        size = self.batch_size
-        settings = Settings(
-            epochs=epochs,
-            batch_size=int(np.clip(len(X) // 8, *BATCH)) if isinstance(size, str) else size,
-            optimizer="adamw",
-            learning_rate=self.learning_rate,
-            optimizer_options={"weight_decay": self.weight_decay},
-            schedule="cosine",
-            validate_every=epochs,  # so that the last weights are kept
-            patience=0,
-            seed=learner.seed + learner.epochs,
-        )
-        with _progress(epochs, self.verbose) as tell:
-            self.history_ = learner.learn(X, codes, weights, settings, _place(self.device), tell)
-
-    def _method(self) -> Method:
-        if isinstance(self.method, Method):
-            if self.method_options:
-                raise ValueError("method_options are for a method given by its name")
-            return self.method
-        return methods.method(
-            self.method, **{**TUNED.get(self.method, {}), **(self.method_options or {})}
-        )
-
-    def _backbone(self, shape: tuple[int, ...], method: Method, classes: int) -> nn.Module:
-        if not isinstance(self.backbone, str):
-            return self.backbone(shape, method.outputs(classes))
-        return backbones.build(
-            self.backbone, shape, method.outputs(classes), dropout=method.dropout, **self._options()
-        )
-
-    def _options(self) -> dict[str, Any]:
-        return {"hidden": tuple(self.hidden)} if self.backbone == "mlp" else {}
+        settings = settings_of(
+            len(X), epochs=epochs, batch_size=self.batch_size, learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay, seed=learner.seed + learner.epochs,
+        )  # fmt: skip
+        place = device_named(self.device)
+        self.history_ = learner.learn(X, codes, weights, settings, place, self.verbose)
 
     def _held_out(self, codes: Array, rng: np.random.RandomState) -> Array:
-        """Which samples are not trained on: (N,) bool.
-
-        Drawn like any sample, and not in equal shares from the classes: the promise is about draws.
-        """
-        held = np.zeros(len(codes), bool)
+        """Which samples are not trained on: (N,) bool."""
         count = int(len(codes) * self.validation_fraction)
-        wanted = self.calibrate and count >= LEAST_HELD_OUT
-        if wanted or self.error is not None:
-            order = rng.permutation(len(codes))
-            # of each class the first sample in this order is trained on
-            _, first = np.unique(codes[order], return_index=True)
-            held[np.delete(order, first)[: max(count, 1)]] = True
-        return held
-
-    def _class_weights(self, y: Array) -> Tensor | None:
-        """Weights (K,), 1 on the mean of the samples: the learning rate keeps its meaning."""
-        if self.class_weight is None:
-            return None
-        weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-        if not np.all(np.isfinite(weights) & (weights >= 0)) or not np.any(weights):
-            raise ValueError(f"class_weight must be >= 0 and not all 0, but is {self.class_weight}")
-        mean = weights[self._coded(y)].mean()
-        return torch.as_tensor(weights / (mean or 1.0), dtype=torch.float32)
+        if self.error is None and not (self.calibrate and count >= LEAST_HELD_OUT):
+            return np.zeros(len(codes), bool)
+        return drawn(codes, max(count, 1), rng)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -362,9 +275,7 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
 
     def _said(self, X: Any) -> Prediction:
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=FLOATS, allow_nd=True)
-        self._check_shape(X, reset=False)
-        return self._learner.said(X)
+        return self._learner.said(samples(self, X, self._learner.shape))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a bundle: what `dubito predict`, `dubito export` and `dubito.bundle.load` read.
@@ -373,74 +284,12 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         backbone of the user's own is loaded with `factory=` that backbone.
         """
         check_is_fitted(self)
-        named = (
-            {"name": self.backbone, **self._options()} if isinstance(self.backbone, str) else None
-        )
         return save(
             folder, self._learner, classes=self.classes_.tolist(),
-            features=getattr(self, "feature_names_in_", None), backbone=named,
-            calibration=self.calibration_, policy=self.policy_,
+            features=getattr(self, "feature_names_in_", None),
+            backbone=backbone_of(self.backbone, self.hidden), calibration=self.calibration_,
+            policy=self.policy_,
         )  # fmt: skip
-
-    # --- checks ----------------------------------------------------------------------------------
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_learner")
-
-    def _labelled(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
-        X, y = validate_data(self, X, y, reset=reset, dtype=FLOATS, allow_nd=True)
-        check_classification_targets(y)
-        self._check_shape(X, reset)
-        return X, y
-
-    def _check_shape(self, X: Array, reset: bool) -> None:
-        if not reset and X.shape[1:] != self._learner.shape:
-            raise ValueError(
-                f"a sample of X has the shape {X.shape[1:]}, but {self._learner.shape} in fit"
-            )
-
-    def _coded(self, y: Array) -> Array:
-        """Labels as places in `classes_`."""
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
-            raise ValueError(
-                f"y has the classes {unknown.tolist()}; known: {self.classes_.tolist()}"
-            )
-        codes: Array = np.searchsorted(self.classes_, y)
-        return codes
-
-    def _check_parameters(self) -> None:
-        """What no other part checks, in the user's terms."""
-        for name in ("error", "confidence", "false_alarms", "validation_fraction"):
-            value = getattr(self, name)
-            if not (name == "error" and value is None) and not 0 < value < 1:
-                raise ValueError(f"{name} must be between 0 and 1, not {value!r}")
-        _checks.one_of(MEASURES, self.measure, "measure")
-        if isinstance(self.batch_size, str):
-            _checks.one_of(("auto",), self.batch_size, "batch_size")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay must be >= 0, not {self.weight_decay!r}")
-
-
-def _place(name: str) -> torch.device:
-    _checks.one_of(DEVICES, name, "device")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda' needs a GPU that torch can use, and finds none")
-    return torch.device(name)
-
-
-@contextmanager
-def _progress(epochs: int, shown: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A bar that is told of each epoch, or None."""
-    if not shown:
-        yield None
-        return
-    from rich.progress import Progress
-
-    with Progress() as bar:
-        task = bar.add_task("training", total=epochs)
-        yield lambda entry: bar.update(
-            task, advance=1, description=f"training, loss {entry['loss']:.4g}"
-        )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,13 +13,15 @@ import torch
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
+from dubito import bundle
+from dubito.bundle import Factory
 from dubito.data import Arrays
 from dubito.methods import Method
 from dubito.methods.weighted import Weighted
 from dubito.prediction import Prediction
 from dubito.training import Settings, fit
 
-__all__ = ["Adjusted", "Array", "Learner"]
+__all__ = ["Adjusted", "Array", "Learner", "untrained"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 AT_ONCE = 4096  # samples that are predicted together
@@ -43,7 +46,7 @@ class Learner:
         class_weight: Tensor | None,
         settings: Settings,
         device: torch.device,
-        tell: Callable[[dict[str, Any]], None] | None,
+        verbose: bool,
     ) -> list[dict[str, Any]]:
         """Train, in float32; the history of the epochs."""
         self.scaler.partial_fit(_rows(X))
@@ -53,7 +56,10 @@ class Learner:
         adjusted = Adjusted(method=self.method, class_weight=class_weight, before=self.epochs)
         self.network.float()
         try:
-            done = fit(adjusted, self.network, data, data, settings, device=device, callback=tell)
+            with _progress(settings.epochs, verbose) as tell:
+                done = fit(
+                    adjusted, self.network, data, data, settings, device=device, callback=tell
+                )
         finally:
             # Predictions are in float64: one sample alone and among others then come out alike.
             self.network.double()
@@ -97,7 +103,39 @@ class Adjusted(Weighted):
         return self.method.weights(epoch + self.before, epochs + self.before)
 
 
+def untrained(
+    method: Method,
+    backbone: Mapping[str, Any] | Factory,
+    shape: tuple[int, ...],
+    codes: Array,
+    classes: int,
+    seed: int,
+) -> Learner:
+    """A new network for samples of `shape`, from its seed; torch's random state is left alone."""
+    # a class may be missing here, in a fold or a first batch
+    counts = tuple(np.bincount(codes, minlength=classes).clip(1).tolist())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = bundle.build(method, backbone, shape, classes, counts)
+    return Learner(method, network, StandardScaler(), shape, counts, seed)
+
+
 def _rows(X: Array) -> Array:
     """Samples (N, C, *) as rows of C values: a channel is standardised as a whole."""
     rows: Array = np.moveaxis(X, 1, -1).reshape(-1, X.shape[1])
     return rows
+
+
+@contextmanager
+def _progress(epochs: int, shown: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """A bar that is told of each epoch, or None."""
+    if not shown:
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress() as bar:
+        task = bar.add_task("training", total=epochs)
+        yield lambda entry: bar.update(
+            task, advance=1, description=f"training, loss {entry['loss']:.4g}"
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito import bundle
-from dubito.bundle import Column, Columns, Preprocessing
+from dubito.bundle import Column, Columns, Factory, Preprocessing
 from dubito.calibration import Calibration
 from dubito.estimator._learner import Learner
 from dubito.policy import Policy
@@ -23,7 +23,7 @@ def save(
     *,
     classes: Sequence[Any],
     features: Sequence[str] | None,
-    backbone: Mapping[str, Any] | None,
+    backbone: Mapping[str, Any] | Factory,
     calibration: Calibration | None,
     policy: Policy | None,
 ) -> Path:
@@ -35,7 +35,7 @@ def save(
         method=learner.method,
         classes=[str(name) for name in classes],
         shape=learner.shape,
-        backbone=backbone,
+        backbone=backbone if isinstance(backbone, Mapping) else None,
         class_counts=learner.class_counts,
         preprocessing=Preprocessing(
             columns=named,
