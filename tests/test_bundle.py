@@ -487,7 +487,7 @@ SIGNED: dict[str, tuple[Any, str]] = {
         of_another_kind,
         "'head.bias' holds torch.int64, but the network has torch",
     ),
-    "no facts": (without_facts, "could not read .*model.safetensors: KeyError"),
+    "no facts": (without_facts, "model.safetensors is no dubito checkpoint"),
     "not finite": (not_finite, "the weights 'head.bias' are not all finite"),
 }
 

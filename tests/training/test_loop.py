@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.utils.data import TensorDataset
 
 from dubito import backbones, data, methods
@@ -168,6 +169,27 @@ def test_a_non_finite_loss_stops_the_run(
     if epoch:
         _, facts = checkpoints.load(tmp_path / "checkpoint.safetensors")
         assert facts["epoch"] == epoch
+
+
+def test_equal_checkpoints_are_equal_files(tmp_path: Path) -> None:
+    tensors = {"b": torch.arange(3.0), "a": torch.zeros(2, 2)}
+    files = [tmp_path / str(number) for number in range(8)]
+    for file in files:
+        checkpoints.save(file, tensors, {"epoch": 1, "history": []})
+    assert len({file.read_bytes() for file in files}) == 1
+    read, facts = checkpoints.load(files[0])
+    assert facts == {"epoch": 1, "history": []}
+    assert torch.equal(read["b"], tensors["b"])
+
+
+def test_checkpoints_of_before_are_read(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "old", {
+        "format": "dubito-checkpoint-1", "facts": '{"epoch": 2}',
+    })  # fmt: skip
+    assert checkpoints.load(tmp_path / "old")[1] == {"epoch": 2}
+    save_file({"a": torch.ones(1)}, tmp_path / "other", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="no dubito checkpoint"):
+        checkpoints.load(tmp_path / "other")
 
 
 @pytest.mark.parametrize("runs", [1, 5])

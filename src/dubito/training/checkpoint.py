@@ -53,7 +53,7 @@ def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(held, beside, {"format": FORMAT, "facts": json.dumps(facts)})
+        save_file(held, beside, {FORMAT: json.dumps(facts)})  # several would come in any order
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
         beside.replace(path)
@@ -71,10 +71,12 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
+            before = header.get("facts") if header.get("format") == FORMAT else None
+            facts = header.get(FORMAT, before)  # files up to 2026-11 have two entries
+            if facts is None:
                 raise CheckpointError(f"{path} is no dubito checkpoint")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads(header["facts"])
+            return tensors, json.loads(facts)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"could not read {path}: {error}") from error
 
