@@ -137,6 +137,8 @@ def figure(given: dict[str, list[History]]) -> Figure:
         for index, (name, histories) in enumerate(given.items()):
             found = {size: kept_by(by_window(size), histories)[1] for size in WINDOWS}
             known = {n: mean_and_spread(values[quantity]) for n, values in found.items() if values}
+            if not known:
+                continue
             means, spreads = zip(*known.values(), strict=True)
             places = [size + 0.08 * index for size in known]  # side by side
             label = method_label(variant_of(name))

@@ -31,6 +31,8 @@ BOUNDS = (12.0, 3.0)
 #: how many rows a first look needs, and how many entries it may have beyond that
 ROWS, ENTRIES = 500, 1 << 19
 Values = TypeVar("Values", Tensor, Prediction)
+#: which of the samples
+Rows = slice | Tensor
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class EvidenceScaling:
         log_evidence = torch.where(held, evidence, 1.0).log()
         log_prior = evidence.new_tensor(prior).log()
 
-        def nll(log_factor: Tensor, log_power: Tensor, rows: slice) -> Tensor:
+        def nll(log_factor: Tensor, log_power: Tensor, rows: Rows) -> Tensor:
             # in logarithms: a density's evidence to a power leads out of float64
             log_scaled = log_factor + log_power.exp() * log_evidence[rows]
             log_alpha = torch.where(held[rows], torch.logaddexp(log_prior, log_scaled), log_prior)
@@ -157,7 +159,7 @@ class Temperature:
         target = _labels(labels, checked)
         logits = _log(checked)
 
-        def nll(log_inverse: Tensor, _: Tensor, rows: slice) -> Tensor:
+        def nll(log_inverse: Tensor, _: Tensor, rows: Rows) -> Tensor:
             scaled = logits[rows] * log_inverse.exp()
             return -_picked(scaled.log_softmax(-1), target[rows]).mean()
 
@@ -250,7 +252,7 @@ def _log(probs: Tensor) -> Tensor:
 
 
 def _minimised(
-    loss: Callable[[Tensor, Tensor, slice], Tensor], shape: tuple[int, ...], free: int
+    loss: Callable[[Tensor, Tensor, Rows], Tensor], shape: tuple[int, ...], free: int
 ) -> tuple[float, float]:
     """The logarithms of two parameters at the least loss; the second stays 0 unless two are free.
 
@@ -258,7 +260,9 @@ def _minimised(
     (N, K) the grid sees some rows; they need not be many to tell about where the best is.
     """
     count, classes = shape
-    some = slice(None, None, max(1, min(count // ROWS, count * classes // ENTRIES)))
+    every = max(1, min(count // ROWS, count * classes // ENTRIES))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))  # whatever theirs is
+    some: Rows = slice(None) if every == 1 else order[: count // every]
     limits = torch.tensor(BOUNDS, dtype=torch.float64)
     first = torch.linspace(-BOUNDS[0], BOUNDS[0], 25, dtype=torch.float64)
     second = torch.linspace(-BOUNDS[1], BOUNDS[1], 13, dtype=torch.float64)

@@ -157,7 +157,7 @@ def risk_coverage(
     for name, values in measures.items():
         sure = MEASURES[name].as_confidence(values).double().numpy()
         order = np.argsort(-sure, kind="stable")
-        ends = np.append(np.flatnonzero(np.diff(sure[order])), len(sure) - 1)
+        ends = np.append(np.flatnonzero(sure[order][1:] != sure[order][:-1]), len(sure) - 1)
         errors = np.interp(kept, [0, *(ends + 1)], [0, *wrong[order].cumsum()[ends]])
         found[name] = {
             "coverage": (kept / len(wrong)).tolist(),

@@ -31,7 +31,7 @@ from dubito.data.humans import human_counts, read_counts
 from dubito.experiments import _curves, _quick
 from dubito.experiments._humans import against_people
 from dubito.experiments._recipe import Cell, Recipe
-from dubito.experiments._watch import trajectory
+from dubito.experiments._watch import is_watched, trajectory
 from dubito.prediction import Prediction
 from dubito.report.files import plain
 from dubito.runs import Evaluation, Plan, Run
@@ -84,7 +84,7 @@ def record(cell: Cell, plan: Plan, run: Run, summary: Mapping[str, Any], folder:
     return {
         **_described(cell),
         "config": _config(run, recipe),
-        "training": _training(run, summary),
+        "training": _training(run, summary, recipe),
         "result": plain(result),
         "curves": plain(_curves.rounded(curves)),
         "extremes": _curves.extremes(measures["test"], labels, run.classes),
@@ -153,15 +153,20 @@ def _config(run: Run, recipe: Recipe) -> Record:
     return sections
 
 
-def _training(run: Run, summary: Mapping[str, Any]) -> Record:
+def _training(run: Run, summary: Mapping[str, Any], recipe: Recipe) -> Record:
     lines = (run.folder / METRICS).read_text("utf-8").splitlines()
     entries = [entry for entry in map(json.loads, lines) if HISTORY[0] in entry]
     history: dict[str, Any] = {"epoch": [entry["epoch"] for entry in entries]}
     for name in HISTORY:
         if entries and name in entries[0]:
             history[name] = [entry[name] for entry in entries]
-    if seen := trajectory(entries):
-        history["watched"] = _curves.rounded(seen)
+    if recipe.evaluate["watch"]:
+        if not is_watched(entries, recipe.evaluate["ood"]):
+            raise ValueError(
+                f"the recipe asks for figures at each check, but {run.folder} was trained, in part "
+                "at least, without them or with other OOD sets; delete it, and it is trained anew"
+            )
+        history["watched"] = _curves.rounded(trajectory(entries))
     return {
         "epochs": summary["epochs"],
         "best_epoch": summary["epoch"],

@@ -7,6 +7,7 @@ of the recipe is put aside as seed-S.ID.stale before its cell runs again, and is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -82,7 +83,7 @@ class Store:
 
     def _seeds(self, recipe: Recipe) -> list[int]:
         names = [path.stem.removeprefix("seed-") for path in self._files(recipe)]
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if re.fullmatch(r"-?\d+", name))
 
     def _files(self, recipe: Recipe) -> list[Path]:
         return list((self.out / recipe.name).glob("seed-*.json"))

@@ -50,7 +50,10 @@ class Unit:
         if recipe.kind == FEWSHOT:
             return f"{recipe.name}-{recipe.training_id}"
         source = recipe.sections["data"]["source"].replace(_quick.PREFIX, "quick-")
-        return f"{source}-{recipe.sections['method']['name']}-{recipe.training_id}"
+        method = recipe.sections["method"].get("name", "iedl")
+        # what was not watched can't be seen afterwards: it is no training for who asks for that
+        watched = any(cell.recipe.evaluate["watch"] for cell in self.cells)
+        return f"{source}-{method}-{recipe.training_id}" + ("-watched" if watched else "")
 
     def of(self, seed: int) -> Unit:
         """The part of one seed."""
@@ -206,7 +209,7 @@ def _watch_of(unit: Unit, plan: runs.Plan) -> Watch | None:
     if not judged:
         return None
     ood = dict.fromkeys(name for one in judged for name in one["ood"])
-    held = _watch.loaded(plan.config.data["source"], ood, plan.device)
+    held = _watch.loaded(plan.config.data["source"], ood, plan.device, plan.config.prepared())
     return _watch.watcher(plan.config.make_method(), *held)
 
 

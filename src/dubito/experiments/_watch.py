@@ -5,19 +5,21 @@ They are looked at afterwards alone: nothing in the training depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dubito import data, evaluation, metrics
+from dubito.bundle import Preprocessing
 from dubito.data import Arrays, as_floats
 from dubito.methods import Method
 from dubito.prediction import Prediction
 from dubito.training import Watch
 
-__all__ = ["loaded", "trajectory", "watcher"]
+__all__ = ["is_watched", "loaded", "trajectory", "watcher"]
 
 AT_ONCE = 2048
 MEASURES = ("max_prob", "alpha0")
@@ -41,17 +43,29 @@ def watcher(method: Method, test: Arrays, outside: Mapping[str, Tensor]) -> Watc
 
 
 def loaded(
-    source: str, ood: Iterable[str], device: torch.device
+    source: str, ood: Iterable[str], device: torch.device, prepared: Preprocessing
 ) -> tuple[Arrays, dict[str, Tensor]]:
-    """The test samples of a source and the inputs of OOD sets, on the device."""
-    test = data.load(source, "test").to(device)
-    return test, {name: data.load(name, "test").inputs.to(device) for name in ood}
+    """The test samples of a source and the inputs of OOD sets, prepared, on the device."""
+    sets = {name: data.load(name, "test").to(device) for name in (source, *ood)}
+    if prepared.mean is not None:  # bytes stay bytes otherwise
+        sets = {k: replace(v, inputs=prepared.standardised(v.inputs)) for k, v in sets.items()}
+    return sets[source], {name: sets[name].inputs for name in ood}
 
 
 @torch.no_grad()
 def _said(method: Method, model: nn.Module, inputs: Tensor) -> Prediction:
     parts = [method.outputs_for(model, as_floats(part)) for part in inputs.split(AT_ONCE)]
     return method.prediction(torch.cat(parts, -2))  # stacked passes come first
+
+
+def is_watched(entries: Sequence[Mapping[str, Any]], ood: Iterable[str]) -> bool:
+    """Whether there are figures of all these sets at all checks, which a training may lack that was
+    done, or begun, for another recipe."""
+    wanted = set(ood)
+    return all(
+        wanted <= {key.rsplit("/", 2)[0] for key in entry.get("watched", ())} and "watched" in entry
+        for entry in entries
+    )
 
 
 def trajectory(entries: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -85,12 +85,13 @@ def evaluate(
         if not 0 < sigma < math.inf:
             raise ValueError(f"noise must be a finite number > 0, not {sigma!r}")
     samples, part = _samples(run, source, resize)
-    outside = {key: inputs_of(run, one, resize) for key, one in _keys(ood).items()}
+    sources = _keys(ood)
+    outside = {key: inputs_of(run, one, resize) for key, one in sources.items()}
     said = run.predict(samples.inputs, batch_size)
     result = _described(run, samples, part) | _judged(said, samples.labels)
     arrays: dict[str, Any] = {"labels": samples.labels.numpy(), **_arrays("test", said)}
     result["ood"], result["noise"] = {}, {}
-    for (key, x), place in zip(outside.items(), _keys(ood).values(), strict=True):
+    for (key, x), place in zip(outside.items(), sources.values(), strict=True):
         other = run.predict(x, batch_size)
         result["ood"][key] = {"source": place} | _told_apart(said, other)
         arrays |= _arrays(f"ood/{key}", other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from dubito.runs import _folder
 from dubito.runs._folder import Recorded, Run
 from dubito.training import checkpoint
 
-__all__ = ["finish", "finish_again", "promised"]
+__all__ = ["finish", "finish_again", "keeps"]
 
 
 def finish(
@@ -52,9 +51,8 @@ def finish_again(
     finish(folder, config, model.to(device).eval(), validation, summary, promise)
 
 
-def promised(folder: Path) -> Promise | None:
-    """What the policy of a finished run promises."""
+def keeps(folder: Path, promise: Promise) -> bool:
+    """Whether the policy of a finished run is for this promise, as far as its measures have it."""
     policy = bundle.read_limits(folder).policy
-    if policy is None:
-        return None
-    return replace(Promise(), **{k: v for k, v in policy.promise.items() if hasattr(Promise, k)})
+    asked = vars(promise)
+    return policy is not None and all(asked.get(k, v) == v for k, v in policy.promise.items())

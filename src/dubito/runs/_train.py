@@ -22,7 +22,7 @@ from dubito.report import files
 from dubito.runs import _folder
 from dubito.runs._config import AUTO, Config, configure
 from dubito.runs._data import fingerprint, prepared, training_table
-from dubito.runs._finish import finish, finish_again, promised
+from dubito.runs._finish import finish, finish_again, keeps
 from dubito.runs._folder import Facts, Recorded
 from dubito.runs._scalars import Callback, told
 from dubito.training import CheckpointError, fit_many, parallel
@@ -232,11 +232,14 @@ def train(
     others = [member for member in left if member not in untrained]
     if promise is not None:
         ended = [member for member in plan.members if member.state == FINISHED]
-        others += [member for member in ended if promised(member.folder) != promise]
-    if others:
-        for member in others if parallel.rank() == 0 else ():
+        others += [member for member in ended if not keeps(member.folder, promise)]
+    if parallel.rank() == 0:
+        for member in others:
             finish_again(member.folder, member.config, plan.validation, promise, plan.device)
-        parallel.gathered_sum(torch.zeros((), device=plan.device))  # others wait for the files
+        for member in plan.members:  # several times the weights
+            (member.folder / CHECKPOINT).unlink(missing_ok=True)
+    # others wait for the files, whatever of them they saw already when they looked
+    parallel.gathered_sum(torch.zeros((), device=plan.device))
     found = [_folder.summary_of(member.folder) for member in plan.members]
     return [summary for summary in found if summary is not None]
 
@@ -271,8 +274,6 @@ def _train(
             seconds = sum(entry["seconds"] for entry in run.history)
             summary = {**run.best, "epochs": run.epochs, "seconds": seconds}
             finish(member.folder, member.config, run.model, plan.validation, summary, promise)
-            (member.folder / CHECKPOINT).unlink(missing_ok=True)  # several times the weights
-    parallel.gathered_sum(torch.zeros((), device=plan.device))  # others wait for the files
 
 
 def _method(plan: Plan) -> Method:
@@ -291,10 +292,15 @@ def _sources(plan: Plan) -> tuple[Source, Source]:
     train_part, held_out = (_ready(part, prepared) for part in (plan.train, plan.validation))
     if all(data.fits(part, plan.device, share=0.25) for part in (train_part, held_out)):
         return train_part, held_out
-    return (
-        TensorDataset(train_part.inputs, train_part.labels),
-        TensorDataset(held_out.inputs, held_out.labels),
-    )
+    return _Streamed(train_part), _Streamed(held_out)
+
+
+class _Streamed(TensorDataset):
+    """Arrays as a dataset; its name is theirs, so that a run may go on with less memory free."""
+
+    def __init__(self, part: Arrays) -> None:
+        super().__init__(part.inputs, part.labels)
+        self.name = part.name
 
 
 def _ready(part: Arrays, prepared: Preprocessing) -> Arrays:
@@ -304,9 +310,10 @@ def _ready(part: Arrays, prepared: Preprocessing) -> Arrays:
     return replace(part, inputs=prepared.standardised(part.inputs))
 
 
-def _outside(config: Config, device: torch.device) -> dict[str, Tensor]:
+def _outside(config: Recorded, device: torch.device) -> dict[str, Tensor]:
     """The OOD inputs to train with, where some are given."""
     source = config.data["train_ood"]
     if source is None:
         return {}
-    return {"ood": data.load(source, "train").inputs.to(device)}
+    held = data.load(source, "train")
+    return {"ood": _ready(held, config.prepared()).inputs.to(device)}

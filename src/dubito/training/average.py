@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["SAMPLES", "Average"]
 
@@ -38,5 +38,21 @@ class Average:
 
     @torch.no_grad()
     def settle(self, batches: Iterable[Tensor]) -> None:
-        """Have batch norm learn its statistics: those of the network do not fit the mean."""
-        update_bn(batches, self.model)
+        """Have batch norm learn its statistics: those of the network do not fit the mean.
+
+        Batches count alike, so they should be of one size. Layers that the network itself holds in
+        evaluation mode keep theirs, which torch's `update_bn` would forget.
+        """
+        self.model.train()
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.training]
+        momenta = [norm.momentum for norm in norms]
+        try:
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the mean of all batches
+            for x in batches if norms else ():
+                self.model(x)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+            self.model.eval()

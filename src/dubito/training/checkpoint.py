@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CheckpointError", "Pace", "load", "save"]
+__all__ = ["CheckpointError", "Pace", "load", "save", "tidy"]
 
 FORMAT = "dubito-checkpoint-1"
 SHARE, CHEAP = 0.05, 0.1  # of the time that checkpoints may take; seconds that are no matter
@@ -49,8 +49,8 @@ def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Tensors and plain facts in one file; whatever fails, the file there before stays whole."""
     from safetensors.torch import save_file
 
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    beside = path.with_name(f"{_beside(path)}{os.getpid()}.tmp")
+    held = _apart(tensors)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(held, beside, {FORMAT: json.dumps(facts)})  # several would come in any order
@@ -62,6 +62,28 @@ def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         raise CheckpointError(
             f"could not write {path}: {error}; an earlier checkpoint there is untouched"
         ) from error
+
+
+def tidy(path: Path) -> None:
+    """Remove what a process left that was killed while it wrote."""
+    for left in path.parent.glob(f"{_beside(path)}*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> str:
+    return f".{path.name}."
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, none in the memory of another: the format has no tied weights."""
+    held: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, value in tensors.items():
+        one = value.detach().cpu().contiguous()
+        place = one.untyped_storage().data_ptr()
+        held[name] = one.clone() if place in places else one
+        places.add(place)
+    return held
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -241,7 +241,11 @@ def _end_epoch(run: Run, seconds: float, watch: Watch | None) -> dict[str, Any]:
         if watch is not None:
             run.network.eval()
             with run.autocast():
-                entry["watched"] = dict(watch(run.judged))
+                seen = watch(run.judged)
+            entry["watched"] = {
+                name: value.item() if isinstance(value, torch.Tensor) else value
+                for name, value in seen.items()
+            }
             run.network.train()
     entry |= {"seconds": seconds, "samples_per_second": count / seconds}
     run.history.append(entry)
@@ -259,28 +263,38 @@ def _write_metrics(path: Path, history: list[dict[str, Any]]) -> None:
     """A line an epoch; all anew where a stopped run left other lines than its checkpoint has."""
     lines = path.read_text().splitlines() if path.exists() else []
     if len(lines) != len(history) - 1:
-        path.write_text("".join(json.dumps(entry) + "\n" for entry in history))
+        _write_lines(path, history)
         return
     with path.open("a") as file:
         file.write(json.dumps(history[-1]) + "\n")
 
 
+def _write_lines(path: Path, history: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in history))
+
+
 def _identity(run: Run) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that goes on from it."""
-    settings = run.settings.as_dict()
-    for speed_only in ("graph", "compile", "workers", "channels_last"):
-        settings.pop(speed_only)
     return {
-        "settings": settings,
+        "settings": _that_matter(run.settings),
         "method": {"name": type(run.method).__name__, **run.method.hyperparameters()},
         "train": [getattr(run.train, "name", type(run.train).__name__), size(run.train)],
     }
 
 
+def _that_matter(settings: Settings) -> dict[str, Any]:
+    free = ("graph", "compile", "workers", "channels_last")
+    return {key: value for key, value in settings.as_dict().items() if key not in free}
+
+
 def _resume(run: Run, folder: Path | None) -> None:
     if folder is None or not (folder / CHECKPOINT).exists():
         return
+    if parallel.rank() == 0:
+        checkpoint.tidy(folder / CHECKPOINT)
     tensors, facts = checkpoint.load(folder / CHECKPOINT)
+    # a setting that is newer than the checkpoint was what its default is
+    facts["settings"] = {**_that_matter(Settings()), **facts.get("settings", {})}
     ours = json.loads(json.dumps(_identity(run)))
     for key, value in ours.items():
         if facts.get(key) != value:
@@ -289,3 +303,5 @@ def _resume(run: Run, folder: Path | None) -> None:
                 "choose another folder, or the same settings"
             )
     run.restore(tensors, facts)
+    if parallel.rank() == 0:  # a stopped run leaves more lines, fewer, or half of one
+        _write_lines(folder / METRICS, run.history)

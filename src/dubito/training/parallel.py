@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["gathered_sum", "process_group", "rank", "world", "wrapped"]
+__all__ = ["gathered_sum", "process_group", "rank", "share_buffers", "world", "wrapped"]
 
 
 def _joined() -> bool:
@@ -51,6 +51,13 @@ def wrapped(model: nn.Module) -> nn.Module:
     device = next(model.parameters()).device
     ids = [device.index] if device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Give all processes the first one's buffers: batch norm's are of each one's own samples."""
+    if world() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def gathered_sum(values: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from dubito.training import checkpoint, parallel
 from dubito.training.average import SAMPLES, Average
 from dubito.training.settings import Settings
 from dubito.training.step import Functions, gather, prepare
+from dubito.training.stopping import is_best, is_over
 
 __all__ = ["NonFiniteLoss", "Run", "Source", "size"]
 
@@ -84,13 +85,14 @@ class Run:
 
     def begin_epoch(self) -> None:
         """Draw the epoch's order and augmentation, set its weights, forget its sums."""
-        seed = (self.settings.seed * 1_000_003 + self.epoch) % (1 << 62)
+        seed = self._seed()
         drawn = torch.Generator().manual_seed(seed)
         self.order.copy_(torch.randperm(size(self.train), generator=drawn))
         if self.settings.augment is not None:
             self.changes.copy_(self.settings.augment.draw(size(self.train), drawn))
-        torch.manual_seed(seed)  # dropout draws from torch's own generator
-        self.generator.manual_seed(seed + parallel.rank())
+        own = self._own(seed)
+        torch.manual_seed(own)  # dropout draws from torch's own generator
+        self.generator.manual_seed(own)
         weights = self.method.weights(self.epoch, self.settings.epochs)
         self.weights.copy_(torch.tensor([weights[name] for name in self.names]))
         for group in self.optimizer.param_groups:
@@ -103,6 +105,14 @@ class Run:
         self.position.zero_()
         self.bad.fill_(torch.nan)
         self.network.train()
+
+    def _seed(self) -> int:
+        """The epoch's, the same in all processes."""
+        return (self.settings.seed * 1_000_003 + self.epoch) % (1 << 62)
+
+    def _own(self, seed: int) -> int:
+        """This process's, far from any other epoch's: masks and noise are not to be the same."""
+        return (seed + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
 
     def batch(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs and labels at places of the order, where the data is held in memory."""
@@ -138,7 +148,7 @@ class Run:
             batch_sampler=chosen,
             num_workers=self.settings.workers,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator().manual_seed(self.settings.seed),
+            generator=torch.Generator().manual_seed(self._own(self._seed())),  # of its workers
         )
 
     def step(self, whole: int) -> None:
@@ -207,17 +217,20 @@ class Run:
         count = min(SAMPLES, size(self.train))
         if isinstance(self.train, Arrays):
             held = self.train.inputs, self.train.labels, self.order, self.changes
-            for places in torch.arange(count, device=self.device).split(at_once):
+            parts = -(-count // at_once)  # of one size: each counts as much as any other
+            for places in torch.arange(count, device=self.device).tensor_split(parts):
                 x, _ = gather(*held, places, *self._preparation)
                 yield self.method.inputs(x, drawn)
         else:
-            for x, _, _ in itertools.islice(self.stream(), -(-count // self.whole_batch)):
+            whole = max(count // self.whole_batch, 1)  # what is left over would count as much
+            for x, _, _ in itertools.islice(self.stream(), whole):
                 yield self.method.inputs(x, drawn)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Accuracy and mean loss over all processes' shares, with this epoch's weights of terms."""
         self.network.eval()
+        parallel.share_buffers(self.judged)  # one network is judged, the one that is kept
         seen = torch.zeros(3, dtype=torch.float64, device=self.device)
         drawn = torch.Generator(self.device).manual_seed(self.settings.seed)
         for x, target in self._checks():
@@ -274,19 +287,11 @@ class Run:
 
     def keep_if_best(self, checked: dict[str, float]) -> None:
         """Keep the weights if this check is the best so far; the first of equals stays."""
-        name = f"validation_{self.settings.keep}"
-        sign = 1 if self.settings.keep == "accuracy" else -1
-        before = [sign * entry[name] for entry in self.history if name in entry]
-        if not before or sign * checked[name] > max(before):
+        if is_best(checked, self.history, self.settings.keep):
             state = self.judged.state_dict()
             self.best = {key: value.detach().clone() for key, value in state.items()}
             self.best_epoch = self.epoch
 
     def finished(self) -> bool:
         """Whether all epochs are done, or the last `patience` checks brought nothing better."""
-        if self.epoch >= self.settings.epochs:
-            return True
-        name, patience = f"validation_{self.settings.keep}", self.settings.patience
-        sign = 1 if self.settings.keep == "accuracy" else -1
-        checks = [sign * entry[name] for entry in self.history if name in entry][-patience:]
-        return 0 < patience <= len(checks) and checks[0] == max(checks)
+        return self.epoch >= self.settings.epochs or is_over(self.history, self.settings)

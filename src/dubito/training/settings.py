@@ -15,11 +15,15 @@ from dubito.data.augment import Augment
 
 __all__ = ["OPTIMIZERS", "Settings"]
 
-#: name -> torch optimiser: every one that torch has
+#: the base class; and what needs a closure, or sparse gradients
+_UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam")
+#: name -> torch optimiser: every one that torch has and a step here can use
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     name.lower(): value
     for name, value in vars(torch.optim).items()
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name != "Optimizer"
+    if isinstance(value, type)
+    and issubclass(value, torch.optim.Optimizer)
+    and name not in _UNUSABLE
 }
 FUSED = ("adam", "adamw", "sgd")
 #: learning rate schedules: fraction of the training done -> factor
@@ -74,9 +78,13 @@ class Settings:
         for name in ("epochs", "batch_size", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
-        for name in ("patience", "average"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, not {getattr(self, name)!r}")
+        if self.patience < 0 or self.patience == 1:
+            raise ValueError(
+                f"patience must be 0 or at least 2, not {self.patience!r}: a single check is "
+                "always the best of itself"
+            )
+        if self.average < 0:
+            raise ValueError(f"average must be >= 0, not {self.average!r}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be > 0, not {self.learning_rate!r}")
         _checks.one_of(OPTIMIZERS, self.optimizer, "optimizer")
