@@ -16,6 +16,7 @@ from typing import Any
 from dubito.experiments._cell import FORMAT, Record
 from dubito.experiments._recipe import RESOLVED, Cell, Recipe
 from dubito.report import files
+from dubito.runs import AUTO
 
 __all__ = ["CHANGED", "DONE", "MISSING", "RESULTS", "Store"]
 
@@ -108,7 +109,8 @@ def _moved(before: Mapping[str, Mapping[str, Any]], recipe: Recipe) -> bool:
     for name, values in _resolved(recipe.kind, json.dumps(recipe.sections)).items():
         for key, value in values.items():
             known = before.get(name, {})
-            if key not in WHERE and key in known and known[key] != value:
+            decided = value == AUTO  # when it ran, by its data
+            if key not in WHERE and key in known and not decided and known[key] != value:
                 return True
     return False
 

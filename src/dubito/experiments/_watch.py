@@ -46,10 +46,14 @@ def loaded(
     source: str, ood: Iterable[str], device: torch.device, prepared: Preprocessing
 ) -> tuple[Arrays, dict[str, Tensor]]:
     """The test samples of a source and the inputs of OOD sets, prepared, on the device."""
-    sets = {name: data.load(name, "test").to(device) for name in (source, *ood)}
+    sets = {name: data.load(name, _part(name)).to(device) for name in (source, *ood)}
     if prepared.mean is not None:  # bytes stay bytes otherwise
         sets = {k: replace(v, inputs=prepared.standardised(v.inputs)) for k, v in sets.items()}
     return sets[source], {name: sets[name].inputs for name in ood}
+
+
+def _part(source: str) -> str:
+    return "test" if "test" in data.parts(source) else "all"
 
 
 @torch.no_grad()

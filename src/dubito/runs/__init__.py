@@ -15,7 +15,7 @@
 (True, 359)
 """
 
-from dubito.runs._config import AUGMENTS, SECTIONS, Config, configure, known_keys, read_config
+from dubito.runs._config import AUGMENTS, AUTO, SECTIONS, Config, configure, known_keys, read_config
 from dubito.runs._evaluate import HELD_OUT, Evaluation, averaged, evaluate
 from dubito.runs._folder import Facts, Recorded, Run, folders, load, save
 from dubito.runs._report import write_report
@@ -24,6 +24,7 @@ from dubito.runs._train import FINISHED, NEW, STOPPED, Member, Plan, device_name
 
 __all__ = [
     "AUGMENTS",
+    "AUTO",
     "FINISHED",
     "HELD_OUT",
     "NEW",

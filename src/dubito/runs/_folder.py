@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -48,7 +49,7 @@ SEED = 0  # of what a method draws when it predicts
 def folders(path: str | os.PathLike[str]) -> list[Path]:
     """The folder itself, or those of the seeds in it: path/seed-1, path/seed-2, ..."""
     place = Path(path)
-    seeds = [one for one in place.glob("seed-*") if one.name.removeprefix("seed-").isdigit()]
+    seeds = [one for one in place.glob("seed-*") if re.fullmatch(r"seed--?\d+", one.name)]
     if (place / CONFIG).exists() or not seeds:
         return [place]
     return sorted(seeds, key=lambda one: int(one.name.removeprefix("seed-")))

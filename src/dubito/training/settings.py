@@ -15,8 +15,8 @@ from dubito.data.augment import Augment
 
 __all__ = ["OPTIMIZERS", "Settings"]
 
-#: the base class; and what needs a closure, or sparse gradients
-_UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam")
+#: the base class; and what needs a closure, sparse gradients, or matrices and nothing else
+_UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 #: name -> torch optimiser: every one that torch has and a step here can use
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     name.lower(): value
@@ -75,6 +75,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "validate_every", "patience", "average"):
+            if getattr(self, name) % 1:
+                raise ValueError(f"{name} must be a whole number, not {getattr(self, name)!r}")
         for name in ("epochs", "batch_size", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")

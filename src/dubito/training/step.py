@@ -69,8 +69,8 @@ def compiled(
 ) -> list[Callable[[Tensor], Tensor]]:
     """What each of several networks of one architecture does, compiled once for all of them.
 
-    Their weights are arguments of the compiled function: compiled by itself each network would be
-    code of its own, and torch gives up after eight.
+    Their weights and buffers are arguments of the compiled function: compiled by itself each would
+    be code of its own, and torch gives up after eight. Any other tensor is the first network's.
     """
     without = copy.deepcopy(models[0]).to("meta").train()  # code alone; one with weights of its own
     # would be compiled twice, for these and for others
