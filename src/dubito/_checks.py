@@ -71,7 +71,9 @@ def concentration(alpha: object, name: str = "alpha", least: float = 0.0) -> Ten
     if visible(checked):
         low, high = (value.item() for value in checked.detach().aminmax())
         bound = f">= {least:g}" if least else "> 0"
-        if not ((low >= least if least else low > 0) and high < math.inf):
+        # held as the type can hold it: 0.7 in float32 is less than 0.7
+        held = min(least, torch.tensor(least, dtype=checked.dtype, device="cpu").item())
+        if not ((low >= held if least else low > 0) and high < math.inf):
             raise ValueError(
                 f"{name} must be {bound} and finite, but its values span [{low:g}, {high:g}]"
                 f"{_first_bad(checked, least)}; were logits passed? See dubito.evidence"
@@ -135,6 +137,7 @@ def distribution(target: object, alpha: Tensor, ignore_index: int | None = None)
             f"target has shape {tuple(checked.shape)}, but the predictions {tuple(alpha.shape)} "
             f"need labels of shape {tuple(alpha.shape[:-1])} or probabilities of their own shape"
         )
+    checked = checked.long()  # small types wrap numbers around: 156 == -100 among bytes
     if visible(checked):
         _in_range(checked, alpha.shape[-1], ignore_index)
     classes = torch.arange(alpha.shape[-1], device=alpha.device)

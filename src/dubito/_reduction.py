@@ -19,7 +19,7 @@ def reduced(
     """The weighted mean or sum of loss (...), or each; y (..., K) is the target's distribution."""
     weight = torch.ones_like(loss) if class_weight is None else _class_weights(class_weight, y)
     if not target.is_floating_point():
-        weight = torch.where(target == ignore_index, 0, weight)
+        weight = torch.where(target.long() == ignore_index, 0, weight)
     loss = torch.where(weight == 0, 0, weight * loss)
     if reduction == "none":
         return loss
@@ -34,6 +34,8 @@ def _class_weights(class_weight: Tensor, y: Tensor) -> Tensor:
             f"class_weight has shape {tuple(weight.shape)}; expected one per class, "
             f"({y.shape[-1]},)"
         )
-    if _checks.visible(weight) and not bool((weight >= 0).all()):
-        raise ValueError(f"class_weight must be >= 0, but its least is {weight.min():g}")
+    if _checks.visible(weight) and not bool(((weight >= 0) & weight.isfinite()).all()):
+        raise ValueError(
+            f"class_weight must be >= 0 and finite, but spans [{weight.min():g}, {weight.max():g}]"
+        )
     return (y * weight).sum(-1)

@@ -24,6 +24,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +83,12 @@ class EvidentialModule(LightningModule):
     ) -> None:
         super().__init__()
         self.method = _method(method)
-        names = [str(n) for n in (range(classes) if isinstance(classes, int) else classes)]
+        known = range(classes) if isinstance(classes, int | Integral) else classes  # numpy's too
+        names = [str(name) for name in known]
         if len(names) < 2:
             raise ValueError(f"classes must be at least two, but are {classes!r}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"classes must have different names, but are {names}")
         for name in filter(None, (sure, unsure)):
             _checks.one_of(MEASURES, name, "measure")
         self.classes = tuple(names)
@@ -95,6 +100,7 @@ class EvidentialModule(LightningModule):
         self._seen: list[list[tuple[Tensor, ...]]] = []
         self._drawn: torch.Generator | None = None
         self.shape: tuple[int, ...] | None = None
+        self._bytes = False
         # plain values: a checkpoint of them is read without running anything from it
         self.save_hyperparameters({
             **_described(self.method), "classes": names, "class_counts": self.class_counts,
@@ -104,13 +110,13 @@ class EvidentialModule(LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs that the method reads: (N, *shape) -> (N, K)."""
-        outputs: Tensor = self.model(self.preprocessing.standardised(x))
+        outputs: Tensor = self.model(self._prepared(x))
         return outputs
 
     def predict(self, x: Tensor) -> Prediction:
         """What the network says of inputs (N, *shape), before calibration, in evaluation mode."""
         with torch.no_grad(), _evaluating(self.model):
-            return self.method.predict(self.model, self.preprocessing.standardised(x))
+            return self.method.predict(self.model, self._prepared(x))
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -124,7 +130,8 @@ class EvidentialModule(LightningModule):
         """The mean loss of a batch."""
         x, target = _pair(batch)
         self.shape = tuple(x.shape[1:])
-        return self._loss(self.preprocessing.standardised(x), target, "train", terms=True)
+        self._bytes = self._bytes or x.dtype == torch.uint8
+        return self._loss(self._prepared(x), target, "train", terms=True)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Note what is said of a batch: of data by the first loader, of OOD inputs by others."""
@@ -134,7 +141,7 @@ class EvidentialModule(LightningModule):
             return
         x, target = _pair(batch)
         said = self.predict(x)
-        self._loss(self.preprocessing.standardised(x), target, "val", terms=False)
+        self._loss(self._prepared(x), target, "val", terms=False)
         right = said.label == (target.argmax(-1) if target.is_floating_point() else target)
         self._log("val_accuracy", right.float().mean(), right.numel())
         unsure = self._unsure(said)
@@ -165,12 +172,13 @@ class EvidentialModule(LightningModule):
         return self.predict(_inputs(batch))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the shape of an input, which a bundle needs."""
-        checkpoint[_SHAPE] = self.shape
+        """Keep the shape of an input, and whether it was of bytes, which a bundle needs."""
+        checkpoint[_SHAPE], checkpoint[_BYTES] = self.shape, self._bytes
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The shape that was kept."""
+        """The shape and the kind that were kept."""
         self.shape = checkpoint.get(_SHAPE, self.shape)
+        self._bytes = checkpoint.get(_BYTES, self._bytes)
 
     # --- a bundle --------------------------------------------------------------------------------
 
@@ -194,25 +202,34 @@ class EvidentialModule(LightningModule):
         if inputs is None:
             raise ValueError("shape must be given: this module has not been trained here")
         limits = bundle.Limits() if held_out is None else self._limits(held_out, promise)
+        # a network that was trained with bytes is asked with bytes
+        prepared = replace(self.preprocessing, pixels=self.preprocessing.pixels or self._bytes)
         if self.global_rank == 0:
             bundle.save(
                 folder, self.model, method=self.method, classes=self.classes, shape=inputs,
                 backbone=backbone, class_counts=self.class_counts,
-                preprocessing=self.preprocessing, calibration=limits.calibration,
+                preprocessing=prepared, calibration=limits.calibration,
                 policy=limits.policy, about=about,
             )  # fmt: skip
         return Path(folder)
 
     def _limits(self, held_out: Loader, promise: Promise | None) -> bundle.Limits:
         pairs = [_pair(batch) for batch in held_out]
+        if not pairs:
+            raise ValueError("held_out must give at least one batch, but gives none")
         said = bundle.joined([self.predict(x.to(self.device)) for x, _ in pairs])
         return bundle.limits(said, torch.cat([target.cpu() for _, target in pairs]), promise)
 
     # --- parts -----------------------------------------------------------------------------------
 
+    def _prepared(self, x: Tensor) -> Tensor:
+        """Inputs as the network takes them, in the precision that the trainer gave it."""
+        return self.preprocessing.standardised(x).to(self.dtype)
+
     def _loss(self, x: Tensor, target: Tensor, stage: str, terms: bool) -> Tensor:
         """The mean loss of a batch, logged, with its terms where that is asked."""
         outputs = self.model(self.method.inputs(x, self._drawn if stage == "val" else None))
+        self._check(outputs, target)
         names, weights = zip(*self._weights().items(), strict=True)
         total, sums = self.method.loss_of(
             outputs, target, torch.tensor(weights, device=outputs.device)
@@ -223,6 +240,16 @@ class EvidentialModule(LightningModule):
         for name, value in zip(names, sums, strict=True) if terms else ():
             self._log(f"{stage}_{name}", value / count, count)
         return loss
+
+    def _check(self, outputs: Tensor, target: Tensor) -> None:
+        """An error for a network of other classes, and for labels that no class has."""
+        if outputs.shape[-1] != len(self.classes):
+            raise ValueError(
+                f"the backbone tells {outputs.shape[-1]} classes apart, but classes names "
+                f"{len(self.classes)}"
+            )
+        if not target.is_floating_point() and _checks.visible(target):
+            _checks.labels(target, target.shape, len(self.classes), "")
 
     def _weights(self) -> dict[str, float]:
         """The weight of each term in this epoch."""
@@ -259,7 +286,7 @@ class EvidentialModule(LightningModule):
         return [torch.cat(values) for values in zip(*all_of_them, strict=True)]
 
 
-_SHAPE = "dubito_shape"
+_SHAPE, _BYTES = "dubito_shape", "dubito_bytes"
 _SHOWN = ("train_loss", "val_loss", "val_accuracy")
 
 

@@ -151,8 +151,12 @@ class Prediction:
 
     def __getitem__(self, index: Any) -> Prediction:
         """The prediction of some samples: `index` applies to the leading axes."""
-        values = self._values[:, index] if self._kind == "samples" else self._values[index]
-        return Prediction(values, self._kind, self.prior)
+        places = index if isinstance(index, tuple) else (index,)
+        if self._kind == "samples":
+            places = (slice(None), *places)
+        if self._values[..., 0][places].ndim < self._values[places].ndim:
+            return Prediction(self._values[places], self._kind, self.prior)
+        raise IndexError(f"index {index!r} leaves no axis of classes of {tuple(self.probs.shape)}")
 
     def __len__(self) -> int:
         return len(self.probs)

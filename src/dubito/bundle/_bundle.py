@@ -72,6 +72,9 @@ class Bundle:
         Inputs are as the training data was: bytes or floats, not yet standardised; the columns of a
         table as `preprocessing.columns.encode` gives them.
         """
+        if isinstance(inputs, np.ndarray):
+            # torch takes no flipped array, and warns of a locked one
+            inputs = np.require(inputs, requirements=("C", "W"))
         x = torch.as_tensor(inputs)
         if x.ndim < 1 or tuple(x.shape[1:]) != self.shape or not len(x):
             raise ValueError(
@@ -80,7 +83,14 @@ class Bundle:
             )
         if x.is_complex() or x.dtype == torch.bool:
             raise TypeError(f"inputs must be numbers, not {x.dtype}")
-        return says(self.method, self.model, self.preprocessing, x, batch_size, seed)
+        _check_kind(x, self.preprocessing.pixels)
+        said = says(self.method, self.model, self.preprocessing, x, batch_size, seed)
+        if said.probs.shape[-1] != len(self.classes):
+            raise ValueError(
+                f"the network tells {said.probs.shape[-1]} classes apart, but this bundle names "
+                f"{len(self.classes)}"
+            )
+        return said
 
     def calibrated(self, said: Prediction) -> Prediction:
         """The prediction with calibrated probabilities; the labels stay.
@@ -94,6 +104,17 @@ class Bundle:
         if self.policy is None:
             raise ValueError("this bundle has no policy, so nothing decides whether to answer")
         return self.policy.decide(said)
+
+
+def _check_kind(x: Tensor, pixels: bool) -> None:
+    """An error for inputs that would be taken for others: bytes are divided by 255, no others."""
+    if x.dtype == torch.uint8 and not pixels:
+        raise ValueError(
+            "inputs are bytes, which are read as pixels, but this bundle was trained with numbers: "
+            "convert them to float32, or save the bundle with Preprocessing(pixels=True)"
+        )
+    if pixels and x.dtype != torch.uint8 and not x.is_floating_point():
+        raise TypeError(f"pixels must be bytes (uint8) or floats from 0 to 1, not {x.dtype}")
 
 
 def versions() -> dict[str, str]:
@@ -127,6 +148,8 @@ def save(
     `policy` come from data that was held out; `about` are lines on the data for card.md.
     """
     chosen = methods.method(method) if isinstance(method, str) else method
+    # what torch.compile wraps has the weights by their own names
+    model = getattr(model, "_orig_mod", model)
     prepared = preprocessing or Preprocessing(pixels=False)
     names = [str(name) for name in classes]
     if len(names) < 2 or len(set(names)) < len(names):
@@ -183,10 +206,11 @@ def write(
     summary: Mapping[str, Any] | None = None,
 ) -> Path:
     """All files of a bundle, the manifest last: a folder without it is not finished."""
+    described, limited = files.json_text(config), files.json_text(limits.as_dict())
     place = files.folder(folder)
-    (place / MANIFEST).unlink(missing_ok=True)
-    files.write(place / CONFIG, files.json_text(config))
-    files.write(place / POLICY, files.json_text(limits.as_dict()))
+    (place / MANIFEST).unlink(missing_ok=True)  # from here on what was there before is gone
+    files.write(place / CONFIG, described)
+    files.write(place / POLICY, limited)
     files.write(place / CARD, text)
     checkpoint.save(place / WEIGHTS, dict(model.state_dict()), dict(summary or {}))
     _manifest.sign(place)

@@ -32,8 +32,7 @@ def says(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}")
     place = next(model.parameters()).device
-    with torch.no_grad(), torch.random.fork_rng(), _full_precision():
-        torch.manual_seed(seed)
+    with torch.no_grad(), method.seeded(seed), _full_precision():
         return joined(
             [
                 method.predict(model, preprocessing.standardised(batch.to(place)))

@@ -130,6 +130,8 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> EvidentialClassifier:
         """Learn from X (N, D) and labels y (N,), forgetting what was learnt before."""
         check_parameters(vars(self))
+        # should this fit fail, the old network would speak of the new classes
+        self.__dict__.pop("_learner", None)
         X, y = labelled(self, X, y, None)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -162,6 +164,8 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         X, y = labelled(self, X, y, None if first else self._learner.shape)
         if first:
             self.classes_ = np.unique(classes)
+            if len(self.classes_) < 2:
+                raise ValueError(f"classes are {classes!r}; a classifier needs two")
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"classes are {classes!r}, but were {self.classes_!r} before")
         if self.class_weight == "balanced":

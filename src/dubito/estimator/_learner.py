@@ -71,8 +71,7 @@ class Learner:
         """What the network says of samples X (N, *shape), on the CPU."""
         inputs = torch.from_numpy(self._standardised(X)).double()
         place = next(self.network.parameters()).device
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)  # for methods that draw samples
+        with self.method.seeded(self.seed):
             parts = [
                 self.method.outputs_for(self.network, part.to(place)).cpu()
                 for part in inputs.split(AT_ONCE)

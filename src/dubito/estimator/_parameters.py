@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     _checks.one_of(DEVICES, parameters["device"], "device")
     if isinstance(parameters["batch_size"], str):
         _checks.one_of(("auto",), parameters["batch_size"], "batch_size")
+    for name in ("epochs", "batch_size"):
+        if not isinstance(parameters[name], Integral | str):
+            raise TypeError(f"{name} must be a whole number, not {parameters[name]!r}")
     if parameters["weight_decay"] < 0:
         raise ValueError(f"weight_decay must be >= 0, not {parameters['weight_decay']!r}")
 

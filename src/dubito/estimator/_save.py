@@ -5,16 +5,23 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dubito import bundle
 from dubito.bundle import Column, Columns, Factory, Preprocessing
 from dubito.calibration import Calibration
 from dubito.estimator._learner import Learner
-from dubito.policy import Policy
+from dubito.measures import MEASURES
+from dubito.policy import Bound, Policy
 
 __all__ = ["save"]
+
+COARSEST = 0.01  # the step between two float32 numbers, in deviations of a feature
+SLACK = 2.0**-21  # four steps of float32: what rounding may move a measure by
 
 
 def save(
@@ -28,6 +35,7 @@ def save(
     policy: Policy | None,
 ) -> Path:
     """Write what `dubito.bundle.load` reads, in float32; named features are a table's columns."""
+    _check_resolution(learner, features)
     named = None if features is None else Columns(columns=tuple(Column(str(f)) for f in features))
     return bundle.save(
         folder,
@@ -43,6 +51,34 @@ def save(
             scale=tuple(float(value) for value in learner.scaler.scale_),
         ),
         calibration=calibration,
-        policy=policy,
+        policy=None if policy is None else _rounded(policy),
         about=(f"Learnt by `EvidentialClassifier` in {learner.epochs} epochs.",),
     )
+
+
+def _check_resolution(learner: Learner, features: Sequence[str] | None) -> None:
+    """An error for a feature such as the seconds since 1970, which float32 can't tell apart."""
+    mean, scale = learner.scaler.mean_, learner.scaler.scale_
+    coarse = np.flatnonzero(np.spacing(np.abs(mean).astype(np.float32)) > COARSEST * scale)
+    if len(coarse):
+        first = int(coarse[0])
+        name = first if features is None else str(features[first])
+        raise ValueError(
+            f"a bundle takes float32 numbers, which hardly tell the values of feature {name!r} "
+            f"apart: they vary by {scale[first]:.3g} around {mean[first]:.10g}; subtract an offset "
+            "from it before fit, or remove it"
+        )
+
+
+def _rounded(policy: Policy) -> Policy:
+    """The policy for measures in float32: inputs that tie at a bound in float64 still pass it."""
+    familiar = None if policy.familiar is None else _relaxed(policy.familiar)
+    return replace(policy, sure=_relaxed(policy.sure), familiar=familiar)
+
+
+def _relaxed(bound: Bound) -> Bound:
+    if not np.isfinite(bound.value):
+        return bound
+    rises = MEASURES[bound.measure].rises_with == "confidence"
+    slack = SLACK * abs(bound.value)
+    return replace(bound, value=bound.value - slack if rises else bound.value + slack)

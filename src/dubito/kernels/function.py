@@ -81,7 +81,7 @@ def _applies(alpha: Tensor, target: Tensor, class_weight: Tensor | None) -> bool
     if class_weight is None:
         return True
     known = _constant(class_weight) and class_weight.shape == alpha.shape[-1:]
-    return known and bool((class_weight >= 0).all())
+    return known and bool(((class_weight >= 0) & class_weight.isfinite()).all())
 
 
 def _numbers(weights: Mapping[str, float | Tensor]) -> dict[str, float] | None:

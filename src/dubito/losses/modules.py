@@ -35,7 +35,7 @@ class _EvidentialLoss(torch.nn.Module):
         self.schedule = kl_weight if callable(kl_weight) else None
         first = kl_weight(0) if callable(kl_weight) else kl_weight
         # a buffer: a new weight each epoch neither recompiles a step nor breaks a captured one
-        weight = torch.tensor(float(_checks.non_negative(first, "kl_weight")))
+        weight = torch.tensor(_checks.non_negative(float(first), "kl_weight"))
         self.register_buffer("kl_weight", weight, persistent=False)
         self.register_buffer("class_weight", options.get("class_weight"), persistent=False)
         self.loss = Loss(**options)
@@ -43,7 +43,8 @@ class _EvidentialLoss(torch.nn.Module):
     def set_epoch(self, epoch: int) -> None:
         """Move the KL weight's schedule to `epoch` (from 0); a constant weight stays."""
         if self.schedule is not None:
-            self.kl_weight.fill_(self.schedule(epoch))
+            weight = _checks.non_negative(self.schedule(epoch), f"kl_weight in epoch {epoch}")
+            self.kl_weight.fill_(weight)
 
     def weights(self) -> dict[str, Weight]:
         """The weight of each term."""
@@ -51,8 +52,10 @@ class _EvidentialLoss(torch.nn.Module):
 
     def terms(self, logits: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The unweighted terms of each sample: {name: (...)}."""
-        logits, target = self._loss().classes_last(logits, target)
-        return terms(tuple(self.weights()), alpha_from_logits(logits, self.evidence), target)
+        loss = self._loss()
+        logits, target = loss.classes_last(logits, target)
+        alpha = alpha_from_logits(logits, self.evidence)
+        return terms(tuple(self.weights()), alpha, target, loss.ignore_index)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Logits (..., K) or with classes at `class_dim`; target (...) or of the logits' shape."""

@@ -9,14 +9,19 @@ from dubito import _checks, dirichlet
 from dubito._forms import evaluate
 
 
-def terms(names: tuple[str, ...], alpha: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Several terms by name, sharing their work: {name: (...)}.
+def terms(
+    names: tuple[str, ...], alpha: Tensor, target: Tensor, ignore_index: int | None = None
+) -> dict[str, Tensor]:
+    """Several terms by name, sharing their work: {name: (...)}, 0 where a label is ignored.
 
     >>> list(terms(("mse_bias", "mse_variance"), torch.ones(2, 3), torch.tensor([0, 2])))
     ['mse_bias', 'mse_variance']
     """
     alpha = _checks.concentration(alpha)
-    values = evaluate(names, alpha, _checks.distribution(target, alpha))
+    values = evaluate(names, alpha, _checks.distribution(target, alpha, ignore_index))
+    if ignore_index is not None and not target.is_floating_point():
+        ignored = target.long() == ignore_index
+        values = tuple(torch.where(ignored, 0, value) for value in values)
     return dict(zip(names, values, strict=True))
 
 

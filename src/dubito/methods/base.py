@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -62,6 +63,10 @@ class Method(ABC):
         """What the model, in evaluation mode, gives to `prediction` for x (N, *shape)."""
         outputs: Tensor = model(x)
         return outputs
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """In it, what `outputs_for` draws follows from the seed; most methods draw nothing."""
+        return nullcontext()
 
     @abstractmethod
     def prediction(self, outputs: Tensor) -> Prediction:
@@ -202,6 +207,10 @@ class Delegate(Method):
     def outputs_for(self, model: nn.Module, x: Tensor) -> Tensor:
         """The other's."""
         return self.method.outputs_for(model, x)
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """The other's."""
+        return self.method.seeded(seed)
 
     def prediction(self, outputs: Tensor) -> Prediction:
         """The other's."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import RLock
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from dubito import _checks
 from dubito.losses import cross_entropy
 from dubito.methods.base import Counts, Method
 from dubito.prediction import Prediction
+
+# threads share the modes of a model's layers, and torch's random state
+_ALONE = RLock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,16 @@ class MCDropout(Method):
         with dropout_on(model):
             return torch.stack([model(x) for _ in range(self.passes)])
 
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Draws that follow from the seed; torch's random state is left as it was."""
+        used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with _ALONE, torch.random.fork_rng(used):
+            torch.default_generator.manual_seed(seed)
+            if used:
+                torch.cuda.manual_seed_all(seed)
+            yield
+
     def prediction(self, outputs: Tensor) -> Prediction:
         """The samples softmax(f_s(x)), of stacked outputs (S, ..., N, K)."""
         return Prediction.from_samples(_checks.logits(outputs).softmax(-1))
@@ -71,14 +85,15 @@ class MCDropout(Method):
 @contextmanager
 def dropout_on(model: nn.Module) -> Iterator[None]:
     """Dropout drawn, and nothing but dropout, whatever mode the model is in."""
-    before = [(module, module.training) for module in _dropouts(model)]
-    try:
-        for module, _ in before:
-            module.train()
-        yield
-    finally:
-        for module, training in before:
-            module.train(training)
+    with _ALONE:
+        before = [(module, module.training) for module in _dropouts(model)]
+        try:
+            for module, _ in before:
+                module.train()
+            yield
+        finally:
+            for module, training in before:
+                module.train(training)
 
 
 def _dropouts(model: nn.Module) -> list[_DropoutNd]:

@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def json_text(value: Any) -> str:
 def plain(value: Any, where: str = "result") -> Any:
     """The same with infinities as the words that json lacks; a NaN is an error that says where.
 
+    Numbers of numpy's, as a search over parameters draws them, become Python's.
+
     >>> plain({"nll": [1.0, float("inf")]})
     {'nll': [1.0, 'inf']}
     """
@@ -58,6 +61,8 @@ def plain(value: Any, where: str = "result") -> Any:
         return {key: plain(inner, f"{where}.{key}") for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+    if isinstance(value, Real) and not isinstance(value, int | float):  # numpy's
+        value = int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"{where} is not a number")
     return str(value) if isinstance(value, float) and math.isinf(value) else value

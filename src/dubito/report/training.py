@@ -188,8 +188,8 @@ def _sheet(trained: Trained) -> str | None:
     codes = None if policy is None else policy.decide(said).codes
     if codes is not None:
         kinds["ambiguous"] = (codes == 1, said.entropy_of_mean)
-        if "vacuity" in said.available:
-            kinds["unfamiliar"] = (codes == 2, said.vacuity)
+        if policy is not None and policy.familiar is not None:
+            kinds["unfamiliar"] = (codes == 2, -said.confidence(policy.familiar.measure))
     rows = {}
     for name, (which, by) in kinds.items():
         places = which.nonzero().flatten()
@@ -203,5 +203,5 @@ def _image(x: Tensor) -> Image:
     values = as_floats(x)
     low, high = values.min(), values.max()
     if low < 0 or high > 1:  # not pixels: shown over their own range
-        values = (values - low) / (high - low)
+        values = (values - low) / (high - low if high > low else 1)
     return as_image(values)
