@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from dubito import _checks
 from dubito.data.arrays import Arrays
-from dubito.data.labels import encode
+from dubito.data.labels import encode, numeric
 from dubito.data.tables import MISSING, UNLABELLED, as_inputs
 from dubito.data.tables import _column as column_at
 from dubito.data.tables import _no_missing as no_missing
-from dubito.data.tables import _numeric_labels as numeric_labels
 from dubito.data.tables import _rows as read_rows
 
 __all__ = ["Column", "Columns", "Encoded"]
@@ -129,7 +128,7 @@ class Columns:
             raise ValueError(f"{path} has no column of labels")
         words = np.array([row[at] for row in rows])
         no_missing(words, header[at], lines, path, UNLABELLED)
-        labels, names = encode(numeric_labels(words), classes, str(path))
+        labels, names = encode(numeric(words), classes, str(path))
         return Arrays(as_inputs(self._all(rows, places, lines, path), str(path)), labels, names,
                       path.stem)  # fmt: skip
 

@@ -15,6 +15,7 @@ from dubito.data.arrays import Arrays
 from dubito.data.tables import MISSING
 from dubito.data.tables import _column as column_at
 from dubito.data.tables import _is_number as is_number
+from dubito.data.tables import _no_index as no_index
 from dubito.data.tables import _no_missing as no_missing
 from dubito.data.tables import _rows as read_rows
 
@@ -40,6 +41,7 @@ def read_table(
     """
     header, rows, lines = read_rows(path, delimiter)
     at = len(header) - 1 if label is None else column_at(header, label, path)
+    no_index(header, rows, at, path)
     for name in categories:
         _checks.one_of([n for n in header if n != header[at]], name, f"column of {path}")
     found = [

@@ -70,14 +70,17 @@ def _value(text: str) -> Any:
 
 
 def numbers(text: str, name: str) -> list[int]:
-    """Whole numbers with commas between them.
+    """Different whole numbers with commas between them.
 
     >>> numbers("1, 2,3", "seeds")
     [1, 2, 3]
     """
     try:
-        return [int(word) for word in text.split(",")]
+        found = [int(word) for word in text.split(",")]
     except ValueError:
         raise ValueError(
             f"{name} must be whole numbers with commas between, not {text!r}"
         ) from None
+    if len(set(found)) < len(found):
+        raise ValueError(f"{name} must be different numbers, not {text!r}")
+    return found

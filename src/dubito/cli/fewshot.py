@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -143,6 +144,7 @@ def fewshot(
             raise ValueError(f"--tune chooses {', '.join(names)} itself: leave the options out")
         options = {"objective": objective, "search": search, "episodes": tune_episodes}
         grids = (tune_kl, tune_scaling)
+        options["reference"] = known if reference is not None else None
         found = _tuned(console, _pool(tune), setting, name, grids, options, place, out)
         given, scaled = found.hyperparameters, found.scaling
     prepared = core.scaling(scaled, known)
@@ -245,8 +247,10 @@ def _trials(found: Any) -> Any:
     return terminal(Table(title, ("Candidate", "Accuracy ↑", "OOD AUPR (α₀) ↑"), tuple(rows)))
 
 
-def _percent(mean: float, interval: float) -> str:
-    return f"{100 * mean:.2f} ±{100 * interval:.2f}"
+def _percent(mean: float, interval: float | None) -> str:
+    """A figure; one of a single episode has no interval."""
+    known = f" ±{100 * interval:.2f}" if interval is not None and math.isfinite(interval) else ""
+    return f"{100 * mean:.2f}{known}"
 
 
 def _show(console: Console, result: dict[str, Any] | None, out: Path, shard: Any) -> None:

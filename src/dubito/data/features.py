@@ -40,7 +40,7 @@ def read_features(
     Arrays('novel': 3 x (640,) float32, 2 classes, cpu)
     """
     file = Path(path)
-    reader = _checks.entry(READERS, file.suffix, f"kind of feature file, {file}:")
+    reader = _checks.entry(READERS, file.suffix.lower(), f"kind of feature file, {file}:")
     whole(split, str(file))
     arrays = reader(file, classes)
     if arrays.inputs.ndim != 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import secrets
 import tarfile
 import warnings
 import zlib
@@ -131,7 +132,7 @@ def _keep(path: Path, data: bytes) -> None:
     """Write a file that is whole whenever it has its name, also with several processes at it."""
     if path.exists():
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         part.write_bytes(data)
         os.replace(part, path)

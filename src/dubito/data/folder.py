@@ -44,7 +44,8 @@ def decode(path: Path, size: tuple[int, int], mode: str) -> Tensor:
     """One image as uint8 (C, H, W), turned as its camera meant, transparency laid on white."""
     from PIL import Image
 
-    with Image.open(path) as opened:
+    # As a stream: Pillow maps an uncompressed file into memory, and garbles a TIFF that is turned.
+    with path.open("rb") as stream, Image.open(stream) as opened:
         return torch.from_numpy(pixels(opened, size, mode))
 
 
@@ -81,8 +82,10 @@ def _header(path: Path) -> tuple[tuple[int, int], bool]:
     from PIL import Image
 
     with Image.open(path) as image:
-        width, height = image.size
-        turned = image.getexif().get(0x0112, 1) >= 5  # lies on its side
+        # Of a TIFF the stored size: Pillow may have turned the other already.
+        tags = getattr(image, "tag_v2", None)
+        width, height = image.size if tags is None else (tags[256], tags[257])
+        turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # lies on its side
         return ((width, height) if turned else (height, width)), image.mode in GREY
 
 
@@ -186,8 +189,11 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Every file below a folder that is not hidden: a strange one is an error, not overlooked."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    """Every file below a folder that is not hidden: a strange one is an error, not overlooked.
+
+    So is a link that leads nowhere, or to a folder, which is not followed.
+    """
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink())
     return [f for f in files if not any(p.startswith(".") for p in f.relative_to(folder).parts)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["encode", "flat", "whole"]
+__all__ = ["encode", "flat", "numeric", "whole", "word"]
+
+CODE = re.compile(r"[+-]?0\d|.*_")  # 007 is not 7
 
 
 def encode(
@@ -31,10 +34,19 @@ def encode(
     if classes is None:
         known, indices = np.unique(values, return_inverse=True)
         return torch.from_numpy(indices.astype(np.int64)), tuple(str(value) for value in known)
-    names = tuple(str(value) for value in classes)
+    names = tuple(word(value) for value in classes)
     if values.dtype.kind == "i" and not all(_is_integer(value) for value in names):
         return torch.from_numpy(values), names
     return torch.from_numpy(_looked_up(values, names, name)), names
+
+
+def word(name: object) -> str:
+    """The name of a class as text, also where it is stored as bytes.
+
+    >>> word(np.bytes_(b"cat")), word(7)
+    ('cat', '7')
+    """
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def flat(labels: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.generic]:
@@ -57,6 +69,21 @@ def flat(labels: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.generic]:
     raise TypeError(f"{name}: labels must be integers or words, not {values.dtype}")
 
 
+def numeric(words: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Labels as numbers if all are, so that 10 follows 9 and not 1; codes such as 007 are words.
+
+    >>> numeric(np.array(["9", "10"])), numeric(np.array(["09", "10"]))
+    (array([ 9., 10.]), array(['09', '10'], dtype='<U2'))
+    """
+    try:
+        numbers = words.astype(np.float64)
+    except ValueError:
+        return words
+    # From 2^53 on different numbers become one.
+    inexact = np.isfinite(numbers) & (np.abs(numbers) >= 2**53)
+    return words if inexact.any() or any(map(CODE.match, set(words.tolist()))) else numbers
+
+
 def _is_integer(word: str) -> bool:
     return word.removeprefix("-").isdecimal()
 
@@ -64,7 +91,7 @@ def _is_integer(word: str) -> bool:
 def _looked_up(
     values: npt.NDArray[np.generic], names: tuple[str, ...], name: str
 ) -> npt.NDArray[np.int64]:
-    index = {word: at for at, word in enumerate(names)}
+    index = {each: at for at, each in enumerate(names)}
     known, inverse = np.unique(values, return_inverse=True)
     strange = [str(value) for value in known if str(value) not in index]
     if strange:

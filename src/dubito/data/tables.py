@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dubito import _checks
 from dubito.data.arrays import Arrays
-from dubito.data.labels import encode, flat, whole
+from dubito.data.labels import encode, flat, numeric, whole, word
 
 __all__ = ["as_inputs", "npz_parts", "read_csv", "read_npz"]
 
@@ -31,6 +31,7 @@ PARTS = ("train", "test")
 CHANNELS = (1, 3, 4)
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 UNLABELLED = {"", "nan"}  # "none" may well be a class
+NAMELESS = {"", "Unnamed: 0"}  # what pandas calls its index, and calls it when it reads it again
 
 
 def read_npz(
@@ -130,7 +131,7 @@ def _names(
 ) -> Sequence[str] | None:
     """The classes that the file names, or those of all its parts: each part may lack some."""
     if "classes" in arrays:
-        return [str(name) for name in _array(arrays, "classes", file)]
+        return [word(name) for name in _array(arrays, "classes", file)]
     if not parts:
         return None
     labels = [_pick(arrays, LABELS, part, file) for part in parts]
@@ -175,8 +176,9 @@ def read_csv(
 ) -> Arrays:
     """Rows of numbers with a label, the last column or the one that the header calls `label`.
 
-    A first row with a word among its inputs is the header. Labels may be numbers or words, and the
-    other columns must hold a number in every row.
+    A first row with a word among its inputs is the header, and so is one that only numbers its
+    columns or has the only word among the labels. Labels may be numbers or words, and the other
+    columns must hold a number in every row.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -190,13 +192,14 @@ def read_csv(
     whole(split, str(file))
     header, rows, lines = _rows(file, delimiter)
     at = len(header) - 1 if label is None else _column(header, label, file)
+    _no_index(header, rows, at, file)
     columns = [np.array(values) for values in zip(*rows, strict=True)]
     words = columns.pop(at)
     _no_missing(words, header.pop(at), lines, file, UNLABELLED)
     numbers = np.stack(
         [_numbers(c, n, lines, file) for c, n in zip(columns, header, strict=True)], axis=1
     )
-    labels, names = encode(_numeric_labels(words), classes, str(file))
+    labels, names = encode(numeric(words), classes, str(file))
     return Arrays(as_inputs(numbers, str(file)), labels, names, file.stem)
 
 
@@ -218,13 +221,37 @@ def _rows(file: Path, delimiter: str) -> tuple[list[str], list[list[str]], list[
     for line, row in zip(lines, rows, strict=True):
         if len(row) != width:
             raise ValueError(f"{file}, line {line}: {len(row)} columns, but row 1 has {width}")
-    if any(not _is_number(cell) and cell.lower() not in MISSING for cell in rows[0][:-1]):
+    if _is_header(rows):
         header, rows, lines = rows[0], rows[1:], lines[1:]
     else:
         header = [f"column {number}" for number in range(1, width + 1)]
     if not rows:
         raise ValueError(f"{file} has a header, but no rows")
     return header, rows, lines
+
+
+def _is_header(rows: list[list[str]]) -> bool:
+    """Whether the first row names columns; pandas calls those of an array 0, 1, 2, ..."""
+    *inputs, label = rows[0]
+    if any(not _is_number(cell) and cell.lower() not in MISSING for cell in inputs):
+        return True
+    others = {row[-1] for row in rows[1:]}
+    if not others or label in others or _is_number(label) or label.lower() in MISSING:
+        return False
+    counted = [str(number) for number in range(len(inputs))]
+    return all(map(_is_number, others)) or (len(inputs) > 1 and inputs == counted)
+
+
+def _no_index(header: list[str], rows: list[list[str]], label_at: int, file: Path) -> None:
+    """An error for the rows' numbers as pandas writes them: sorted samples are told by these."""
+    cells = [row[0] for row in rows]
+    if label_at == 0 or header[0] not in NAMELESS or not all(map(str.isdecimal, cells)):
+        return
+    if len(set(cells)) == len(cells) > 1:
+        raise ValueError(
+            f"{file}: column 1 has no name and another whole number in each row, so it seems to be "
+            "an index and no input; write the file without it (index=False), or name it"
+        )
 
 
 def _is_number(cell: str) -> bool:
@@ -266,11 +293,3 @@ def _numbers(words: AnyArray, column: str, lines: list[int], file: Path) -> npt.
         f"{file}: column {column!r} must hold numbers, but line {line} has {str(word)!r}; "
         "replace its categories with numbers or remove the column"
     )
-
-
-def _numeric_labels(words: AnyArray) -> AnyArray:
-    """Labels as numbers if all are, so that 10 follows 9 and not 1."""
-    try:
-        return words.astype(np.float64)
-    except ValueError:
-        return words

@@ -48,6 +48,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         _checks.one_of(PROTOCOLS, self.protocol, "protocol")
+        if isinstance(self.seed, int) and self.seed >= 2**64:
+            raise ValueError(f"seed must be below 2^64, not {self.seed}")
         for name, least in (("ways", 2), ("shots", 1), ("seed", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:

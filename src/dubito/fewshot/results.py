@@ -256,7 +256,7 @@ class _Store:
                     return None
                 columns = held["values"][:, : stop - start]
                 return dict(zip(held["names"].tolist(), columns, strict=True))
-        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is no finished part: {error}; delete it") from error
 
     def has(self, episodes: int) -> bool:
@@ -294,4 +294,6 @@ def _plain(value: Any) -> Any:
     """What JSON has: a figure that no episode has is null and not NaN."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from dubito.fewshot.engine import Engine
 from dubito.fewshot.episodes import Pool, Setting
 from dubito.fewshot.heads import head
 from dubito.fewshot.lbfgs import Solver
-from dubito.fewshot.results import Figure, described, evaluate, summary
+from dubito.fewshot.results import Figure, _fingerprint, _plain, described, evaluate, summary
 from dubito.fewshot.scalings import NONE, scaling
 from dubito.report import files
 
@@ -62,10 +63,18 @@ class Trial:
     def of(cls, values: Mapping[str, Any]) -> Trial:
         """From plain values, as they stand in tuning.json."""
         figures = {
-            name: None if values[name] is None else Figure(**values[name])
+            name: None if values[name] is None else _read(values[name])
             for name in ("accuracy", "ood_aupr", "confidence")
         }
         return cls(values["hyperparameters"], scaling=values["scaling"], **figures)  # type: ignore[arg-type]
+
+
+def _read(values: Mapping[str, Any]) -> Figure:
+    """A figure from plain values, where null stands for NaN."""
+    mean, interval = (
+        math.nan if values[name] is None else values[name] for name in ("mean", "interval")
+    )
+    return Figure(mean, interval, values["episodes"])
 
 
 def _of_front(trials: Sequence[Trial]) -> int:
@@ -100,7 +109,7 @@ class Tuned:
             return None
         try:
             found = dict(json.loads(path.read_text("utf-8")))
-            if {name: found[name] for name in wanted} != json.loads(json.dumps(wanted)):
+            if {name: found.get(name) for name in wanted} != json.loads(json.dumps(wanted)):
                 return None
             trials = [Trial.of(values) for values in found["trials"]]
         except (ValueError, KeyError, TypeError):  # of another version, or broken: made again
@@ -134,7 +143,9 @@ class Tuned:
     def write(self, folder: Path) -> None:
         """Write tuning.json and the figure of the front."""
         place = files.folder(folder)
-        files.write(place / CHOICE, json.dumps(self.as_dict(), indent=2) + "\n")
+        files.write(
+            place / CHOICE, json.dumps(_plain(self.as_dict()), indent=2, allow_nan=False) + "\n"
+        )
         files.write(place / FRONT, drawn(self.trials, self.front, self.choice))
 
 
@@ -148,6 +159,7 @@ def tune(
     grid: Sequence[float] = GRID,
     kl_grid: Sequence[tuple[float, int]] = KL_GRID[:1],
     scalings: Sequence[str] = (NONE,),
+    reference: Pool | None = None,
     search: str = "grid",
     trials: int = 30,
     device: torch.device | None = None,
@@ -160,12 +172,13 @@ def tune(
     The search "grid" tries `scalings` times `kl_grid` times `grid`; "optuna" makes `trials` trials
     between the least and the greatest of them. A head without -log det has no `grid`. `tell` hears
     of each trial: its number, how many there are, the trial. The evidence goes to `folder`, where
-    the same search is found again instead of made.
+    the same search is found again instead of made. Scalings take theirs from the classes of
+    `reference`, by default the validation classes.
     """
     choose = _checks.entry(OBJECTIVES, objective, "objective")
     proposals = _checks.entry(SEARCHES, search, "search")
     weights: Sequence[float | None] = _tunable(name, grid)
-    pools = {one: scaling(one, validation).of(validation) for one in scalings}
+    pools = {one: scaling(one, reference or validation).of(validation) for one in scalings}
     device = torch.device("cpu") if device is None else device
 
     def engine(candidate: Candidate) -> Engine:
@@ -177,6 +190,7 @@ def tune(
         **described(engine(Candidate(scalings[0], {}))), "head": name, "episodes": episodes,
         "grid": list(weights), "kl_grid": [list(kl) for kl in kl_grid],
         "scalings": list(scalings), "count": total,
+        "reference": None if reference is None else _fingerprint(reference),
     }  # fmt: skip
     if folder is not None:
         before = Tuned.stored(folder, {**context, "objective": objective, "search": search})

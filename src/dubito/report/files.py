@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -31,7 +32,8 @@ def folder(path: Path) -> Path:
 def write(path: Path, content: str | bytes) -> Path:
     """Write a file under another name, then give it its own: no half of it is ever seen."""
     data = content.encode() if isinstance(content, str) else content
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Containers that share a folder may share the number of their process as well.
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         part.write_bytes(data)
         os.replace(part, path)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -64,12 +65,12 @@ def create_app(service: Service) -> Application:
 
 def _documented(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
     """The document of the model that is served, made once for each."""
-    made: dict[Served, dict[str, Any]] = {}
+    # Weakly, or the model before a reload would stay in memory until somebody asks again.
+    made: WeakKeyDictionary[Served, dict[str, Any]] = WeakKeyDictionary()
 
     def found() -> dict[str, Any]:
         served = service.served
         if served not in made:
-            made.clear()
             made[served] = document(app, service)
         return made[served]
 

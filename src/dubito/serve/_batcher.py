@@ -110,12 +110,17 @@ class Batcher:
         """Seconds since the batch at work was begun; 0 between batches."""
         return time.monotonic() - self._since if self._working else 0.0
 
-    def submit(self, served: Served, inputs: Inputs) -> Job:
-        """Queue inputs (n, *shape); a Problem where the queue is full."""
+    def submit(self, served: Served, inputs: Inputs, deadline: float | None = None) -> Job:
+        """Queue inputs (n, *shape); a Problem where the queue is full.
+
+        The deadline is one of the event loop's clock, by default `timeout_s` from now.
+        """
+        if self.waiting + len(inputs) > self.most:
+            self._forget()
         if self.waiting + len(inputs) > self.most:
             raise Problem("busy", f"{self.waiting} inputs wait already; try again soon")
-        now = self._loop.time()
-        job = Job(served, inputs, self._loop.create_future(), now + self.timeout_s)
+        until = self._loop.time() + self.timeout_s if deadline is None else deadline
+        job = Job(served, inputs, self._loop.create_future(), until)
         self._pending.append(job)
         self.waiting += len(inputs)
         if not self._working:
@@ -124,6 +129,11 @@ class Batcher:
             elif self._timer is None:
                 self._timer = self._loop.call_later(self.gather_s, self._dispatch)
         return job
+
+    def _forget(self) -> None:
+        """Give the room of those that nobody waits for to others."""
+        self._pending = deque(job for job in self._pending if not job.dropped)
+        self.waiting = sum(len(job.inputs) for job in self._pending)
 
     def _dispatch(self) -> None:
         """Give the thread a batch of what waits: jobs of one model, at least one."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dubito.data.folder import _eight_bit as eight_bit
+
 __all__ = ["NAME", "Gallery", "Group", "Item", "read"]
 
 NAME = "gallery.json"
@@ -150,7 +152,7 @@ def _png(path: Path) -> bytes:
             if opened.format == "PNG" and max(opened.size) <= LARGEST_SIDE:
                 opened.verify()
                 return content
-            image = ImageOps.exif_transpose(opened)
+            image = eight_bit(ImageOps.exif_transpose(opened))  # as predictions see it
             image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
             made = io.BytesIO()
             image.convert("L" if image.mode in ("1", "L", "LA") else "RGB").save(made, "PNG")

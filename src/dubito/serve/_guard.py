@@ -77,7 +77,7 @@ class Guard:
             if scope["path"] == PREDICT and scope["method"] == "POST":
                 await seen.whole(200, await answered(scope, receive, self.service))
             else:
-                await self.app(scope, receive, seen)
+                await self.app(_as_get(scope), receive, seen)
         except Gone:
             seen.status = GONE_STATUS
         except Problem as problem:
@@ -130,6 +130,11 @@ class Seen:
         ]
         await self({"type": "http.response.start", "status": status, "headers": headers})
         await self({"type": "http.response.body", "body": body})
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD is answered as GET, by the same routes; the server leaves the body out."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def route_of(path: str) -> str:

@@ -84,7 +84,8 @@ def _opened(content: bytes, index: int) -> Image.Image:
         raise Problem("too_large", "this image has far too many pixels", index=index) from error
     except Exception as error:
         raise _bad(index, error) from error
-    if image.format == "JPEG" and content.count(START_OF_SCAN) > MOST_SCANS:
+    # A JPEG that says it has a second picture is called MPO, and is decoded alike.
+    if image.format in ("JPEG", "MPO") and content.count(START_OF_SCAN) > MOST_SCANS:
         raise Problem("bad_image", f"a JPEG may have {MOST_SCANS} scans", index=index)
     opened: Image.Image = image
     return opened

@@ -40,8 +40,9 @@ async def answered(scope: Scope, receive: Receive, service: Service) -> bytes:
     served = service.served  # this one to the end, whatever is loaded meanwhile
     with service.admitted(), service.buffer() as take:
         body = await _body(receive, length, service, take)
+        until = asyncio.get_running_loop().time() + service.settings.timeout_s
         parsed = await parser(body, kind, served, service)
-        rows = await _rows(scope, service.batcher.submit(served, parsed.inputs))
+        rows = await _rows(scope, service.batcher.submit(served, parsed.inputs, until))
     return _answer(served, rows, parsed, lean)
 
 

@@ -61,7 +61,9 @@ class Supervisor:
             status = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
             self.child = 0
             if self.stopping or not known:
-                sys.exit(max(status, 0) if not self.stopping or status > 0 else 0)
+                # Who was killed has the status that shells give; told to stop, it has done well.
+                killed = 0 if self.stopping else 128 - status
+                sys.exit(status if status >= 0 else killed)
             short = time.monotonic() - started < SOON_S
             wait = min(max(2 * wait, 0.5), LONGEST_S) if short else 0.0
             self.log.error("service_died", status=status, again_in_s=wait)
@@ -75,8 +77,10 @@ class Supervisor:
         self.child = os.fork()
         if self.child == 0:
             os.close(reading)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
+            # It reads its bundle now; what it does by default is to die.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
             self.serve(lambda: _told(writing))
             sys.exit(0)
         os.close(writing)
