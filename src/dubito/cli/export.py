@@ -12,7 +12,7 @@ from rich.text import Text
 
 NOTES = (
     "The file holds preprocessing, network, calibration, measures and policy, and takes batches of "
-    "any size: bytes 0 to 255 for images, else numbers as the data has them. Before it gets its "
+    "one or more: bytes 0 to 255 for images, else numbers as the data has them. Before it gets its "
     "name it is run beside torch, on random and extreme inputs; one that differs by more than 1e-4 "
     "is not written. The extra onnx has what it needs."
 )

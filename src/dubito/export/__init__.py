@@ -1,7 +1,7 @@
 """ONNX files of a bundle: the network, its preprocessing, all measures and the policy in one graph.
 
 The file (extra `onnx`) takes what decoding gives, bytes or numbers as the data has them, in batches
-of any size, and tells what `Bundle.predict`, `calibrated` and `decide` tell:
+of one or more, and tells what `Bundle.predict`, `calibrated` and `decide` tell:
 
 | output | shape | what |
 | --- | --- | --- |

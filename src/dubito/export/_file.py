@@ -134,7 +134,7 @@ def serialised(
 
 
 def _traced(graph: Graph, example: torch.Tensor, names: list[str]) -> Any:
-    """The graph as a model of ONNX, for batches of any size."""
+    """The graph as a model of ONNX, for batches of one or more."""
     with torch.no_grad(), _quiet():
         traced = torch.export.export(
             graph, (example,), dynamic_shapes=({0: torch.export.Dim(BATCH)},), strict=False
