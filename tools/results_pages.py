@@ -8,6 +8,7 @@ What stands above the mark is written by hand. Pictures of test images are left 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dubito import experiments
@@ -31,7 +32,7 @@ def report() -> reproduction.Report:
     records, notes = reproduction.read(RESULTS), reproduction.read_notes(RESULTS)
     made = reproduction.report(records, experiments.paper(), notes)
     kept = [drawing for drawing in made.drawings if not drawing.key.startswith("images-")]
-    return reproduction.Report(made.records, made.tables, kept, made.summary, made.left_out)
+    return replace(made, drawings=kept)
 
 
 def made_part(page: str, made: reproduction.Report) -> str:

@@ -72,8 +72,8 @@ def concentration(alpha: object, name: str = "alpha", least: float = 0.0) -> Ten
         low, high = (value.item() for value in checked.detach().aminmax())
         bound = f">= {least:g}" if least else "> 0"
         # held as the type can hold it: 0.7 in float32 is less than 0.7
-        held = min(least, torch.tensor(least, dtype=checked.dtype, device="cpu").item())
-        if not ((low >= held if least else low > 0) and high < math.inf):
+        rounded = torch.tensor(least, dtype=checked.dtype, device="cpu").item() if least else least
+        if not ((low >= min(least, rounded) if least else low > 0) and high < math.inf):
             raise ValueError(
                 f"{name} must be {bound} and finite, but its values span [{low:g}, {high:g}]"
                 f"{_first_bad(checked, least)}; were logits passed? See dubito.evidence"

@@ -226,9 +226,7 @@ def _positive(value: float, name: str) -> None:
 
 def _evidence(alpha: Tensor, prior: float) -> Tensor:
     """alpha - prior in float64; the prior in alpha may be rounded to a number just below it."""
-    floating = _checks.floating(alpha, "alpha")
-    held = float(torch.tensor(prior, dtype=floating.dtype))
-    checked = _checks.concentration(floating, least=min(prior, held)).detach().double()
+    checked = _checks.concentration(alpha, least=prior).detach().double()
     return (checked - prior).clamp_min(0)
 
 
@@ -261,8 +259,9 @@ def _minimised(
     """
     count, classes = shape
     every = max(1, min(count // ROWS, count * classes // ENTRIES))
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))  # whatever theirs is
-    some: Rows = slice(None) if every == 1 else order[: count // every]
+    some: Rows = slice(None)
+    if every > 1:  # drawn, whatever order they are in
+        some = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: count // every]
     limits = torch.tensor(BOUNDS, dtype=torch.float64)
     first = torch.linspace(-BOUNDS[0], BOUNDS[0], 25, dtype=torch.float64)
     second = torch.linspace(-BOUNDS[1], BOUNDS[1], 13, dtype=torch.float64)

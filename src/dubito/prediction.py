@@ -154,8 +154,9 @@ class Prediction:
         places = index if isinstance(index, tuple) else (index,)
         if self._kind == "samples":
             places = (slice(None), *places)
-        if self._values[..., 0][places].ndim < self._values[places].ndim:
-            return Prediction(self._values[places], self._kind, self.prior)
+        values = self._values[places]
+        if self._values[..., 0][places].ndim < values.ndim:
+            return Prediction(values, self._kind, self.prior)
         raise IndexError(f"index {index!r} leaves no axis of classes of {tuple(self.probs.shape)}")
 
     def __len__(self) -> int:

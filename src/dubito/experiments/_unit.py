@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +166,8 @@ def _train_and_judge(
     for seed, member, summary in zip(unit.seeds, plan.members, summaries, strict=True):
         trained = runs.load(member.folder, where)
         for cell in unit.of(seed).cells:
-            try:
-                record = _cell.record(cell, plan, trained, summary, data)
-            except Exception as error:
-                failures |= _failed(Unit((cell,)), error, tell)
-                continue
-            emit(record)
-            tell({"event": "done", "cell": cell.name, "accuracy": record["result"]["accuracy"]})
+            made = partial(_cell.record, cell, plan, trained, summary, data)
+            failures |= _recorded(cell, made, tell, emit)
     return failures
 
 
@@ -186,16 +182,22 @@ def _episodes(unit: Unit, place: Path, data: Path, device: str, tell: Tell, emit
         def advance(done: int, total: int, name: str = cell.name) -> None:
             tell({"event": "episodes", "cell": name, "done": done, "total": total})
 
-        try:
-            record = _fewshot_cell.record(cell, home, data, device, advance)
-        except _UNHEARD:
-            raise
-        except Exception as error:
-            failures |= _failed(Unit((cell,)), error, tell)
-            continue
-        emit(record)
-        tell({"event": "done", "cell": cell.name, "accuracy": record["result"]["accuracy"]})
+        made = partial(_fewshot_cell.record, cell, home, data, device, advance)
+        failures |= _recorded(cell, made, tell, emit)
     return failures
+
+
+def _recorded(cell: Cell, made: Callable[[], Record], tell: Tell, emit: Emit) -> Failures:
+    """Make a cell's record and hand it out; what went wrong with it is told and returned."""
+    try:
+        record = made()
+    except _UNHEARD:
+        raise
+    except Exception as error:
+        return _failed(Unit((cell,)), error, tell)
+    emit(record)
+    tell({"event": "done", "cell": cell.name, "accuracy": record["result"]["accuracy"]})
+    return {}
 
 
 #: kind of recipe -> how its sources are found, and how its cells are run

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito import data, evaluation, metrics
+from dubito import data, evaluation, metrics, runs
 from dubito.bundle import Preprocessing
 from dubito.data import Arrays, as_floats
 from dubito.methods import Method
@@ -46,14 +46,10 @@ def loaded(
     source: str, ood: Iterable[str], device: torch.device, prepared: Preprocessing
 ) -> tuple[Arrays, dict[str, Tensor]]:
     """The test samples of a source and the inputs of OOD sets, prepared, on the device."""
-    sets = {name: data.load(name, _part(name)).to(device) for name in (source, *ood)}
+    sets = {name: data.load(name, runs.part_of(name)).to(device) for name in (source, *ood)}
     if prepared.mean is not None:  # bytes stay bytes otherwise
         sets = {k: replace(v, inputs=prepared.standardised(v.inputs)) for k, v in sets.items()}
     return sets[source], {name: sets[name].inputs for name in ood}
-
-
-def _part(source: str) -> str:
-    return "test" if "test" in data.parts(source) else "all"
 
 
 @torch.no_grad()
