@@ -13,6 +13,8 @@ from dubito.kernels import triton_math
 
 #: classes up to which a row stays in one thread
 FEW = 32
+#: classes up to which one block may hold a row; longer ones go in blocks of half that, row by row
+ONE_BLOCK = 1024
 # the interpreter takes as long for one row as for many
 _LEAST_ROWS = 1 if triton_math.COMPILED.value else 256
 
@@ -38,16 +40,17 @@ def plan(classes: int, class_stride: int) -> Plan:
     the threads of a warp, and more than that over several warps and blocks.
 
     >>> plan(19, 1)[:4], plan(1000, 1)[:4], plan(10_000, 1)[:4]
-    ((19, 16, 1, 4), (1000, 1024, 1, 0), (10000, 1024, 9, 1024))
+    ((19, 16, 1, 4), (1000, 1024, 1, 0), (10000, 512, 19, 512))
     """
     known = classes > FEW and class_stride == 1
-    most = 1024 if known else FEW if classes <= FEW else 16
+    piece = ONE_BLOCK // 2 if classes > ONE_BLOCK else ONE_BLOCK
+    most = piece if known else FEW if classes <= FEW else 16
     block = min(most, 1 << (classes.bit_length() - 1))
     rest = classes % block
     tail = 1 << (rest - 1).bit_length() if rest else 0
     if tail == block < most:  # one block of twice the length is as long
         block, tail = 2 * block, 0
-    rows = max(_LEAST_ROWS, 1024 // block if known else 64)
+    rows = max(_LEAST_ROWS, piece // block if known else 64)
     return Plan(classes, block, -(-(classes - tail) // block), tail, rows, known, 2)
 
 
