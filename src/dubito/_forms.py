@@ -1,18 +1,16 @@
 """The closed forms: value and gradient of every scalar that dubito derives from a Dirichlet.
 
 Each entry of `FORMS` is a pair of functions of `Moments` (and of the soft target `y`): the value
-(...)
-and its gradient with respect to alpha (..., K). Both are written so that nothing cancels in
-float32:
-what is large and equal is removed in algebra (`special.py`), and the one class that may hold
-nearly all
-of alpha0 is treated apart from the rest (`Moments.top`).
+(...) and its gradient with respect to alpha (..., K). Both are written so that nothing cancels in
+float32: what is large and equal is removed in algebra (`special.py`), and the one class that may
+hold nearly all of alpha0 is treated apart from the rest (`Moments.top`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +20,7 @@ from dubito._moments import Moments
 from dubito.special import bregman_excess, bregman_excess_from_one, log_gap
 
 Value = Callable[[Moments, Tensor], Tensor]
+Outputs = tuple[Tensor, ...]
 
 
 class Form(NamedTuple):
@@ -192,15 +191,45 @@ FORMS: dict[str, Form] = {
 }
 
 
+#: entries worked on at once: on a CPU what its cache holds, elsewhere a small part of the memory
+AT_ONCE_ON_CPU, AT_ONCE = 1 << 17, 1 << 22
+
+
+def _by_rows(function: Callable[..., Outputs], alpha: Tensor, *others: Tensor) -> Outputs:
+    """`function` of rows, so many at a time that its forty numbers an entry are little memory."""
+    most = AT_ONCE_ON_CPU if alpha.is_cpu else AT_ONCE
+    lead = alpha.shape[:-1]
+    if torch.compiler.is_compiling() or alpha.numel() <= most or not lead:
+        return function(alpha, *others)
+    rows = max(most // alpha.shape[-1], 1)
+    flat = [part.reshape(-1, *part.shape[len(lead) :]).split(rows) for part in (alpha, *others)]
+    found = [function(*parts) for parts in zip(*flat, strict=True)]
+    whole = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return tuple(part.reshape(*lead, *part.shape[1:]) for part in whole)
+
+
+def _values(names: tuple[str, ...], alpha: Tensor, y: Tensor) -> Outputs:
+    moments = Moments(alpha)
+    return tuple(FORMS[name].value(moments, y) for name in names)
+
+
+def _slopes(names: tuple[str, ...], alpha: Tensor, y: Tensor, *grads: Tensor) -> Outputs:
+    moments = Moments(alpha)
+    parts = [
+        grad.unsqueeze(-1) * FORMS[name].gradient(moments, y)
+        for name, grad in zip(names, grads, strict=True)
+    ]
+    return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0],)
+
+
 class _Evaluate(torch.autograd.Function):
     """Several forms at once, their gradients by formula; these differentiate too."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(names: tuple[str, ...], alpha: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        moments = Moments(alpha)
-        return tuple(FORMS[name].value(moments, y) for name in names)
+    def forward(names: tuple[str, ...], alpha: Tensor, y: Tensor) -> Outputs:
+        return _by_rows(partial(_values, names), alpha, y)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -210,12 +239,8 @@ class _Evaluate(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
         alpha, y = ctx.saved_tensors
-        moments = Moments(alpha)
-        parts = [
-            grad.unsqueeze(-1) * FORMS[name].gradient(moments, y)
-            for name, grad in zip(ctx.names, grads, strict=True)
-        ]
-        return None, torch.stack(parts).sum(0) if len(parts) > 1 else parts[0], None
+        (slopes,) = _by_rows(partial(_slopes, ctx.names), alpha, y, *grads)
+        return None, slopes, None
 
 
 def evaluate(names: tuple[str, ...], alpha: Tensor, y: Tensor | None = None) -> tuple[Tensor, ...]:

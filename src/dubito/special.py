@@ -9,11 +9,9 @@ Every member is its elementary leading part plus a small positive *remainder*:
     -\psi_2(x)   &= \tfrac1{x^2} + \tfrac1{x^3} + \sigma(x), & \sigma &= -\mu'''
 
 The remainders are computed to full *relative* accuracy for all x > 0, so a formula whose leading
-parts
-cancel can drop these in algebra and keep what is left. They are polynomials in 1/(x + 1/2) from
-some x
-on, and sums of positive increments below it: no call into a library, so all of this differentiates,
-compiles and exports.
+parts cancel can drop these in algebra and keep what is left. They are polynomials in 1/(x + 1/2)
+from some x on, and sums of positive increments below it: no call into a library, so all of this
+differentiates, compiles and exports.
 """
 
 from __future__ import annotations
