@@ -110,6 +110,27 @@ def test_value_errors_are_told_and_others_are_not_hidden(
         cli.main()
 
 
+def test_a_warning_is_one_line_without_the_place_in_the_code(
+    source_env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "mnist").mkdir()
+    for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"):
+        (tmp_path / "mnist" / name).write_bytes(b"")
+    words = ("train", "mnist", "--out", "run")
+    done = subprocess.run(
+        [sys.executable, "-m", "dubito", *words],
+        env={**source_env, "DUBITO_DATA": str(tmp_path), "NO_COLOR": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("warning: mnist: "), done.stderr
+    assert "is not the published file" in first
+    assert ".py:" not in done.stderr
+
+
 def test_the_demo_from_end_to_end(source_env: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "dubito", "demo", "--epochs", "2"],

@@ -119,3 +119,20 @@ def test_progress_counts_cells_and_tells_the_time_left(monkeypatch: pytest.Monke
     assert "1 failed, 1 running" in line
     cells.lines["c"] += 1e6
     assert cells.note({**epoch, "epoch": 6, "validation_accuracy": 0.3}) is None
+
+
+def test_the_time_left_counts_what_is_done_of_cells_that_run() -> None:
+    cells = Cells(4)
+    cells.start -= 60
+    for name in ("a", "b"):
+        cells.note({"event": "start", "cell": name, "state": "new"})
+    cells.note({"event": "epoch", "cell": "a", "epoch": 1, "epochs": 10})
+    assert cells.left() == "0:01:00 so far"
+    cells.note({"event": "epoch", "cell": "a", "epoch": 10, "epochs": 20})
+    assert cells.left() == "at most 0:07:00 more"  # half a cell of four in a minute
+    # this one goes on after 15 of 20 epochs: the one that is new took the time, the others did not
+    cells.note({"event": "epoch", "cell": "b", "epoch": 16, "epochs": 20})
+    cells.note({"event": "episodes", "cell": "c", "done": 45, "total": 100})
+    assert cells.left() == "at most 0:02:15 more"  # 1 of 4 done now, 0.75 found
+    cells.note({"event": "done", "cell": "a", "accuracy": 0.5})
+    assert cells.left().startswith("about ")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import random
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
@@ -244,3 +247,34 @@ def test_jobs_give_the_same_and_a_lost_process_takes_one_unit(
     assert len(done.ran) == 2
     assert set(run().ran) == lost
     assert run.results == alone.results
+
+
+def test_warnings_of_processes_are_heard_once(
+    write: Any, run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUBITO_DATA", str(tmp_path / "data"))
+    _few_digits(tmp_path / "data" / "mnist")
+    for name, rate in (("one", 0.01), ("two", 0.02)):
+        recipe = write(name, method="softmax", rate=rate, seeds="[1]") / f"{name}.toml"
+        recipe.write_text(recipe.read_text().replace('source = "digits"', 'source = "mnist"'))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("default")
+        run(jobs=2)
+    texts = [str(one.message) for one in heard]
+    assert any("train-images" in text and "not the published file" in text for text in texts)
+    assert len(texts) == len(set(texts)), texts
+
+
+def _few_digits(folder: Path) -> None:
+    """Files like MNIST's, with 60 images."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for part in ("train", "t10k"):
+        images = rng.integers(256, size=(60, 28, 28), dtype=np.uint8).tobytes()
+        labels = bytes(range(10)) * 6
+        sizes = b"".join(size.to_bytes(4, "big") for size in (60, 28, 28))
+        for name, head, data in (
+            (f"{part}-images-idx3-ubyte.gz", b"\0\0\x08\x03" + sizes, images),
+            (f"{part}-labels-idx1-ubyte.gz", b"\0\0\x08\x01" + sizes[:4], labels),
+        ):
+            (folder / name).write_bytes(gzip.compress(head + data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -71,11 +72,22 @@ def _root(
 
 def main() -> None:
     """Run the command line; what a user can mend is told in one line, without a traceback."""
+    if os.environ.get(DEBUG) != "1":
+        warnings.showwarning = _warn
     try:
         app()
     except (ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
         if os.environ.get(DEBUG) == "1":
             raise
-        message = Text.assemble(("error: ", "bold"), str(error), style="red")
-        Console(stderr=True, soft_wrap=True).print(message)
+        _say("error", str(error), "red")
         sys.exit(FAILED)
+
+
+def _say(kind: str, text: str, style: str) -> None:
+    message = Text.assemble((f"{kind}: ", "bold"), text, style=style)
+    Console(stderr=True, soft_wrap=True).print(message)
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning in one line, without the place in the code that gave it."""
+    _say("warning", str(message), "yellow")

@@ -18,10 +18,11 @@ __all__ = ["Cells", "shown"]
 
 EVERY = 30.0  # seconds between two lines about one cell's epochs
 SHOWN = 20  # cells in the live table
+ENOUGH = 0.25  # of a cell, to tell from it how long the others take
 
 
 class Cells:
-    """Keeps what the cells told last; the time left goes by those that are done."""
+    """Keeps what the cells told last; the time left goes by what is done of them."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -45,8 +46,9 @@ class Cells:
     def _epoch(self, event: dict[str, Any]) -> str | None:
         cell, now = event["cell"], time.monotonic()
         before = self.running.get(cell, {})
-        kept = {name: before[name] for name in ("validation_accuracy",) if name in before}
-        self.running[cell] = kept | event
+        kept = {name: before[name] for name in ("validation_accuracy", "found") if name in before}
+        found = {"found": _share(event | {"epoch": event["epoch"] - 1})}  # by a stopped training
+        self.running[cell] = found | kept | event
         if "validation_accuracy" not in event or now - self.lines.get(cell, self.start) < EVERY:
             return None
         self.lines[cell] = now
@@ -81,18 +83,22 @@ class Cells:
         )
 
     def left(self) -> str:
-        """About how long all takes from here, if the others take as long as those that are done."""
+        """About how long all takes from here, if the rest takes as long as what is done."""
         elapsed = time.monotonic() - self.start
         ended = self.done + self.failed
-        if not ended:
+        shares = [_share(entry) for entry in self.running.values()]
+        done = ended + sum(shares) - sum(entry.get("found", 0) for entry in self.running.values())
+        if done < ENOUGH:
             return f"{_duration(elapsed)} so far"
-        return f"about {_duration(elapsed / ended * (self.total - ended))} more"
+        rest = _duration(elapsed / done * (self.total - ended - sum(shares)))
+        return f"about {rest} more" if ended else f"at most {rest} more"  # trainings may stop early
 
     def __rich__(self) -> Group:
         """A bar, and a line for each cell that runs."""
         bar = Table.grid()
         ended = self.done + self.failed
-        bar.add_row(ProgressBar(total=max(self.total, 1), completed=ended, width=40))
+        done = ended + sum(_share(entry) for entry in self.running.values())
+        bar.add_row(ProgressBar(total=max(self.total, 1), completed=done, width=40))
         table = Table(box=None, pad_edge=False, show_header=False)
         for name, entry in list(self.running.items())[:SHOWN]:
             table.add_row(Text(name), Text(_progress(entry)))
@@ -111,6 +117,12 @@ _NOTES: dict[str, Callable[[Cells, dict[str, Any]], str | None]] = {
 
 def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
+
+
+def _share(entry: dict[str, Any]) -> float:
+    """How much of its episodes or epochs a cell has behind it."""
+    done, total = ("done", "total") if entry.get("event") == "episodes" else ("epoch", "epochs")
+    return float(entry[done] / entry[total]) if entry.get(total) else 0.0
 
 
 def _progress(entry: dict[str, Any]) -> str:

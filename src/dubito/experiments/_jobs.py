@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -20,7 +21,7 @@ from dubito.experiments._unit import Failures, Tell, Unit
 __all__ = ["side_by_side"]
 
 GPUS = ("auto", "cuda")
-_END = "end"
+_END, _WARNING = "end", "warning"
 
 
 @dataclass
@@ -101,10 +102,13 @@ def _heard(worker: _Worker, tell: Tell) -> Failures | None:
         for cell in worker.unit.cells:
             tell({"event": "failed", "cell": cell.name, "reason": reason})
         return {cell.name: reason for cell in worker.unit.cells}
-    if message["event"] != _END:
+    if message["event"] == _END:
+        return dict(message["failures"])
+    if message["event"] == _WARNING:  # here, where all of them are heard, one is told once
+        warnings.warn(message["text"], stacklevel=2)
+    else:
         tell(message)
-        return None
-    return dict(message["failures"])
+    return None
 
 
 def _work(pipe: Connection, store: Store, work: Path, device: str, threads: int) -> None:
@@ -113,6 +117,11 @@ def _work(pipe: Connection, store: Store, work: Path, device: str, threads: int)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends its children
     torch.set_num_threads(threads)
+
+    def pass_on(message: Warning | str, *_: object, **__: object) -> None:
+        pipe.send({"event": _WARNING, "text": str(message)})
+
+    warnings.showwarning = pass_on
     while True:
         try:
             unit: Unit = pipe.recv()
