@@ -199,7 +199,7 @@ def test_the_metrics_of_a_killed_run_are_whole_again(
 
 def test_a_file_half_written_when_the_process_was_killed_is_removed(tmp_path: Path) -> None:
     stopped(Normed(), tmp_path, 1)
-    left = tmp_path / ".checkpoint.safetensors.123.tmp"
+    left = tmp_path / ".checkpoint.safetensors.123-4a.part"
     left.write_bytes(b"half of")
     fit(IEDL, Normed(), TRAIN, CHECK, SHORT, out=tmp_path)
     assert not left.exists()

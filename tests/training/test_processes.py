@@ -45,7 +45,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path: Path) 
         process.communicate()
     assert finish(start(tmp_path / "killed")) == whole
     assert kills
-    assert not list((tmp_path / "killed").glob(".*.tmp")) or kills
+    assert not list((tmp_path / "killed").glob(".*.part")) or kills
 
 
 LIMITED = """
@@ -74,7 +74,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     assert "an earlier checkpoint there is untouched" in err
     _, facts = checkpoint.load(tmp_path / "checkpoint.safetensors")
     assert facts["epoch"] == 3
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.glob(".*.part"))
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,8 @@ from typing import IO, Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
+
+from dubito._whole import whole
 
 NOTES = (
     "A row an input: its source, the label, the calibrated probability of it; belief, vacuity, "
@@ -83,15 +84,11 @@ def _opened(out: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        with part.open("w", newline="", encoding="utf-8") as file:
+        with whole(out) as part, part.open("w", newline="", encoding="utf-8") as file:
             yield file
-        os.replace(part, out)
     except OSError as error:
         raise OSError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _rounded(row: Row) -> Row:

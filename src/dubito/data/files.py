@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import secrets
 import tarfile
 import warnings
 import zlib
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dubito._whole import whole
 from dubito.data.download import data_root, fetch, md5
 
 __all__ = ["Blob", "Release", "read"]
@@ -132,9 +132,5 @@ def _keep(path: Path, data: bytes) -> None:
     """Write a file that is whole whenever it has its name, also with several processes at it."""
     if path.exists():
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
+    with whole(path) as part:
         part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -1,16 +1,16 @@
-"""Files that are whole whenever they have their name."""
+"""What results are written with: folders, whole files, JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 import tempfile
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
+
+from dubito._whole import whole
 
 __all__ = ["folder", "json_text", "plain", "write"]
 
@@ -32,13 +32,8 @@ def folder(path: Path) -> Path:
 def write(path: Path, content: str | bytes) -> Path:
     """Write a file under another name, then give it its own: no half of it is ever seen."""
     data = content.encode() if isinstance(content, str) else content
-    # Containers that share a folder may share the number of their process as well.
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
+    with whole(path) as part:
         part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dubito._whole import left_over, whole
+
 __all__ = ["CheckpointError", "Pace", "load", "save", "tidy"]
 
 FORMAT = "dubito-checkpoint-1"
@@ -49,16 +51,14 @@ def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Tensors and plain facts in one file; whatever fails, the file there before stays whole."""
     from safetensors.torch import save_file
 
-    beside = path.with_name(f"{_beside(path)}{os.getpid()}.tmp")
     held = _apart(tensors)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(held, beside, {FORMAT: json.dumps(facts)})  # several would come in any order
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
+        with whole(path) as part:
+            save_file(held, part, {FORMAT: json.dumps(facts)})  # several would come in any order
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
     except Exception as error:
-        beside.unlink(missing_ok=True)
         raise CheckpointError(
             f"could not write {path}: {error}; an earlier checkpoint there is untouched"
         ) from error
@@ -66,12 +66,8 @@ def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
 
 def tidy(path: Path) -> None:
     """Remove what a process left that was killed while it wrote."""
-    for left in path.parent.glob(f"{_beside(path)}*.tmp"):
+    for left in left_over(path):
         left.unlink(missing_ok=True)
-
-
-def _beside(path: Path) -> str:
-    return f".{path.name}."
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
