@@ -1,6 +1,8 @@
-"""Every gradient by formula against differences, in float64."""
+"""Every gradient by formula against differences, in float64, backwards and forwards."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +10,11 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from dubito import dirichlet, losses
+
+# torch's own rules for going forwards are scripted, which it warns of itself
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+first = partial(gradcheck, check_forward_ad=True)
+second = partial(gradgradcheck, check_fwd_over_rev=True)
 
 CLASSES = (2, 3, 5)
 OF_ALPHA = (
@@ -55,31 +62,31 @@ def soft(classes: int) -> Tensor:
 @pytest.mark.parametrize("classes", CLASSES)
 @pytest.mark.parametrize("name", OF_ALPHA)
 def test_distribution(name: str, classes: int) -> None:
-    assert gradcheck(getattr(dirichlet, name), alphas(classes))
+    assert first(getattr(dirichlet, name), alphas(classes))
 
 
 @pytest.mark.parametrize("classes", CLASSES)
 @pytest.mark.parametrize("name", OF_EVIDENCE)
 def test_of_evidence(name: str, classes: int) -> None:
-    assert gradcheck(getattr(dirichlet, name), alphas(classes, least=1.01))
+    assert first(getattr(dirichlet, name), alphas(classes, least=1.01))
 
 
 @pytest.mark.parametrize("classes", CLASSES)
 def test_kl_divergence_in_both_arguments(classes: int) -> None:
-    assert gradcheck(dirichlet.kl_divergence, (alphas(classes), alphas(classes, seed=1)))
+    assert first(dirichlet.kl_divergence, (alphas(classes), alphas(classes, seed=1)))
 
 
 @pytest.mark.parametrize("classes", CLASSES)
 def test_kl_divergence_of_neighbours(classes: int) -> None:
     alpha = alphas(classes)
     beta = (alpha.detach() * (1 + 0.01 * soft(classes))).requires_grad_()
-    assert gradcheck(dirichlet.kl_divergence, (alpha, beta))
+    assert first(dirichlet.kl_divergence, (alpha, beta))
 
 
 @pytest.mark.parametrize("classes", CLASSES)
 @pytest.mark.parametrize("name", TERMS_OF_ALPHA)
 def test_terms_of_alpha(name: str, classes: int) -> None:
-    assert gradcheck(getattr(losses, name), alphas(classes))
+    assert first(getattr(losses, name), alphas(classes))
 
 
 @pytest.mark.parametrize("classes", CLASSES)
@@ -87,13 +94,13 @@ def test_terms_of_alpha(name: str, classes: int) -> None:
 @pytest.mark.parametrize("name", TERMS_OF_TARGET)
 def test_terms_of_target(name: str, target: object, classes: int) -> None:
     assert callable(target)
-    assert gradcheck(getattr(losses, name), (alphas(classes), target(classes)))
+    assert first(getattr(losses, name), (alphas(classes), target(classes)))
 
 
 @pytest.mark.parametrize("classes", CLASSES)
 @pytest.mark.parametrize("name", TERMS_OF_TWO)
 def test_terms_of_two_dirichlets(name: str, classes: int) -> None:
-    assert gradcheck(getattr(losses, name), (alphas(classes), alphas(classes, seed=1).detach()))
+    assert first(getattr(losses, name), (alphas(classes), alphas(classes, seed=1).detach()))
 
 
 def test_every_public_function_is_checked() -> None:
@@ -104,9 +111,22 @@ def test_every_public_function_is_checked() -> None:
 
 @pytest.mark.parametrize("name", OF_ALPHA)
 def test_second_derivatives_of_the_distribution(name: str) -> None:
-    assert gradgradcheck(getattr(dirichlet, name), alphas(3))
+    assert second(getattr(dirichlet, name), alphas(3))
 
 
 @pytest.mark.parametrize("name", TERMS_OF_TARGET)
 def test_second_derivatives_of_terms(name: str) -> None:
-    assert gradgradcheck(getattr(losses, name), (alphas(3), soft(3)))
+    assert second(getattr(losses, name), (alphas(3), soft(3)))
+
+
+@pytest.mark.parametrize("name", ["iedl", "edl", "uce"])
+def test_hessians_of_losses(name: str) -> None:
+    """torch.func.hessian goes forwards over backwards."""
+
+    def loss(alpha: Tensor) -> Tensor:
+        value: Tensor = getattr(losses, name)(alpha, labels(3))
+        return value
+
+    alpha = alphas(3).detach()
+    twice = torch.func.jacrev(torch.func.jacrev(loss))(alpha)
+    torch.testing.assert_close(torch.func.hessian(loss)(alpha), twice)

@@ -46,7 +46,25 @@ def _balance(belief: Tensor, inverse: Tensor) -> Tensor:
     return torch.cat(parts, -1)
 
 
-class Dissonance(torch.autograd.Function):
+def _slope(belief: Tensor) -> Tensor:
+    """The gradient of the dissonance: (..., K) -> (..., K)."""
+    inverse = _inverse_rest(belief)
+    balance = _balance(belief, inverse)
+    weights = (belief * inverse).unsqueeze(-2)  # of the column
+    parts = []
+    for block in _blocks(belief):
+        ratio, sign = _ratios(belief, block)
+        even = 2 * ratio / (1 + ratio)
+        slope = sign * even / (1 + ratio)
+        own = belief.unsqueeze(-2) * inverse[..., block].unsqueeze(-1) * slope
+        classes = torch.arange(belief.shape[-1], device=belief.device)
+        itself = classes[block].unsqueeze(-1) == classes
+        excess = (even - balance.unsqueeze(-2) + slope).masked_fill(itself, 0)
+        parts.append((weights * excess + own).sum(-1))
+    return balance + torch.cat(parts, -1)
+
+
+class _Dissonance(torch.autograd.Function):
     """sum_k b_k balance_k as a function of the belief b (..., K), with its gradient by formula."""
 
     generate_vmap_rule = True
@@ -58,21 +76,22 @@ class Dissonance(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        (belief,) = ctx.saved_tensors
-        inverse = _inverse_rest(belief)
-        balance = _balance(belief, inverse)
-        weights = (belief * inverse).unsqueeze(-2)  # of the column
-        parts = []
-        for block in _blocks(belief):
-            ratio, sign = _ratios(belief, block)
-            even = 2 * ratio / (1 + ratio)
-            slope = sign * even / (1 + ratio)
-            own = belief.unsqueeze(-2) * inverse[..., block].unsqueeze(-1) * slope
-            classes = torch.arange(belief.shape[-1], device=belief.device)
-            itself = classes[block].unsqueeze(-1) == classes
-            excess = (even - balance.unsqueeze(-2) + slope).masked_fill(itself, 0)
-            parts.append((weights * excess + own).sum(-1))
-        return grad.unsqueeze(-1) * (balance + torch.cat(parts, -1))
+        return grad.unsqueeze(-1) * _slope(*ctx.saved_tensors)
+
+
+class _DissonanceForwards(_Dissonance):
+    """The same for forward differentiation too, with which torch.compile takes no function."""
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        return (_slope(*ctx.saved_tensors) * tangent).sum(-1)
+
+
+def dissonance_of(belief: Tensor) -> Tensor:
+    """(..., K) -> (...)."""
+    kind = _Dissonance if torch.compiler.is_compiling() else _DissonanceForwards
+    return kind.apply(belief)  # type: ignore[no-any-return, no-untyped-call]

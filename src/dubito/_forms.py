@@ -67,7 +67,7 @@ def _kl_to_uniform(m: Moments, y: Tensor) -> Tensor:
     return leading + (bregman_excess_from_one(m.alpha, m.evidence).sum(-1) - total)
 
 
-def _kl_gradient(m: Moments, d: Tensor, beta: Tensor, d0: Tensor, beta0: Tensor) -> Tensor:
+def kl_gradient(m: Moments, d: Tensor, beta: Tensor, d0: Tensor, beta0: Tensor) -> Tensor:
     """d psi_1(alpha) - d0 psi_1(alpha0), d = alpha - beta; for large alpha both tend to 1."""
     each, total = d * m.each.trigamma, d0 * m.total.trigamma
     each_deficit = beta * m.each.trigamma - m.each.trigamma_excess
@@ -78,7 +78,7 @@ def _kl_gradient(m: Moments, d: Tensor, beta: Tensor, d0: Tensor, beta0: Tensor)
 def _kl_to_uniform_gradient(m: Moments, y: Tensor) -> Tensor:
     one = torch.ones_like(m.alpha0)
     d0 = m.evidence.sum(-1, keepdim=True)
-    return _kl_gradient(m, m.evidence, one, d0, m.classes * one)
+    return kl_gradient(m, m.evidence, one, d0, m.classes * one)
 
 
 def _differential_entropy(m: Moments, y: Tensor) -> Tensor:
@@ -235,6 +235,7 @@ class _Evaluate(torch.autograd.Function):
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         ctx.names, alpha, y = inputs
         ctx.save_for_backward(alpha, y)
+        ctx.save_for_forward(alpha, y)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
@@ -243,60 +244,16 @@ class _Evaluate(torch.autograd.Function):
         return None, slopes, None
 
 
+class _EvaluateForwards(_Evaluate):
+    """The same for forward differentiation too, with which torch.compile takes no function."""
+
+    @staticmethod
+    def jvp(ctx, _, tangent: Tensor, __) -> Outputs:  # type: ignore[no-untyped-def]
+        moments, y = Moments(ctx.saved_tensors[0]), ctx.saved_tensors[1]
+        return tuple((FORMS[name].gradient(moments, y) * tangent).sum(-1) for name in ctx.names)
+
+
 def evaluate(names: tuple[str, ...], alpha: Tensor, y: Tensor | None = None) -> tuple[Tensor, ...]:
     """The named forms at alpha (..., K), each (...); `y` (..., K) where a form has a target."""
-    return _Evaluate.apply(names, alpha, alpha if y is None else y)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Divergence(torch.autograd.Function):
-    """KL(Dir(alpha) || Dir(beta)) = beta0 KL(mean beta || mean alpha) + excesses."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def _parts(a: Moments, b: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        d = a.alpha - b.alpha
-        d0 = d.sum(-1, keepdim=True)
-        ratio = a.probs / b.probs
-        up = (d / b.alpha - d0 / b.alpha0) * (b.alpha0 / a.alpha0)
-        down = (d / a.alpha - d0 / a.alpha0) * (a.alpha0 / b.alpha0) * ratio
-        t = torch.where(a.alpha0 >= b.alpha0, up, down)
-        return d, d0, t, ratio
-
-    @staticmethod
-    def forward(alpha: Tensor, beta: Tensor) -> Tensor:
-        a, b = Moments(alpha), Moments(beta)
-        _, d0, t, ratio = _Divergence._parts(a, b)
-        leading = (beta * log_gap(t, ratio)).sum(-1)
-        total = bregman_excess(a.alpha0, b.alpha0, d0).squeeze(-1)
-        return leading + (bregman_excess(alpha, beta).sum(-1) - total)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        alpha, beta = ctx.saved_tensors
-        a, b = Moments(alpha), Moments(beta)
-        d, d0, t, ratio = _Divergence._parts(a, b)
-        grad = grad.unsqueeze(-1)
-        by_alpha = _kl_gradient(a, d, beta, d0, b.alpha0)
-        near = t.abs() < 0.5
-        logs = torch.where(near, torch.log1p(torch.where(near, t, 0)), ratio.log())
-        halves = 0.5 * (a.each.reciprocal - a.total.reciprocal) + (a.each.delta - a.total.delta)
-        target = 0.5 * (b.each.reciprocal - b.total.reciprocal) + (b.each.delta - b.total.delta)
-        far = (halves - target) - logs
-        # a class that holds most of both totals: each psi(alpha0) - psi(alpha_j) is small by itself
-        both = a.top & b.top & (a.rest < 0.5 * a.alpha0) & (b.rest < 0.5 * b.alpha0)
-        return grad * by_alpha, grad * torch.where(both, _gap(a) - _gap(b), far)
-
-
-def _gap(m: Moments) -> Tensor:
-    halves = 0.5 * (m.rest / m.alpha0) * m.each.reciprocal
-    return m.surprise + halves + (m.each.delta - m.total.delta)
-
-
-def divergence(alpha: Tensor, beta: Tensor) -> Tensor:
-    """KL(Dir(alpha) || Dir(beta)), (..., K) each -> (...)."""
-    return _Divergence.apply(alpha, beta)  # type: ignore[no-any-return, no-untyped-call]
+    kind = _Evaluate if torch.compiler.is_compiling() else _EvaluateForwards
+    return kind.apply(names, alpha, alpha if y is None else y)  # type: ignore[no-any-return, no-untyped-call]

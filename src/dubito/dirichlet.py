@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from dubito import _checks
-from dubito._dissonance import Dissonance
-from dubito._forms import divergence, evaluate
+from dubito._dissonance import dissonance_of
+from dubito._divergence import divergence
+from dubito._forms import evaluate
 from dubito._moments import Moments
 
 __all__ = [
@@ -209,7 +210,7 @@ def dissonance(alpha: Tensor, prior: float = 1.0) -> Tensor:
     >>> dissonance(torch.tensor([[11.0, 11.0], [21.0, 1.0]]))
     tensor([0.9091, 0.0000])
     """
-    return Dissonance.apply(belief(alpha, prior))  # type: ignore[no-any-return, no-untyped-call]
+    return dissonance_of(belief(alpha, prior))
 
 
 class Dirichlet(torch.distributions.Dirichlet):
