@@ -28,11 +28,12 @@ EPOCHS = (20, 30, 40, 50, 60, 80)
 SPANS = ((20, 38), (40, 58), (60, 78), (80, 98), (100, 118), (120, 138), (140, 158))
 
 
-def by_window(size: int) -> Rule:
+def by_window(size: int, keep: str = "accuracy") -> Rule:
     """The best check of a run that stops once the first of its last `size` checks is their best."""
 
     def kept(history: History) -> int | None:
-        seen = history["validation_accuracy"]
+        sign = 1 if keep == "accuracy" else -1
+        seen = [sign * value for value in history.get(f"validation_{keep}", ())]
         for last in range(size - 1, len(seen)):
             window = seen[last - size + 1 : last + 1]
             if window[0] == max(window):
@@ -88,6 +89,7 @@ def table(histories: Sequence[History]) -> str:
     shown = [q.replace("/max_prob/aupr", " AUPR") for q in quantities(histories)]
     lines = [f"| rule | epochs | {' | '.join(shown)} |", "| --- |" + " ---: |" * (len(shown) + 1)]
     lines += [row(f"window of {size} checks", by_window(size), histories) for size in WINDOWS]
+    lines.append(row("window of 10, by loss", by_window(10, "loss"), histories))
     lines += [row(f"epoch {epoch}", by_epoch(epoch), histories) for epoch in EPOCHS]
     return "\n".join(lines)
 

@@ -158,3 +158,37 @@ def test_images_that_are_not_at_hand_are_left_out_with_a_note(
         assert not [drawing for drawing in found if drawing.key.startswith("images")]
         assert len(left_out) == 1
         assert words in left_out[0]
+
+
+def test_epochs_show_what_was_watched_and_where_the_loss_was_least() -> None:
+    def record(seed: int, losses: list[float] | None) -> dict[str, Any]:
+        one = synthetic.record("cifar10-iedl", seed)
+        epochs = [4, 8, 12, 16]
+        history: dict[str, Any] = {"epoch": epochs, "validation_accuracy": [0.5, 0.6, 0.7, 0.8]}
+        aupr = [0.5, 0.7, 0.9, 0.8]
+        history["watched"] = {"accuracy": [0.5, 0.6, 0.7, 0.8], "svhn/max_prob/aupr": aupr}
+        if losses is not None:
+            history["validation_loss"] = losses
+        one["training"] |= {"history": history, "best_epoch": 16}
+        one["config"]["method"]["kl_ramp"] = 10
+        return one
+
+    def drawing(*given: dict[str, Any]) -> Drawing:
+        found, _ = drawings(Records(list(given)), {})
+        return next(one for one in found if one.key == "epochs-cifar10-iedl")
+
+    # the first loss is the least, but the weight of a term was still rising
+    axes = drawing(record(1, [0.1, 0.9, 0.4, 0.5]), record(2, [0.1, 0.9, 0.6, 0.5])).draw().axes
+    assert [ax.get_title(loc="left") for ax in axes][:3] == [
+        "validation loss",
+        "test accuracy",
+        "→ SVHN (re-cropped)",
+    ]
+    places = {}
+    for line in axes[2].get_lines():
+        places[line.get_label()] = sorted(zip(*line.get_data(), strict=True))
+    assert places["kept"] == [(16, 80), (16, 80)]
+    assert places["least loss"] == [(12, 90), (16, 80)]
+    axes = drawing(record(1, None)).draw().axes
+    assert axes[0].get_title(loc="left") == "test accuracy"
+    assert "least loss" not in {line.get_label() for line in axes[1].get_lines()}

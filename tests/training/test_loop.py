@@ -50,6 +50,15 @@ def test_it_learns_and_tells(tmp_path: Path) -> None:
     assert lines[-1]["loss"] == pytest.approx(expected)
 
 
+def test_checks_compare_while_a_weight_rises() -> None:
+    """A network that does not move has one validation loss, whatever the epoch's KL weight."""
+    settings = Settings(epochs=4, batch_size=64, validate_every=1, learning_rate=1e-12)
+    run = fit(IEDL, network(), TRAIN, VALIDATION, settings)
+    first, *others = [entry["validation_loss"] for entry in run.history]
+    assert others == pytest.approx([first] * 3, rel=1e-5)
+    assert len({round(entry["loss"], 3) for entry in run.history}) == 4  # the training's rises
+
+
 def test_the_best_weights_come_back() -> None:
     settings = Settings(epochs=6, batch_size=32, validate_every=1, learning_rate=0.02)
     run = fit(IEDL, network(), TRAIN, VALIDATION, settings)

@@ -64,6 +64,9 @@ class Run:
         self.judged = model if self.average is None else self.average.model
         self.names = tuple(method.weights(0, settings.epochs))
         self.weights = torch.zeros(len(self.names), device=self.device)
+        last = method.weights(settings.epochs - 1, settings.epochs)
+        #: what the network is judged with: a term's weight that rises would make checks differ
+        self.last_weights = torch.tensor([last[name] for name in self.names], device=self.device)
         self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=self.device)
         self.order = torch.zeros(size(train), dtype=torch.long, device=self.device)
         self.changes = torch.zeros(size(train), 4, device=self.device)
@@ -228,7 +231,7 @@ class Run:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Accuracy and mean loss over all processes' shares, with this epoch's weights of terms."""
+        """Accuracy and mean loss over all processes' shares, with the last epoch's weights."""
         self.network.eval()
         parallel.share_buffers(self.judged)  # one network is judged, the one that is kept
         seen = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -238,7 +241,7 @@ class Run:
                 said = self.method.predict(self.judged, x)
                 outputs = self.judged(self.method.inputs(x, drawn))
             seen[0] += (said.label == target).sum()
-            seen[1] += self.method.loss_of(outputs, target, self.weights)[0]
+            seen[1] += self.method.loss_of(outputs, target, self.last_weights)[0]
             seen[2] += len(target)
         right, loss, count = parallel.gathered_sum(seen).tolist()
         self.network.train()

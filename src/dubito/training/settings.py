@@ -40,7 +40,8 @@ class Settings:
     """Settings of a training run; the defaults are the published MNIST protocol.
 
     Every `validate_every` epochs the network is validated; the weights with the best `keep` are
-    kept. The run stops once the first of the last `patience` checks is their best; 0: never.
+    kept: "accuracy", or "loss" with the terms weighted as in the last epoch. The run stops once the
+    first of the last `patience` checks is the best of these; 0: never.
     With `average` it is the mean of the weights after about that many epochs which is validated and
     kept, and no longer the weights of one moment.
 

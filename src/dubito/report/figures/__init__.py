@@ -8,10 +8,11 @@ from dubito.report.figures.learning import confusion, learning
 from dubito.report.figures.pictures import pictures
 from dubito.report.figures.ridges import Ridge, ridges
 from dubito.report.figures.style import COLOURS
-from dubito.report.figures.trajectories import Trajectory, trajectories
+from dubito.report.figures.trajectories import LOSS, Trajectory, trajectories
 
 __all__ = [
     "COLOURS",
+    "LOSS",
     "Cloud",
     "Curve",
     "Interval",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,16 +13,24 @@ from dubito.report.figures.style import COLOURS, FAINT, INK, panels, plain
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Trajectory", "trajectories"]
+__all__ = ["LOSS", "Trajectory", "trajectories"]
+
+#: the title of the panel whose first values are out of sight
+LOSS = "validation loss"
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One seed's values at epochs, and the epoch whose weights were kept."""
+    """One seed's values at epochs, the epoch whose weights were kept, and that of least loss."""
 
     epochs: Sequence[int]
     values: Sequence[float]
     kept: int
+    least_loss: int | None = None
+
+    def at(self, epoch: int) -> tuple[int, float]:
+        """The epoch and its value."""
+        return epoch, self.values[list(self.epochs).index(epoch)]
 
 
 def trajectories(
@@ -32,7 +40,8 @@ def trajectories(
 
     The mean ends where the first seed does: beyond, it would be one of others.
     """
-    figure, axes = panels(len(given), 1 if narrow else 3, (4.6, 3.1))
+    across = 2 if len(given) == 4 else 3
+    figure, axes = panels(len(given), 1 if narrow else across, (4.6, 3.1))
     for ax, ylabel, (title, seeds) in zip(axes, ylabels, given.items(), strict=True):
         plain(ax, title)
         for seed in seeds:
@@ -40,9 +49,18 @@ def trajectories(
         least = min(len(seed.values) for seed in seeds)
         mean = np.mean([seed.values[:least] for seed in seeds], axis=0)
         ax.plot(seeds[0].epochs[:least], mean, color=COLOURS[0], linewidth=2.2, label="mean")
-        kept = [(s.kept, s.values[list(s.epochs).index(s.kept)]) for s in seeds]
+        low = [s.at(s.least_loss) for s in seeds if s.least_loss is not None]
+        if low:
+            style: dict[str, Any] = {"markerfacecolor": "none", "markersize": 9, "zorder": 4}
+            ax.plot(*zip(*low, strict=True), "o", color=COLOURS[2], label="least loss", **style)
+        kept = [s.at(s.kept) for s in seeds]
         ax.plot(*zip(*kept, strict=True), "D", color=COLOURS[1], markersize=5, label="kept")
+        settled = mean[least // 4 :]  # the first epochs would leave the rest no room
+        if title == LOSS:
+            room = 0.5 * (settled.max() - settled.min())
+            ax.set_ylim(settled.min() - room, settled.max() + room)
         ax.set_xlabel("epoch", fontsize=9, color=INK)
         ax.set_ylabel(ylabel, fontsize=9, color=INK)
-    axes[0].legend(frameon=False, fontsize=9, loc="lower right")
+    rising = axes[1] if LOSS in given else axes[0]
+    rising.legend(frameon=False, fontsize=9, loc="lower right")
     return figure

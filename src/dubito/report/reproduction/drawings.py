@@ -16,7 +16,7 @@ from dubito.report.figures import Curve, Interval, Ridge, Trajectory
 from dubito.report.reproduction.extremes import sheets
 from dubito.report.reproduction.names import SETS, SHOWN, label_of, method_label, ood_label
 from dubito.report.reproduction.published import Key, Published, key_of
-from dubito.report.reproduction.records import Records, at
+from dubito.report.reproduction.records import Record, Records, at
 from dubito.report.reproduction.tables import (
     CALIBRATION,
     OOD,
@@ -35,6 +35,7 @@ __all__ = ["Drawing", "drawings"]
 
 #: the methods whose densities and images are shown, as in the paper
 COMPARED = ("edl", "iedl")
+LOSSES = "validation_loss"
 Numbers = Mapping[Key, Published]
 
 
@@ -199,37 +200,49 @@ def _sweep(records: Records, data: str) -> Iterator[Drawing]:
 def _trajectories(records: Records, data: str) -> Iterator[Drawing]:
     """Accuracy and detection over the epochs, of recipes whose trainings were watched."""
     for variant in methods(records, data):
-        histories = [
-            (history, at(record, ("training", "best_epoch")))
+        seen = [
+            record
             for record in records.of(f"{data}-{variant}")
-            if at(history := at(record, ("training", "history")), ("watched",))
+            if at(record, ("training", "history", "watched"))
         ]
-        if not histories:
+        if not seen:
             continue
         names = [
             name
-            for name in histories[0][0]["watched"]
+            for name in at(seen[0], ("training", "history", "watched"))
             if name == "accuracy" or name.endswith("/max_prob/aupr")
         ]
         panels, ylabels = {}, []
+        if all(at(record, ("training", "history", LOSSES)) for record in seen):
+            panels[figures.LOSS] = [_trajectory(record, (LOSSES,), 1) for record in seen]
+            ylabels.append("")
         for name in names:
             ood = name.partition("/")[0]
             title = "test accuracy" if name == "accuracy" else f"→ {ood_label(ood)}"
             ylabels.append("%" if name == "accuracy" else "AUPR, Max.P (%)")
-            panels[title] = [
-                Trajectory(history["epoch"], [100 * v for v in history["watched"][name]], kept)
-                for history, kept in histories
-            ]
+            panels[title] = [_trajectory(record, ("watched", name), 100) for record in seen]
         label = f"{SETS[data].label}, {method_label(variant)}"
         yield Drawing(
             f"epochs-{data}-{variant}", OOD, f"{label}: what the epochs do",
-            f"Test accuracy and detection at each check of {len(histories)} seeds; nothing in the "
+            f"Test accuracy and detection at each check of {len(seen)} seeds; nothing in the "
             "training depended on them. Diamonds are the weights that the validation samples "
-            "chose.",
+            "chose, circles those with the least validation loss.",
             f"For {label}, test accuracy and AUPR against each OOD set over the epochs, a line a "
             "seed, with the epoch whose weights were kept.",
             partial(figures.trajectories, panels, ylabels),
         )  # fmt: skip
+
+
+def _trajectory(record: Record, path: tuple[str, ...], factor: float) -> Trajectory:
+    history = at(record, ("training", "history"))
+    values = [factor * value for value in at(history, path)]
+    losses = at(history, (LOSSES,))
+    # while the KL weight rises, losses are small for that alone in records made before 2026-12
+    ramp = at(record, ("config", "method", "kl_ramp")) or 0
+    settled = [place for place, epoch in enumerate(history["epoch"]) if epoch > ramp]
+    low = min(settled, key=losses.__getitem__) if losses and settled else None
+    least = None if low is None else history["epoch"][low]
+    return Trajectory(history["epoch"], values, at(record, ("training", "best_epoch")), least)
 
 
 def _risks(records: Records, measure: str = "max_prob") -> Iterator[Drawing]:
