@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
 from pathlib import Path
 
@@ -16,6 +17,10 @@ os.environ["MPLBACKEND"] = "Agg"
 # variable when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# A shell has what it starts in the background ignore an interrupt, and so would the processes that
+# tests start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import settings
