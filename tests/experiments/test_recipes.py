@@ -189,6 +189,7 @@ def test_a_quick_recipe_is_another_one_and_needs_no_data(recipe: experiments.Rec
     assert quick.quick
     assert quick.name == recipe.name
     assert quick.sections["training"]["epochs"] == 2
+    assert quick.sections["training"]["precision"] == "tf32"
     sources = [quick.sections["data"]["source"], *quick.evaluate["ood"]]
     assert all(source.startswith("quick:") for source in sources)
     assert quick.cells()[0].id != recipe.cells()[0].id

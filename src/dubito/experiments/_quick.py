@@ -33,7 +33,11 @@ SHAPES = {"mnist": (1, 28, 28), "cifar-10": (3, 32, 32)}
 TRAIN, TEST = 100, 60  # samples
 EPOCHS, SEEDS, NEIGHBOURS = 2, 2, 50
 _OPTIONS: dict[str, dict[str, Any]] = {"mc_dropout": {"passes": 2}}
-_TRAINING = {"epochs": EPOCHS, "validate_every": 1, "patience": 0, "batch_size": 20}
+_TRAINING = {
+    "epochs": EPOCHS, "validate_every": 1, "patience": 0, "batch_size": 20,
+    # on a CPU nothing is gained by these, and some tell of instructions that they do not have
+    "precision": "tf32", "compile": False,
+}  # fmt: skip
 
 
 def quick(recipe: Recipe) -> Recipe:
