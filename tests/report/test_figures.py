@@ -189,6 +189,7 @@ def test_epochs_show_what_was_watched_and_where_the_loss_was_least() -> None:
         places[line.get_label()] = sorted(zip(*line.get_data(), strict=True))
     assert places["kept"] == [(16, 80), (16, 80)]
     assert places["least loss"] == [(12, 90), (16, 80)]
+    drawing(record(1, [0.5] * 4)).draw()  # which leaves an axis nothing to span
     axes = drawing(record(1, None)).draw().axes
     assert axes[0].get_title(loc="left") == "test accuracy"
     assert "least loss" not in {line.get_label() for line in axes[1].get_lines()}

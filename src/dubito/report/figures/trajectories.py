@@ -56,8 +56,8 @@ def trajectories(
         kept = [s.at(s.kept) for s in seeds]
         ax.plot(*zip(*kept, strict=True), "D", color=COLOURS[1], markersize=5, label="kept")
         settled = mean[least // 4 :]  # the first epochs would leave the rest no room
-        if title == LOSS:
-            room = 0.5 * (settled.max() - settled.min())
+        room = 0.5 * (settled.max() - settled.min())
+        if title == LOSS and room > 0:
             ax.set_ylim(settled.min() - room, settled.max() + room)
         ax.set_xlabel("epoch", fontsize=9, color=INK)
         ax.set_ylabel(ylabel, fontsize=9, color=INK)
