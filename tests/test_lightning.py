@@ -89,6 +89,30 @@ def test_it_learns_and_logs_what_evaluation_says(
     assert logged["val_loss"] == pytest.approx(total.item() / len(labels), **close)
 
 
+@pytest.mark.parametrize("epochs", [3, -1])
+def test_validation_losses_compare_while_a_weight_rises(tmp_path: Path, epochs: int) -> None:
+    """A network that does not move has one, and no callback keeps an epoch for being early."""
+    seen: list[float] = []
+
+    class Losses(lightning.Callback):  # type: ignore[misc, name-defined]
+        def on_validation_epoch_end(self, run: Any, _: object) -> None:
+            seen.append(run.callback_metrics["val_loss"].item())
+
+    options = {"callbacks": [Losses()], "num_sanity_val_steps": 0}
+    run = trainer(tmp_path, epochs, max_steps=3 if epochs < 0 else -1, **options)
+    made = module()
+    made.configure_optimizers = lambda: torch.optim.SGD(made.parameters(), 0.0)  # type: ignore[method-assign]
+    run.fit(made, loader("train", 64), loader("validation"))
+    assert len(seen) == 3
+    assert seen == pytest.approx([seen[0]] * 3, rel=1e-6)
+    labels = DIGITS.validation.labels
+    end = 2 if epochs > 0 else 10  # without an end the weight is what it will be for good
+    weights = torch.tensor(list(made.method.weights(end, 3).values()))
+    with torch.no_grad():
+        total, _ = made.method.loss_of(made.model(DIGITS.validation.inputs), labels, weights)
+    assert seen[0] == pytest.approx(total.item() / len(labels), rel=1e-5)
+
+
 def test_predictions_come_back(
     trained: tuple[EvidentialModule, dict[str, float]], tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 | logged | what |
 | --- | --- |
 | train_loss, train_TERM | the loss, and its unweighted terms; means of an epoch |
-| val_loss, val_accuracy | with the epoch's weights of the terms |
+| val_loss, val_accuracy | with the last epoch's weights of the terms, so that epochs compare |
 | val_uncertainty | the mean of the measure `unsure`: vacuity where the method has it |
 | val_aupr | how well `sure` tells correct (positive) from wrong predictions |
 | val_ood_aupr | how well `unsure` tells validation samples (positive) from OOD samples |
@@ -22,6 +22,7 @@ Prediction(2 samples, 10 classes: mean max_prob ..., mean vacuity ...)
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -230,7 +231,7 @@ class EvidentialModule(LightningModule):
         """The mean loss of a batch, logged, with its terms where that is asked."""
         outputs = self.model(self.method.inputs(x, self._drawn if stage == "val" else None))
         self._check(outputs, target)
-        names, weights = zip(*self._weights().items(), strict=True)
+        names, weights = zip(*self._weights(last=stage == "val").items(), strict=True)
         total, sums = self.method.loss_of(
             outputs, target, torch.tensor(weights, device=outputs.device)
         )
@@ -251,15 +252,16 @@ class EvidentialModule(LightningModule):
         if not target.is_floating_point() and _checks.visible(target):
             _checks.labels(target, target.shape, len(self.classes), "")
 
-    def _weights(self) -> dict[str, float]:
-        """The weight of each term in this epoch."""
+    def _weights(self, last: bool) -> dict[str, float]:
+        """The weight of each term in this epoch, or in the last one, when all have risen."""
         known = self.epochs or self.trainer.max_epochs or 0
         if known < 1 and getattr(self.method, "kl_ramp", None) == "all":
             raise ValueError(
                 "kl_ramp='all' needs to know how many epochs there are: give epochs, or max_epochs "
                 "to the Trainer"
             )
-        return self.method.weights(self.current_epoch, max(known, 1))
+        end = known - 1 if known > 0 else sys.maxsize
+        return self.method.weights(end if last else self.current_epoch, max(known, 1))
 
     def _log(self, name: str, value: Tensor, count: int | None = None) -> None:
         """The mean over an epoch; what has no count is the same in all processes already."""

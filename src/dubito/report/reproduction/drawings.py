@@ -235,8 +235,8 @@ def _trajectories(records: Records, data: str) -> Iterator[Drawing]:
 
 def _trajectory(record: Record, path: tuple[str, ...], factor: float) -> Trajectory:
     history = at(record, ("training", "history"))
-    values = [factor * value for value in at(history, path)]
-    losses = at(history, (LOSSES,))
+    values = [factor * float(value) for value in at(history, path)]
+    losses = [float(value) for value in at(history, (LOSSES,)) or ()]  # one may be "inf"
     # while the KL weight rises, losses are small for that alone in records made before 2026-12
     ramp = at(record, ("config", "method", "kl_ramp")) or 0
     settled = [place for place, epoch in enumerate(history["epoch"]) if epoch > ramp]
