@@ -287,6 +287,9 @@ def test_an_image_folder_is_read_alike_later(tmp_path: Path) -> None:
     judged = runs.evaluate(run, ood=[str(outside)])
     assert judged.result["test"] == {"data": "images", "part": "test", "samples": 20}
     assert judged.result["ood"]["light"]["samples"] == 10
+    (outside / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises((ValueError, OSError), match=r"gone\.png"):
+        runs.evaluate(run, ood=[str(outside)])
 
 
 def test_ood_inputs_to_train_with(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from dubito.data.labels import whole
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ImageFolder", "folder_parts", "read_folder", "read_images"]
+__all__ = ["ImageFolder", "files_below", "folder_parts", "read_folder", "read_images"]
 
 T = TypeVar("T")
 Size = int | tuple[int, int] | None
@@ -188,7 +188,7 @@ def _visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def _files(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Every file below a folder that is not hidden: a strange one is an error, not overlooked.
 
     So is a link that leads nowhere, or to a folder, which is not followed.
@@ -216,7 +216,7 @@ def _listing(folder: Path, split: str, classes: Sequence[str] | None) -> Listing
     names = tuple(sorted(found)) if classes is None else tuple(classes)
     _enough_classes(folder, found, names)
     places = [(home / name, label) for home in homes for label, name in enumerate(names)]
-    files = {place: _files(place) for place, _ in places if place.is_dir()}
+    files = {place: files_below(place) for place, _ in places if place.is_dir()}
     empty = [str(place) for place, inside in files.items() if not inside]
     if empty:
         raise ValueError(f"{folder}: there is no file in {', '.join(empty[:NAMED])}")
@@ -227,7 +227,7 @@ def _listing(folder: Path, split: str, classes: Sequence[str] | None) -> Listing
 def _enough_classes(folder: Path, found: set[str], names: tuple[str, ...]) -> None:
     layout = "expected a sub-folder of images for each class, at least two"
     if not found:
-        loose = len(_files(folder))
+        loose = len(files_below(folder))
         raise ValueError(f"{folder} has no sub-folders, and {loose} loose file(s): {layout}")
     if len(names) < 2:
         raise ValueError(f"{folder} has one class only, {names[0]!r}: {layout}")

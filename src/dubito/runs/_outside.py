@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dubito import data
+from dubito.data.folder import files_below
 from dubito.data.tables import INPUTS, LABELS, as_inputs
 from dubito.runs._data import is_table
 from dubito.runs._folder import Run
@@ -51,18 +52,12 @@ def inputs_of(run: Run, source: str, resize: bool = False) -> Tensor:
         found = as_inputs(columns.read_inputs(path), source)
     elif source not in data.DATASETS and path.is_dir():
         test = path / "test" if "test" in data.parts(source) else path
-        found, _ = data.read_images(_images(test), **options)
+        found, _ = data.read_images(files_below(test), **options)
     elif source not in data.DATASETS and (bare := _unlabelled(path)) is not None:
         found = bare
     else:
         found = data.load(source, part_of(source), **options).inputs
     return adapted(found, run.shape, source, resize)
-
-
-def _images(folder: Path) -> list[Path]:
-    """All files below a folder that are not hidden, whether it has class folders or not."""
-    below = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [f for f in below if not any(p.startswith(".") for p in f.relative_to(folder).parts)]
 
 
 def _unlabelled(path: Path) -> Tensor | None:
