@@ -131,6 +131,19 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     method = methods.method("edl")
     with pytest.raises(CheckpointError, match=r"holds another run: its method .*IEDL"):
         fit(method, network(), TRAIN, VALIDATION, settings, out=tmp_path)
+    changed = replace(TRAIN, labels=TRAIN.labels.flip(0))
+    with pytest.raises(CheckpointError, match="holds another run: its data"):
+        fit(IEDL, network(), changed, VALIDATION, settings, out=tmp_path)
+
+
+def test_data_is_known_by_its_labels_and_pixels() -> None:
+    pixels = replace(TRAIN, inputs=(255 * TRAIN.inputs).to(torch.uint8))
+    known = pixels.fingerprint()
+    assert known == replace(pixels, name="other").fingerprint()
+    assert known != replace(pixels, inputs=pixels.inputs.flip(0)).fingerprint()
+    assert known != replace(pixels, labels=pixels.labels.flip(0)).fingerprint()
+    nearly = replace(TRAIN, inputs=TRAIN.inputs + 1e-7)
+    assert nearly.fingerprint() == TRAIN.fingerprint()
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint", None])

@@ -279,6 +279,7 @@ def _identity(run: Run) -> dict[str, Any]:
         "settings": _that_matter(run.settings),
         "method": {"name": type(run.method).__name__, **run.method.hyperparameters()},
         "train": [getattr(run.train, "name", type(run.train).__name__), size(run.train)],
+        "data": run.train_id,
     }
 
 
@@ -295,6 +296,7 @@ def _resume(run: Run, folder: Path | None) -> None:
     tensors, facts = checkpoint.load(folder / CHECKPOINT)
     # a setting that is newer than the checkpoint was what its default is
     facts["settings"] = {**_that_matter(Settings()), **facts.get("settings", {})}
+    facts.setdefault("data", run.train_id)  # as have files up to 2026-11
     ours = json.loads(json.dumps(_identity(run)))
     for key, value in ours.items():
         if facts.get(key) != value:

@@ -54,6 +54,8 @@ class Run:
         self.method, self.model, self.settings = method, model, settings
         self.functions = Functions(method.loss_of)
         self.train, self.validation, self.device = train, validation, device
+        #: by which a checkpoint knows its data, where that is in memory
+        self.train_id = train.fingerprint() if isinstance(train, Arrays) else None
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network = parallel.wrapped(model)
