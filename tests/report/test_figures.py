@@ -15,7 +15,8 @@ from PIL import Image
 from dubito.report import reproduction
 from dubito.report.figures.ridges import median
 from dubito.report.figures.style import drawn, style
-from dubito.report.reproduction.drawings import Drawing, drawings
+from dubito.report.reproduction.drawing import Drawing
+from dubito.report.reproduction.drawings import drawings
 from dubito.report.reproduction.names import SETS
 from dubito.report.reproduction.records import Records
 from report import synthetic

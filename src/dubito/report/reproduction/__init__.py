@@ -11,7 +11,8 @@ from typing import Any
 from dubito.report import files, html
 from dubito.report.figures.style import drawn
 from dubito.report.reproduction import fewshot, fewshot_drawings
-from dubito.report.reproduction.drawings import Drawing, drawings
+from dubito.report.reproduction.drawing import Drawing
+from dubito.report.reproduction.drawings import drawings
 from dubito.report.reproduction.formats import LEGEND, QUICK, latex, markdown
 from dubito.report.reproduction.layout import Table
 from dubito.report.reproduction.names import METHODS_SHOWN

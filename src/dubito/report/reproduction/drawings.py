@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,13 @@ import numpy as np
 
 from dubito.measures import MEASURES
 from dubito.report import figures
-from dubito.report.figures import Curve, Interval, Ridge, Trajectory
+from dubito.report.figures import Curve, Interval, Ridge
+from dubito.report.reproduction.drawing import Drawing
+from dubito.report.reproduction.epochs import trajectories
 from dubito.report.reproduction.extremes import sheets
 from dubito.report.reproduction.names import SETS, SHOWN, label_of, method_label, ood_label
 from dubito.report.reproduction.published import Key, Published, key_of
-from dubito.report.reproduction.records import Record, Records, at
+from dubito.report.reproduction.records import Records, at
 from dubito.report.reproduction.tables import (
     CALIBRATION,
     OOD,
@@ -31,25 +32,11 @@ from dubito.report.reproduction.tables import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Drawing", "drawings"]
+__all__ = ["drawings"]
 
 #: the methods whose densities and images are shown, as in the paper
 COMPARED = ("edl", "iedl")
-LOSSES = "validation_loss"
 Numbers = Mapping[Key, Published]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure named for its files, its section, words for those who see it and who do not."""
-
-    key: str
-    section: str
-    title: str
-    caption: str
-    alt: str
-    draw: Callable[..., Figure]
-    narrow: bool = True
 
 
 def drawings(records: Records, numbers: Numbers) -> tuple[list[Drawing], list[str]]:
@@ -57,7 +44,7 @@ def drawings(records: Records, numbers: Numbers) -> tuple[list[Drawing], list[st
     found = [
         *_overview(records, numbers),
         *(drawing for data in SETS for drawing in _spreads(records, data)),
-        *(drawing for data in SETS for drawing in _trajectories(records, data)),
+        *(drawing for data in SETS for drawing in trajectories(records, data)),
         *(drawing for data in SETS for drawing in _sweep(records, data)),
         *_risks(records),
         *(drawing for data in SETS for drawing in _reliability(records, data)),
@@ -195,54 +182,6 @@ def _sweep(records: Records, data: str) -> Iterator[Drawing]:
         f"{min(by):g} to {max(by):g}; the numbers are in the table.",
         partial(figures.sweep, panels, "λ", ylabels, chosen),
     )  # fmt: skip
-
-
-def _trajectories(records: Records, data: str) -> Iterator[Drawing]:
-    """Accuracy and detection over the epochs, of recipes whose trainings were watched."""
-    for variant in methods(records, data):
-        seen = [
-            record
-            for record in records.of(f"{data}-{variant}")
-            if at(record, ("training", "history", "watched"))
-        ]
-        if not seen:
-            continue
-        names = [
-            name
-            for name in at(seen[0], ("training", "history", "watched"))
-            if name == "accuracy" or name.endswith("/max_prob/aupr")
-        ]
-        panels, ylabels = {}, []
-        if all(at(record, ("training", "history", LOSSES)) for record in seen):
-            panels[figures.LOSS] = [_trajectory(record, (LOSSES,), 1) for record in seen]
-            ylabels.append("")
-        for name in names:
-            ood = name.partition("/")[0]
-            title = "test accuracy" if name == "accuracy" else f"→ {ood_label(ood)}"
-            ylabels.append("%" if name == "accuracy" else "AUPR, Max.P (%)")
-            panels[title] = [_trajectory(record, ("watched", name), 100) for record in seen]
-        label = f"{SETS[data].label}, {method_label(variant)}"
-        yield Drawing(
-            f"epochs-{data}-{variant}", OOD, f"{label}: what the epochs do",
-            f"Test accuracy and detection at each check of {len(seen)} seeds; nothing in the "
-            "training depended on them. Diamonds are the weights that the validation samples "
-            "chose, circles those with the least validation loss.",
-            f"For {label}, test accuracy and AUPR against each OOD set over the epochs, a line a "
-            "seed, with the epoch whose weights were kept.",
-            partial(figures.trajectories, panels, ylabels),
-        )  # fmt: skip
-
-
-def _trajectory(record: Record, path: tuple[str, ...], factor: float) -> Trajectory:
-    history = at(record, ("training", "history"))
-    values = [factor * float(value) for value in at(history, path)]
-    losses = [float(value) for value in at(history, (LOSSES,)) or ()]  # one may be "inf"
-    # while the KL weight rises, losses are small for that alone in records made before 2026-12
-    ramp = at(record, ("config", "method", "kl_ramp")) or 0
-    settled = [place for place, epoch in enumerate(history["epoch"]) if epoch > ramp]
-    low = min(settled, key=losses.__getitem__) if losses and settled else None
-    least = None if low is None else history["epoch"][low]
-    return Trajectory(history["epoch"], values, at(record, ("training", "best_epoch")), least)
 
 
 def _risks(records: Records, measure: str = "max_prob") -> Iterator[Drawing]:

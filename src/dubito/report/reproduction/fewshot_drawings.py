@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.report import figures
 from dubito.report.figures import Cloud, Curve, Interval
-from dubito.report.reproduction.drawings import Drawing
+from dubito.report.reproduction.drawing import Drawing
 from dubito.report.reproduction.episodes import ACCURACY, PREFIX, Episodes
 from dubito.report.reproduction.fewshot import FEWSHOT, METHODS
 from dubito.report.reproduction.names import SHOWN, in_order, label_of, method_label, plain

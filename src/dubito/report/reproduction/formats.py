@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dubito.report.reproduction.drawings import Drawing
+from dubito.report.reproduction.drawing import Drawing
 from dubito.report.reproduction.layout import Entry, Table
 from dubito.report.reproduction.published import VERDICTS
 from dubito.report.reproduction.summary import Group, Summary, grouped

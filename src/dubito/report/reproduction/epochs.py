@@ -1,0 +1,66 @@
+"""What was watched over the epochs of trainings, as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from dubito.report import figures
+from dubito.report.figures import Trajectory
+from dubito.report.reproduction.drawing import Drawing
+from dubito.report.reproduction.names import SETS, method_label, ood_label
+from dubito.report.reproduction.records import Record, Records, at
+from dubito.report.reproduction.tables import OOD, methods
+
+__all__ = ["trajectories"]
+
+LOSSES = "validation_loss"
+
+
+def trajectories(records: Records, data: str) -> Iterator[Drawing]:
+    """Accuracy and detection over the epochs, of recipes whose trainings were watched."""
+    for variant in methods(records, data):
+        seen = [
+            record
+            for record in records.of(f"{data}-{variant}")
+            if at(record, ("training", "history", "watched"))
+        ]
+        if not seen:
+            continue
+        names = [
+            name
+            for name in at(seen[0], ("training", "history", "watched"))
+            if name == "accuracy" or name.endswith("/max_prob/aupr")
+        ]
+        panels, ylabels = {}, []
+        if all(at(record, ("training", "history", LOSSES)) for record in seen):
+            panels[figures.LOSS] = [_trajectory(record, (LOSSES,), 1) for record in seen]
+            ylabels.append("")
+        for name in names:
+            ood = name.partition("/")[0]
+            title = "test accuracy" if name == "accuracy" else f"→ {ood_label(ood)}"
+            ylabels.append("%" if name == "accuracy" else "AUPR, Max.P (%)")
+            panels[title] = [_trajectory(record, ("watched", name), 100) for record in seen]
+        label = f"{SETS[data].label}, {method_label(variant)}"
+        yield Drawing(
+            f"epochs-{data}-{variant}", OOD, f"{label}: what the epochs do",
+            f"Test accuracy and detection at each check of {len(seen)} seeds; nothing in the "
+            "training depended on them. Diamonds are the weights that the validation samples "
+            "chose, circles those with the least validation loss.",
+            f"For {label}, test accuracy and AUPR against each OOD set over the epochs, a line a "
+            "seed, with the epoch whose weights were kept.",
+            partial(figures.trajectories, panels, ylabels),
+        )  # fmt: skip
+
+
+def _trajectory(record: Record, path: tuple[str, ...], factor: float) -> Trajectory:
+    history = at(record, ("training", "history"))
+    values = [factor * float(value) for value in at(history, path)]
+    losses = [float(value) for value in at(history, (LOSSES,)) or ()]  # one may be "inf"
+    # while the KL weight rises, losses are small for that alone in records made before 2026-12
+    ramp = at(record, ("config", "method", "kl_ramp"))
+    risen = ramp if isinstance(ramp, int) else 0
+    settled = [place for place, epoch in enumerate(history["epoch"]) if epoch > risen]
+    low = min(settled, key=losses.__getitem__) if losses and settled else None
+    least = None if low is None else history["epoch"][low]
+    return Trajectory(history["epoch"], values, at(record, ("training", "best_epoch")), least)
