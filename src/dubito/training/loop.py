@@ -296,7 +296,8 @@ def _resume(run: Run, folder: Path | None) -> None:
     tensors, facts = checkpoint.load(folder / CHECKPOINT)
     # a setting that is newer than the checkpoint was what its default is
     facts["settings"] = {**_that_matter(Settings()), **facts.get("settings", {})}
-    facts.setdefault("data", run.train_id)  # as have files up to 2026-11
+    if None in (facts.get("data"), run.train_id):  # unknown: an old file, or data that is streamed
+        facts["data"] = run.train_id
     ours = json.loads(json.dumps(_identity(run)))
     for key, value in ours.items():
         if facts.get(key) != value:
