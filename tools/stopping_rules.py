@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dubito.training import Settings
+from dubito.training.stopping import is_over, worths
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -31,13 +34,14 @@ SPANS = ((20, 38), (40, 58), (60, 78), (80, 98), (100, 118), (120, 138), (140, 1
 def by_window(size: int, keep: str = "accuracy") -> Rule:
     """The best check of a run that stops once the first of its last `size` checks is their best."""
 
+    settings, name = Settings(patience=size, keep=keep), f"validation_{keep}"
+
     def kept(history: History) -> int | None:
-        sign = 1 if keep == "accuracy" else -1
-        seen = [sign * value for value in history.get(f"validation_{keep}", ())]
-        for last in range(size - 1, len(seen)):
-            window = seen[last - size + 1 : last + 1]
-            if window[0] == max(window):
-                return seen.index(max(seen[: last + 1]))
+        checks = [{name: value} for value in history.get(name, ())]
+        for end in range(size, len(checks) + 1):
+            if is_over(checks[:end], settings):
+                seen = worths(checks[:end], keep)
+                return seen.index(max(seen))
         return None
 
     return kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from dubito import data
@@ -10,7 +9,7 @@ from dubito.bundle import Columns, Preprocessing, read_table
 from dubito.data import Arrays
 from dubito.runs._config import READER_OPTIONS, Config
 
-__all__ = ["fingerprint", "is_table", "prepared", "training_data", "training_table"]
+__all__ = ["is_table", "prepared", "training_data", "training_table"]
 
 _TABLE_OPTIONS = {"label", "delimiter", "categories"}
 
@@ -45,11 +44,3 @@ def prepared(config: Config, train: Arrays, columns: Columns | None) -> Preproce
     if wanted or (wanted is None and columns is not None):
         return made.fitted(train.inputs)
     return made
-
-
-def fingerprint(arrays: Arrays) -> str:
-    """A hash of all inputs and labels."""
-    digest = hashlib.sha256(repr((arrays.shape, arrays.classes)).encode())
-    for values in (arrays.inputs, arrays.labels):
-        digest.update(values.cpu().contiguous().numpy().data)
-    return digest.hexdigest()[:32]

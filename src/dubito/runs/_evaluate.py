@@ -19,7 +19,7 @@ from dubito.data import Arrays, as_floats
 from dubito.prediction import Prediction
 from dubito.report import files
 from dubito.runs import _folder
-from dubito.runs._data import fingerprint, is_table, training_data
+from dubito.runs._data import is_table, training_data
 from dubito.runs._folder import Run, joined, versions
 from dubito.runs._outside import adapted, inputs_of, part_of, reader_options
 from dubito.training import CheckpointError
@@ -131,7 +131,7 @@ def _samples(run: Run, source: str | None, resize: bool) -> tuple[Arrays, str]:
 def _held_out(run: Run) -> Arrays:
     """The validation samples, for data without a test part."""
     everything = training_data(run.config)
-    if fingerprint(everything) != run.config.facts.fingerprint:
+    if everything.fingerprint() != run.config.facts.fingerprint:
         raise CheckpointError(
             f"{run.config.data['source']} has changed since the run in {run.folder}, so the "
             "samples that were held out are not known; judge it by other data (--data)"

@@ -21,7 +21,7 @@ from dubito.methods.weighted import Weighted, balanced
 from dubito.report import files
 from dubito.runs import _folder
 from dubito.runs._config import AUTO, Config, configure
-from dubito.runs._data import fingerprint, prepared, training_table
+from dubito.runs._data import prepared, training_table
 from dubito.runs._finish import finish, finish_again, keeps
 from dubito.runs._folder import Facts, Recorded
 from dubito.runs._scalars import Callback, told
@@ -106,7 +106,7 @@ def plan(
     arrays, columns = training_table(config)
     chosen = _resolved(config, arrays)
     folders = [folder] if seeds is None else [folder / f"seed-{seed}" for seed in seeds]
-    mark = fingerprint(arrays)
+    mark = arrays.fingerprint()
     train_part, held_out, order = _divided(chosen, arrays, mark, folders)
     facts = Facts(
         classes=list(arrays.classes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -54,8 +55,6 @@ class Run:
         self.method, self.model, self.settings = method, model, settings
         self.functions = Functions(method.loss_of)
         self.train, self.validation, self.device = train, validation, device
-        #: by which a checkpoint knows its data, where that is in memory
-        self.train_id = train.fingerprint() if isinstance(train, Arrays) else None
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network = parallel.wrapped(model)
@@ -82,6 +81,11 @@ class Run:
         self.epoch = 0
         self.best: dict[str, Tensor] = {}
         self.best_epoch = -1
+
+    @cached_property
+    def train_id(self) -> str | None:
+        """By which a checkpoint knows its data, where that is in memory."""
+        return self.train.fingerprint(numbers=False) if isinstance(self.train, Arrays) else None
 
     @property
     def whole_batch(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dubito.training.settings import Settings
 
-__all__ = ["is_best", "is_over"]
+__all__ = ["is_best", "is_over", "worths"]
 
 Entry = Mapping[str, Any]
 
