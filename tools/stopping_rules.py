@@ -28,6 +28,8 @@ Rule = Callable[[History], int | None]
 #: checks that the window of a rule holds; the published one has 10
 WINDOWS = (4, 5, 6, 7, 8, 9, 10)
 EPOCHS = (20, 30, 40, 50, 60, 80)
+#: checks before and after the kept one that count with it where a moment is not to decide
+AROUND = 3
 SPANS = ((20, 38), (40, 58), (60, 78), (80, 98), (100, 118), (120, 138), (140, 158))
 
 
@@ -57,16 +59,21 @@ def quantities(histories: Sequence[History]) -> list[str]:
     return [q for q in histories[0]["watched"] if "max_prob/aupr" in q or q == "accuracy"]
 
 
-def kept_by(rule: Rule, histories: Sequence[History]) -> tuple[list[int], dict[str, list[float]]]:
+def kept_by(
+    rule: Rule, histories: Sequence[History], around: int = 0
+) -> tuple[list[int], dict[str, list[float]]]:
     """The epochs that a rule keeps and what they have, in percent; nothing where one run ended
-    before the rule could decide."""
+    before the rule could decide. With `around`, the mean with that many checks either side."""
     places = [rule(history) for history in histories]
     found = [(h, place) for h, place in zip(histories, places, strict=True) if place is not None]
     if len(found) < len(places):
         return [], {}
     epochs = [history["epoch"][place] for history, place in found]
     return epochs, {
-        q: [100 * history["watched"][q][place] for history, place in found]
+        q: [
+            100 * statistics.mean(h["watched"][q][max(0, place - around) : place + around + 1])
+            for h, place in found
+        ]
         for q in quantities(histories)
     }
 
@@ -76,9 +83,9 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def row(name: str, rule: Rule, histories: Sequence[History]) -> str:
+def row(name: str, rule: Rule, histories: Sequence[History], around: int = 0) -> str:
     """A line of the table; dashes where there is nothing to say."""
-    epochs, found = kept_by(rule, histories)
+    epochs, found = kept_by(rule, histories, around)
     if not epochs:
         return f"| {name} | – |" + " – |" * len(quantities(histories))
     cells = [f"{min(epochs)} to {max(epochs)}" if len(set(epochs)) > 1 else f"{epochs[0]}"]
@@ -93,7 +100,9 @@ def table(histories: Sequence[History]) -> str:
     shown = [q.replace("/max_prob/aupr", " AUPR") for q in quantities(histories)]
     lines = [f"| rule | epochs | {' | '.join(shown)} |", "| --- |" + " ---: |" * (len(shown) + 1)]
     lines += [row(f"window of {size} checks", by_window(size), histories) for size in WINDOWS]
-    lines.append(row("window of 10, by loss", by_window(10, "loss"), histories))
+    by_loss = by_window(10, "loss")
+    lines.append(row("window of 10, by loss", by_loss, histories))
+    lines.append(row(f"with {AROUND} checks either side", by_loss, histories, AROUND))
     lines += [row(f"epoch {epoch}", by_epoch(epoch), histories) for epoch in EPOCHS]
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dubito.report import reproduction
+from dubito.report.reproduction.formats import markdown
 from dubito.report.reproduction.layout import Entry, Table
 from dubito.report.reproduction.published import Published, key_of, published, verdict
 from dubito.report.reproduction.records import Records
@@ -263,6 +264,22 @@ def test_the_order_of_methods_is_checked(made: Made, records: Data, paper: Any) 
     assert swapped.kept == 16 - sum("MNIST" in words for words in swapped.broken)
     assert len(swapped.broken) > 12
     assert any(w.startswith("MNIST → KMNIST, AUPR Max.P: ") for w in swapped.broken)
+
+
+def test_an_order_that_is_not_kept_is_named_and_explained(records: Data, paper: Any) -> None:
+    other = {"mnist-edl": "mnist-iedl", "mnist-iedl": "mnist-edl"}
+    for record in records:
+        record["recipe"] = other.get(record["recipe"], record["recipe"])
+    notes = {"mnist-iedl/*": "Swapped on purpose.", "cifar10-iedl/accuracy": "Not of this."}
+    swapped = reproduction.report(records, paper, notes)
+    order = swapped.summary.order
+    assert order.notes == ("Swapped on purpose.",)
+    text = markdown(swapped.sections, swapped.summary, False, "figures")
+    assert order.sentence in text
+    named = text.partition("## Where I-EDL is not ahead of EDL\n\n")[2].partition("\n## ")[0]
+    assert named.count("\n- ") + 1 == len(order.broken)
+    assert "Swapped on purpose." in named
+    assert "Not of this." not in named
 
 
 def test_notes_explain_by_label_and_by_pattern(records: Data, paper: Any) -> None:

@@ -228,8 +228,8 @@ def chosen(known: Mapping[str, Recipe], names: Iterable[str]) -> list[Recipe]:
 
     Without a name they are all.
 
-    >>> [recipe.name for recipe in chosen(recipes(), ["mnist-e*"])]
-    ['mnist-edl', 'mnist-edl-logdet']
+    >>> [recipe.name for recipe in chosen(recipes(), ["mnist-k*"])]
+    ['mnist-kl-pn']
     """
     groups = tables(known)
     for recipe in known.values():

@@ -1,59 +1,90 @@
-"""The step as a CUDA graph: several runs side by side, each on a stream of its own."""
+"""The step of a run as a CUDA graph, on a stream of its own: runs beside each other overlap."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from dubito.training.run import Run
 from dubito.training.step import compiled
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "fuse"]
 
 CAPTURABLE = ("adam", "adamw", "sgd")
 _WARM_UP = 3
 
 
+def fuse(runs: Sequence[Run]) -> None:
+    """Compile once for all what the steps of runs of one method have in common."""
+    fused = runs[0].functions.fused()
+    for run in runs:
+        run.functions = fused
+    if runs[0].settings.compile:
+        for run, forward in zip(runs, compiled([run.model for run in runs]), strict=True):
+            run.forward = forward
+
+
 class Graph:
-    """One replay is one step of every run; what a run draws comes from its registered generator."""
+    """A run's step. What it draws comes from generators of its own, whoever runs beside it."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs = runs
-        self.samples = runs[0].whole_batch
-        fused = runs[0].functions.fused()  # once for all: their methods are equal
-        for run in runs:
-            run.functions = fused
-        if runs[0].settings.compile and runs[0].forward is runs[0].network:
-            for run, forward in zip(runs, compiled([run.model for run in runs]), strict=True):
-                run.forward = forward
-        before = [_snapshot(run) for run in runs]
-        self.streams = [torch.cuda.Stream() for _ in runs]
-        for _ in range(_WARM_UP):
-            self._steps()
-        torch.cuda.synchronize()
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.stream = torch.cuda.Stream(run.device)
+        self.drawn = _default(run.device).clone_state()  # for what draws without being asked
+        before = _snapshot(run)
+        self.begin()
+        with self._alone():
+            for _ in range(_WARM_UP):
+                run.step(run.whole_batch)
+        torch.cuda.synchronize(run.device)
         self.graph = torch.cuda.CUDAGraph()
-        for run in runs:
-            self.graph.register_generator_state(run.generator)
-            run.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph):
-            self._steps()
-        for run, held in zip(runs, before, strict=True):
-            _put_back(run, held)
+        self.graph.register_generator_state(run.generator)
+        run.optimizer.zero_grad(set_to_none=True)
+        with self._drawing(), torch.cuda.graph(self.graph, stream=self.stream):
+            run.step(run.whole_batch)
+        _put_back(run, before)
 
-    def _steps(self) -> None:
-        main = torch.cuda.current_stream()
-        for run, stream in zip(self.runs, self.streams, strict=True):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                run.step(self.samples)
-        for stream in self.streams:
-            main.wait_stream(stream)
+    def begin(self) -> None:
+        """An epoch begins: dropout draws by its seed, and all that was prepared is waited for."""
+        self.drawn.manual_seed(self.run.own_seed)
+        self.stream.wait_stream(torch.cuda.current_stream(self.run.device))
 
     def replay(self) -> None:
-        """One step of every run."""
-        self.graph.replay()
+        """One step."""
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+    def finish(self, left: int) -> None:
+        """A step of the samples that are left, if any; what follows waits for all of them."""
+        if left:
+            with self._alone():
+                self.run.step(left)
+        torch.cuda.current_stream(self.run.device).wait_stream(self.stream)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._drawing(), torch.cuda.stream(self.stream):
+            yield
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Have torch's own generator draw from this run's state."""
+        default = _default(self.run.device)
+        before = default.graphsafe_get_state()
+        default.graphsafe_set_state(self.drawn)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(before)
+
+
+def _default(device: torch.device) -> torch.Generator:
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    generator: torch.Generator = torch.cuda.default_generators[index]
+    return generator
 
 
 def _snapshot(run: Run) -> tuple[dict[str, torch.Tensor], dict[int, dict[str, torch.Tensor]]]:

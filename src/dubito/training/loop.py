@@ -17,7 +17,7 @@ from torch import nn
 from dubito.data.arrays import Arrays
 from dubito.methods.base import Method
 from dubito.training import checkpoint, parallel
-from dubito.training.graph import CAPTURABLE, Graph
+from dubito.training.graph import CAPTURABLE, Graph, fuse
 from dubito.training.run import NonFiniteLoss, Run, Source, size
 from dubito.training.settings import Settings
 
@@ -182,18 +182,21 @@ def _epochs(
     active = [
         (run, folder) for run, folder in zip(runs, folders, strict=True) if not run.finished()
     ]
-    graph: Graph | None = None
+    graphs: dict[Run, Graph] = {}
+    if active and _graphed(active[0][0]):
+        fuse([run for run, _ in active])
     pace = checkpoint.Pace()  # one for all: together they take their share of the time
     while active:
         members = [run for run, _ in active]
         for run in members:
             run.begin_epoch()
-        if _graphed(members[0]) and (graph is None or list(graph.runs) != members):
-            graph = Graph(members)
-            for run in members:
-                run.begin_epoch()
+        if _graphed(members[0]):
+            graphs = {run: graphs.get(run) or Graph(run) for run in members}
+            for run, graph in graphs.items():
+                run.begin_epoch()  # again: to capture a step takes some of its samples
+                graph.begin()
         start = time.perf_counter()
-        _steps(members, graph)
+        _steps(members, graphs)
         for run in members:
             run.check_finite()  # waits for a GPU's steps
         seconds = time.perf_counter() - start
@@ -207,21 +210,22 @@ def _epochs(
         active = [(run, folder) for run, folder in active if not run.finished()]
 
 
-def _steps(runs: Sequence[Run], graph: Graph | None) -> None:
+def _steps(runs: Sequence[Run], graphs: Mapping[Run, Graph]) -> None:
     if not isinstance(runs[0].train, Arrays):
         for run in runs:
             for batch in run.stream():
                 run.update(*batch)
         return
     batches, left = divmod(len(runs[0].train), runs[0].whole_batch)
+    if left < parallel.world():  # fewer leave a process without a sample
+        left = 0
     for _ in range(batches):
-        if graph is not None:
-            graph.replay()
-            continue
         for run in runs:
-            run.step(run.whole_batch)
-    if left >= parallel.world():  # fewer leave a process without a sample
-        for run in runs:
+            graphs[run].replay() if graphs else run.step(run.whole_batch)
+    for run in runs:
+        if graphs:
+            graphs[run].finish(left)
+        elif left:
             run.step(left)
 
 

@@ -119,6 +119,11 @@ class Run:
         """The epoch's, the same in all processes."""
         return (self.settings.seed * 1_000_003 + self.epoch) % (1 << 62)
 
+    @property
+    def own_seed(self) -> int:
+        """The epoch's, of this process."""
+        return self._own(self._seed())
+
     def _own(self, seed: int) -> int:
         """This process's, far from any other epoch's: masks and noise are not to be the same."""
         return (seed + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)

@@ -27,10 +27,16 @@ def markdown(
     figures: str,
 ) -> str:
     """All figures, as links into a folder, and tables; the summary is on top."""
-    parts = ["# Reproduction" + (f" ({QUICK})" if quick else ""), summary.sentence, LEGEND]
+    order = summary.order
+    counted = f"{summary.sentence} {order.sentence}".strip()
+    parts = ["# Reproduction" + (f" ({QUICK})" if quick else ""), counted, LEGEND]
     if summary.worse:
         parts.append("## Worse than published")
         parts.append("\n".join(_worse_item(group) for group in grouped(summary.worse)))
+    if order.broken:
+        parts.append(f"## Where {order.ahead} is not ahead of {order.behind}")
+        parts.append("\n".join(f"- {words}" for words in order.broken))
+        parts += order.notes
     for name, drawings, tables in sections:
         parts.append(f"## {name}")
         for drawing in drawings:

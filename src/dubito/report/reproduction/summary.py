@@ -54,13 +54,24 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
 @dataclass(frozen=True)
 class Order:
-    """Whether one method is ahead of another where the paper has it so."""
+    """Whether one method is ahead of another where the paper has it so, and what explains it."""
 
     ahead: str
     behind: str
     kept: int
     compared: int
     broken: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The counts in words; nothing where there is nothing to compare."""
+        if not self.compared:
+            return ""
+        return (
+            f"{self.ahead} is ahead of {self.behind} in {self.kept} of the {self.compared} cells "
+            "in which the paper has it so."
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,7 @@ def summary(tables: Sequence[Table], notes: Mapping[str, str] | None = None) -> 
         "missing": len(missing),
     }
     alone = sum(f.entry.published is None and bool(f.entry.runs) for f in judged)
-    order = _order([table for table in tables if not table.apart], "I-EDL", "EDL")
+    order = _order([table for table in tables if not table.apart], "I-EDL", "EDL", notes or {})
     return Summary(counts, tuple(worse), tuple(missing), order, alone)
 
 
@@ -128,7 +139,7 @@ def _note(label: str, notes: Mapping[str, str]) -> str:
     return " ".join(text for pattern, text in notes.items() if fnmatchcase(label, pattern))
 
 
-def _order(tables: Iterable[Table], ahead: str, behind: str) -> Order:
+def _order(tables: Iterable[Table], ahead: str, behind: str, notes: Mapping[str, str]) -> Order:
     told: dict[str, str] = {}  # label -> nothing where the order is kept, else words
     for table in tables:
         rows = {row.name: row for row in table.rows}
@@ -139,8 +150,10 @@ def _order(tables: Iterable[Table], ahead: str, behind: str) -> Order:
             if _claimed(ours, base) and a is not None and b is not None:
                 words = f"{table.title}, {ours.name}: {ours.ours} against {base.ours}"
                 told.setdefault(ours.label, "" if a > b else words.replace("\u00a0↑", ""))
-    broken = tuple(words for words in told.values() if words)
-    return Order(ahead, behind, len(told) - len(broken), len(told), broken)
+    broken = {label: words for label, words in told.items() if words}
+    explained = dict.fromkeys(note for label in broken if (note := _note(label, notes)))
+    kept = len(told) - len(broken)
+    return Order(ahead, behind, kept, len(told), tuple(broken.values()), tuple(explained))
 
 
 def _claimed(ours: Entry, base: Entry) -> bool:
