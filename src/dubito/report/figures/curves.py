@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Curve", "reliability", "risk_coverage", "sweep"]
 
 STEP = 0.03  # decades between curves that have points at the same place
+LONG = 16  # letters in a heading that a small panel has room for
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ def reliability(
                 ax.scatter(curve.x, curve.y, 90 * shares, color=colour, marker=mark, alpha=0.8)
         ax.set(xlim=(0, 1.02), ylim=(0, 1.02), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
         ax.set_aspect("equal")
-        plain(ax, title, note)
-        ax.title.set_fontsize(10)
+        plain(ax, title, note, 10 if len(title) <= LONG else 7.5)
         ax.texts[0].set_fontsize(7 if narrow else 7.5)
     figure.supxlabel("probability given to the answer", fontsize=9.5, color=INK)
     figure.supylabel("share that is right", fontsize=9.5, color=INK)

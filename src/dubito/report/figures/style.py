@@ -51,9 +51,9 @@ def panels(
     return figure, axes[:count]
 
 
-def plain(ax: Axes, title: str = "", note: str = "") -> None:
+def plain(ax: Axes, title: str = "", note: str = "", size: float = 11) -> None:
     """Light axes with a heading, and a line below it where there is one to say."""
-    ax.set_title(title + "\n" * bool(note), fontsize=11, fontweight="bold", loc="left", color=INK)
+    ax.set_title(title + "\n" * bool(note), fontsize=size, fontweight="bold", loc="left", color=INK)
     ax.text(0, 1.03, note, transform=ax.transAxes, fontsize=8.5, color=INK)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)

@@ -24,6 +24,7 @@ from dubito.report.reproduction.tables import (
     SELECTION,
     SEPARATION,
     SWEPT,
+    drawn_methods,
     lambdas,
     methods,
     outside,
@@ -188,7 +189,7 @@ def _risks(records: Records, measure: str = "max_prob") -> Iterator[Drawing]:
     given: dict[str, dict[str, Curve]] = {}
     for data, known in SETS.items():
         curves = {}
-        for variant in methods(records, data):
+        for variant in drawn_methods(records, data):
             path = ("curves", "risk_coverage", measure)
             found = [at(record, path) for record in records.of(f"{data}-{variant}")]
             found = [one for one in found if one is not None]
@@ -211,7 +212,7 @@ def _risks(records: Records, measure: str = "max_prob") -> Iterator[Drawing]:
 
 def _reliability(records: Records, data: str) -> Iterator[Drawing]:
     panels: dict[str, tuple[str, dict[str, Curve]]] = {}
-    for variant in methods(records, data):
+    for variant in drawn_methods(records, data):
         recipe = f"{data}-{variant}"
         curves = {when: _pooled(records, recipe, when) for when in ("before", "after")}
         kept = {when: curve for when, curve in curves.items() if curve is not None}

@@ -16,6 +16,7 @@ __all__ = [
     "SHOWN",
     "SWEEP",
     "Set",
+    "base_of",
     "in_order",
     "label_of",
     "method_label",
@@ -118,10 +119,10 @@ def variant_of(recipe: str) -> str:
     return recipe if known is None else recipe.removeprefix(f"{known}-")
 
 
-def _base(variant: str) -> str | None:
+def base_of(variant: str) -> str | None:
     """The method whose name a variant begins with.
 
-    >>> _base("kl-pn-long"), _base("other")
+    >>> base_of("kl-pn-long"), base_of("other")
     ('kl-pn', None)
     """
     fitting = [m for m in METHODS_SHOWN if variant == m or variant.startswith(f"{m}-")]
@@ -131,13 +132,13 @@ def _base(variant: str) -> str | None:
 def method_label(variant: str) -> str:
     """A variant's name in tables: the method's, and in words of the recipe what is different.
 
-    >>> method_label("iedl"), method_label("iedl-long"), method_label("other")
-    ('I-EDL', 'I-EDL (long)', 'other')
+    >>> method_label("iedl"), method_label("iedl-by-loss"), method_label("other")
+    ('I-EDL', 'I-EDL (by loss)', 'other')
     """
-    base = _base(variant)
+    base = base_of(variant)
     if base is None:
         return variant
-    rest = variant.removeprefix(base).removeprefix("-")
+    rest = variant.removeprefix(base).removeprefix("-").replace("-", " ")
     return METHODS_SHOWN[base] + (f" ({rest})" if rest else "")
 
 
@@ -150,7 +151,7 @@ def in_order(variants: Iterable[str]) -> list[str]:
     order = list(METHODS_SHOWN)
 
     def place(variant: str) -> tuple[int, bool, str]:
-        base = _base(variant)
+        base = base_of(variant)
         return (len(order) if base is None else order.index(base), variant != base, variant)
 
     return sorted(set(variants), key=place)

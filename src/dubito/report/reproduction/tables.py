@@ -12,6 +12,7 @@ from dubito.report.reproduction.names import (
     SETS,
     SHOWN,
     SWEEP,
+    base_of,
     in_order,
     label_of,
     method_label,
@@ -23,7 +24,7 @@ from dubito.report.reproduction.published import Key, Published
 from dubito.report.reproduction.records import Records, at
 from dubito.report.tables import Better
 
-__all__ = ["lambdas", "methods", "outside", "tables", "unshown"]
+__all__ = ["drawn_methods", "lambdas", "methods", "outside", "tables", "unshown"]
 
 UP, DOWN = "\u00a0↑", "\u00a0↓"  # which is better; on the line of the last word
 OOD, CONFIDENCE, NOISE = "Out-of-distribution detection", "Confidence and accuracy", "Noisy data"
@@ -47,6 +48,12 @@ def methods(records: Records, data: str) -> list[str]:
     apart = [v for v in ABLATION if v not in BASELINES]
     others = [v for v in records.variants(data) if v not in apart and not v.startswith(SWEEP)]
     return in_order([*BASELINES, *others])
+
+
+def drawn_methods(records: Records, data: str) -> list[str]:
+    """The variants that figures of methods have: no other form of one that was run as it is."""
+    run = set(records.variants(data))
+    return [v for v in methods(records, data) if base_of(v) in (None, v) or base_of(v) not in run]
 
 
 def outside(records: Records, data: str) -> list[str]:
