@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, which it would keep alive
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,9 @@ def process_group() -> Iterator[torch.device | None]:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else None
     if device is not None:
         torch.cuda.set_device(device)
+    # Its functions have the group of their import as a default and would keep it, and its threads,
+    # alive for good; what one of these lets go of while Python ends aborts the process.
+    importlib.import_module("torch.distributed.nn")
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
         yield device or torch.device("cpu")
