@@ -14,11 +14,11 @@ import pytest
 import torch
 
 JOB = Path(__file__).with_name("_job.py")
-EPOCHS = "12"
+EPOCHS = 40
 
 
 def start(folder: Path, batch: int = 32, *, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    command = [sys.executable, *prefix, str(JOB), str(folder), EPOCHS, str(batch)]
+    command = [sys.executable, *prefix, str(JOB), str(folder), str(EPOCHS), str(batch)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -31,21 +31,27 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
+def written(folder: Path) -> int:
+    """The epochs that a training has told of."""
+    told = folder / "metrics.jsonl"
+    return told.read_text("utf-8").count("\n") if told.exists() else 0
+
+
 def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path: Path) -> None:
-    began = time.monotonic()
-    whole = finish(start(tmp_path / "whole"))
-    duration = time.monotonic() - began
+    whole, folder = finish(start(tmp_path / "whole")), tmp_path / "killed"
     kills, chance = 0, random.Random(time.time_ns())
-    for _ in range(4):
-        process = start(tmp_path / "killed")
-        time.sleep(chance.uniform(0.3, 1.0) * duration)
+    for epochs in sorted(chance.sample(range(1, EPOCHS), 4)):
+        process = start(folder)
+        while written(folder) < epochs and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.05))  # an epoch takes half of it
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
         process.communicate()
-    assert finish(start(tmp_path / "killed")) == whole
+    assert finish(start(folder)) == whole
     assert kills
-    assert not list((tmp_path / "killed").glob(".*.part")) or kills
+    assert not list(folder.glob(".*.part")) or kills
 
 
 LIMITED = """
