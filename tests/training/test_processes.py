@@ -51,7 +51,6 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path: Path) 
         process.communicate()
     assert finish(start(folder)) == whole
     assert kills
-    assert not list(folder.glob(".*.part")) or kills
 
 
 LIMITED = """
