@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 NOTES = (
     "Nothing is trained: all of it follows from DIR/RECIPE/seed-S.json, as `dubito reproduce` "
-    "leaves them. DIR/notes.toml may explain cells that are worse than published, by the labels "
-    "that the page shows on hover: 'cifar10-edl/ood/svhn/*' = 'Why it is so.'"
+    "leaves them. DIR/notes.toml may explain cells that are worse than published, or in which "
+    "I-EDL is not ahead of EDL, by the labels that the page shows on hover: "
+    "'cifar10-edl/ood/svhn/*' = 'Why it is so.'"
 )
 
 
