@@ -191,9 +191,8 @@ def _epochs(
         for run in members:
             run.begin_epoch()
         if _graphed(members[0]):
-            graphs = {run: graphs.get(run) or Graph(run) for run in members}
-            for run, graph in graphs.items():
-                run.begin_epoch()  # again: to capture a step takes some of its samples
+            graphs = {run: graphs.get(run) or _captured(run) for run in members}
+            for graph in graphs.values():
                 graph.begin()
         start = time.perf_counter()
         _steps(members, graphs)
@@ -208,6 +207,12 @@ def _epochs(
             if parallel.rank() == 0 and callback is not None:
                 callback({"seed": run.settings.seed, "epochs": run.settings.epochs, **entry})
         active = [(run, folder) for run, folder in active if not run.finished()]
+
+
+def _captured(run: Run) -> Graph:
+    graph = Graph(run)
+    run.begin_epoch()  # again: to capture a step takes some of its samples
+    return graph
 
 
 def _steps(runs: Sequence[Run], graphs: Mapping[Run, Graph]) -> None:
