@@ -23,6 +23,8 @@ PUBLISHED = {name: recipe for name, recipe in RECIPES.items() if name not in STU
 BY_LOSS = {
     "mnist-iedl",
     "mnist-edl",
+    "mnist-redl",
+    *(name for name in RECIPES if name.startswith("mnist-iedl-lambda")),
     *(name for name in RECIPES if name.startswith("cifar10-")),
 } - {"cifar10-posterior-network"}
 
