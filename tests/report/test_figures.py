@@ -104,6 +104,20 @@ def test_reliability_pools_the_seeds(made: Made, all_records: list[Any]) -> None
     np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float), wanted)
 
 
+def test_another_form_of_a_method_is_drawn_where_the_method_was_not_run(
+    records: list[Any], paper: dict[str, Any]
+) -> None:
+    def headings(given: list[Any]) -> list[str]:
+        figure = of(reproduction.report(given, paper), "reliability-mnist").draw()
+        return [ax.get_title(loc="left").strip() for ax in figure.axes]
+
+    others = [{**r, "recipe": "mnist-iedl-long"} for r in records if r["recipe"] == "mnist-iedl"]
+    assert "I-EDL (long)" not in headings([*records, *others])
+    alone = headings([r for r in records if r["recipe"] != "mnist-iedl"] + others)
+    assert "I-EDL (long)" in alone
+    assert "I-EDL" not in alone
+
+
 def test_the_sweep_has_error_bars_over_seeds(made: Made, all_records: list[Any]) -> None:
     axes = of(made, "lambda-cifar10").draw().axes
     assert [label.get_text() for label in axes[0].get_xticklabels()] == [
