@@ -78,6 +78,20 @@ def test_it_trains_prints_and_stores_every_setting(tmp_path: Path, few: Path) ->
     assert str(tmp_path / "report.html") in done.output.splitlines()[-1]
 
 
+@pytest.mark.parametrize(("method", "told"), [("iedl", True), ("softmax", False)])
+def test_what_makes_it_faster_is_told_where_it_is_not_installed(
+    tmp_path: Path, few: Path, monkeypatch: pytest.MonkeyPatch, method: str, told: bool
+) -> None:
+    words = (few, *SHORT, "--method", method, "--device", "cpu", "--out")
+    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not there
+    assert ("dubito[fast]" in train(*words, tmp_path / "without").output) is told
+    monkeypatch.setenv("DUBITO_KERNELS", "off")
+    assert "dubito[fast]" not in train(*words, tmp_path / "off").output
+    monkeypatch.undo()
+    pytest.importorskip("numba")
+    assert "dubito[fast]" not in train(*words, tmp_path / "with").output
+
+
 def test_a_finished_run_is_left_alone(tmp_path: Path, few: Path) -> None:
     train(few, *SHORT, "--out", tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}

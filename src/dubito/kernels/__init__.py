@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ __all__ = [
     "fused_loss",
     "fused_measures",
     "fused_terms",
+    "lacks_numba",
     "measurable",
     "switched_on",
 ]
@@ -93,6 +95,12 @@ def available(alpha: Tensor) -> bool:
     if torch.compiler.is_compiling() or not alpha.is_cpu:
         return False
     return switched_on() and _cpu() is not None
+
+
+def lacks_numba(device: torch.device, terms: Iterable[str]) -> bool:
+    """Whether a loss of these terms would have a kernel there, were numba installed."""
+    served = device.type == "cpu" and _KNOWN.issuperset(terms) and switched_on()
+    return served and find_spec("numba") is None
 
 
 def _warn(error: Exception) -> None:
