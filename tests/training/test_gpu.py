@@ -47,7 +47,7 @@ def test_a_compiled_network_is_the_network() -> None:
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_seeds_beside_each_other_are_those_of_single_runs(compile: bool) -> None:
-    """With dropout, and with one run that ends before the others."""
+    """With dropout, whose masks are drawn without being asked for."""
     chosen = replace(SETTINGS, compile=compile, epochs=3)
     settings = [replace(chosen, seed=seed) for seed in (1, 2, 3)]
     single = [

@@ -252,7 +252,7 @@ def _show(plan: Plan, chosen: Mapping[str, Mapping[str, Any]], console: Console)
     """The data in a line, and every setting, those that were chosen in bold."""
     from rich.table import Table
 
-    from dubito import kernels, methods
+    from dubito import kernels
 
     facts = plan.config.facts
     console.print(
@@ -262,7 +262,7 @@ def _show(plan: Plan, chosen: Mapping[str, Mapping[str, Any]], console: Console)
         ),
         soft_wrap=True,
     )
-    if kernels.lacks_numba(plan.device, methods.method(**plan.config.method).weights(0, 1)):
+    if kernels.lacks_numba(plan.device, plan.config.make_method().weights(0, 1)):
         console.print(Text(SLOW), soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")

@@ -183,14 +183,15 @@ def _epochs(
         (run, folder) for run, folder in zip(runs, folders, strict=True) if not run.finished()
     ]
     graphs: dict[Run, Graph] = {}
-    if active and _graphed(active[0][0]):
+    graphed = bool(active) and _graphed(active[0][0])
+    if graphed:
         fuse([run for run, _ in active])
     pace = checkpoint.Pace()  # one for all: together they take their share of the time
     while active:
         members = [run for run, _ in active]
         for run in members:
             run.begin_epoch()
-        if _graphed(members[0]):
+        if graphed:
             graphs = {run: graphs.get(run) or _captured(run) for run in members}
             for graph in graphs.values():
                 graph.begin()

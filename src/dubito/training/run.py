@@ -94,14 +94,12 @@ class Run:
 
     def begin_epoch(self) -> None:
         """Draw the epoch's order and augmentation, set its weights, forget its sums."""
-        seed = self._seed()
-        drawn = torch.Generator().manual_seed(seed)
+        drawn = torch.Generator().manual_seed(self._seed())
         self.order.copy_(torch.randperm(size(self.train), generator=drawn))
         if self.settings.augment is not None:
             self.changes.copy_(self.settings.augment.draw(size(self.train), drawn))
-        own = self._own(seed)
-        torch.manual_seed(own)  # dropout draws from torch's own generator
-        self.generator.manual_seed(own)
+        torch.manual_seed(self.own_seed)  # dropout draws from torch's own generator
+        self.generator.manual_seed(self.own_seed)
         weights = self.method.weights(self.epoch, self.settings.epochs)
         self.weights.copy_(torch.tensor([weights[name] for name in self.names]))
         for group in self.optimizer.param_groups:
@@ -121,12 +119,8 @@ class Run:
 
     @property
     def own_seed(self) -> int:
-        """The epoch's, of this process."""
-        return self._own(self._seed())
-
-    def _own(self, seed: int) -> int:
         """This process's, far from any other epoch's: masks and noise are not to be the same."""
-        return (seed + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
+        return (self._seed() + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
 
     def batch(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs and labels at places of the order, where the data is held in memory."""
@@ -162,7 +156,7 @@ class Run:
             batch_sampler=chosen,
             num_workers=self.settings.workers,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator().manual_seed(self._own(self._seed())),  # of its workers
+            generator=torch.Generator().manual_seed(self.own_seed),  # of its workers
         )
 
     def step(self, whole: int) -> None:

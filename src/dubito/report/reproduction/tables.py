@@ -53,7 +53,7 @@ def methods(records: Records, data: str) -> list[str]:
 def drawn_methods(records: Records, data: str) -> list[str]:
     """The variants that figures of methods have: no other form of one that was run as it is."""
     run = set(records.variants(data))
-    return [v for v in methods(records, data) if base_of(v) in (None, v) or base_of(v) not in run]
+    return [v for v in methods(records, data) if base_of(v) == v or base_of(v) not in run]
 
 
 def outside(records: Records, data: str) -> list[str]:
