@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,32 @@ def test_a_checkpoint_from_before_there_was_a_setting_goes_on(tmp_path: Path) ->
     assert_equal_weights(run.model, fit(IEDL, Normed(), TRAIN, CHECK, SHORT).model)
 
 
+def test_a_long_training_keeps_the_mean_of_a_tenth_of_its_epochs(tmp_path: Path) -> None:
+    long = replace(SHORT, epochs=20, validate_every=20)
+    found = fit(IEDL, Normed(), TRAIN, CHECK, long).model
+    assert_equal_weights(found, fit(IEDL, Normed(), TRAIN, CHECK, replace(long, average=2)).model)
+    plain = fit(IEDL, Normed(), TRAIN, CHECK, replace(long, average=0), out=tmp_path).model
+    assert not torch.equal(plain.get_parameter("first.weight"), found.get_parameter("first.weight"))
+    with pytest.raises(CheckpointError, match=r"its settings is .*'average': 0.*'average': 2"):
+        fit(IEDL, Normed(), TRAIN, CHECK, long, out=tmp_path)
+    falling = replace(long, schedule="cosine")
+    assert [one.averaged for one in (SHORT, replace(long, epochs=19), falling)] == [0, 0, 0]
+
+
+def test_a_network_that_can_t_be_copied_says_what_to_do() -> None:
+    class Held(Normed):
+        """It holds what belongs to one process."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.file = threading.Lock()
+
+    settings = replace(SHORT, epochs=20)
+    with pytest.raises(TypeError, match=r"Held can't be copied.*train it with average=0"):
+        fit(IEDL, Held(), TRAIN, CHECK, settings)
+    assert fit(IEDL, Held(), TRAIN, CHECK, replace(settings, average=0)).epochs == 20
+
+
 def test_a_network_with_tied_weights_is_saved_and_goes_on(tmp_path: Path) -> None:
     whole = fit(IEDL, Tied(), TRAIN, CHECK, SHORT)
     stopped(Tied(), tmp_path, 2)
@@ -242,7 +269,7 @@ def checked(losses: list[float], settings: Settings) -> Run:
 
 
 def test_a_loss_that_is_nan_at_first_does_not_keep_later_ones_from_being_the_best() -> None:
-    run = checked([math.nan, 0.9, 0.1, 0.3], Settings(keep="loss"))
+    run = checked([math.nan, 0.9, 0.1, 0.3], Settings(keep="loss", average=0))
     assert run.best_epoch == 3
     assert run.best["last.bias"].tolist() == [3.0, 3.0]
 

@@ -25,7 +25,13 @@ class Average:
 
     def __init__(self, model: nn.Module, epochs: int) -> None:
         self.epochs = epochs
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        try:
+            self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        except Exception as error:
+            raise TypeError(
+                f"{type(model).__name__} can't be copied, which the mean of its weights needs "
+                f"({error}); train it with average=0"
+            ) from error
 
     @torch.no_grad()
     def add(self, model: nn.Module, epoch: int) -> None:

@@ -295,7 +295,8 @@ def _identity(run: Run) -> dict[str, Any]:
 
 def _that_matter(settings: Settings) -> dict[str, Any]:
     free = ("graph", "compile", "workers", "channels_last")
-    return {key: value for key, value in settings.as_dict().items() if key not in free}
+    known = {**settings.as_dict(), "average": settings.averaged}
+    return {key: value for key, value in known.items() if key not in free}
 
 
 def _resume(run: Run, folder: Path | None) -> None:
@@ -304,8 +305,8 @@ def _resume(run: Run, folder: Path | None) -> None:
     if parallel.rank() == 0:
         checkpoint.tidy(folder / CHECKPOINT)
     tensors, facts = checkpoint.load(folder / CHECKPOINT)
-    # a setting that is newer than the checkpoint was what its default is
-    facts["settings"] = {**_that_matter(Settings()), **facts.get("settings", {})}
+    # a setting that is newer than the checkpoint was what its default is, or off
+    facts["settings"] = {**_that_matter(Settings(average=0)), **facts.get("settings", {})}
     if None in (facts.get("data"), run.train_id):  # unknown: an old file, or data that is streamed
         facts["data"] = run.train_id
     ours = json.loads(json.dumps(_identity(run)))

@@ -60,7 +60,7 @@ class Run:
         self.network = parallel.wrapped(model)
         #: the network for whole batches; a graph may put a faster one here
         self.forward: Callable[[Tensor], Tensor] = self.network
-        self.average = Average(model, settings.average) if settings.average else None
+        self.average = Average(model, settings.averaged) if settings.averaged else None
         #: the network that is judged and kept
         self.judged = model if self.average is None else self.average.model
         self.names = tuple(method.weights(0, settings.epochs))

@@ -37,13 +37,14 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a training run; the defaults are the published MNIST protocol.
+    """Settings of a training run; the defaults are the published MNIST protocol, averaged.
 
     Every `validate_every` epochs the network is validated; the weights with the best `keep` are
     kept: "accuracy", or "loss" with the terms weighted as in the last epoch. The run stops once the
     first of the last `patience` checks is the best of these; 0: never.
-    With `average` it is the mean of the weights after about that many epochs which is validated and
-    kept, and no longer the weights of one moment.
+    What is validated and kept is the mean of the weights after about `average` epochs, which is
+    better than those of one moment (None: a tenth of the epochs, 10 at most, where the rate is
+    constant and does not settle them by itself; 0: no mean).
 
     `graph` captures the step in a CUDA graph (None: on a GPU, where the optimiser allows it).
     With `compile` the network in that graph goes through torch.compile first, which takes a minute
@@ -66,7 +67,7 @@ class Settings:
     validate_every: int = 2
     keep: str = "accuracy"
     patience: int = 10
-    average: int = 0
+    average: int | None = None
     augment: Augment | None = None
     precision: str = "tf32"
     channels_last: bool = True
@@ -77,7 +78,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "validate_every", "patience", "average"):
-            if getattr(self, name) % 1:
+            if (getattr(self, name) or 0) % 1:
                 raise ValueError(f"{name} must be a whole number, not {getattr(self, name)!r}")
         for name in ("epochs", "batch_size", "validate_every"):
             if getattr(self, name) < 1:
@@ -87,7 +88,7 @@ class Settings:
                 f"patience must be 0 or at least 2, not {self.patience!r}: a single check is "
                 "always the best of itself"
             )
-        if self.average < 0:
+        if self.average is not None and self.average < 0:
             raise ValueError(f"average must be >= 0, not {self.average!r}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be > 0, not {self.learning_rate!r}")
@@ -95,6 +96,18 @@ class Settings:
         _checks.one_of(SCHEDULES, self.schedule, "schedule")
         _checks.one_of(KEEP, self.keep, "keep")
         _checks.one_of(PRECISIONS, self.precision, "precision")
+
+    @property
+    def averaged(self) -> int:
+        """Over how many epochs the weights are averaged; 0: not at all.
+
+        >>> Settings().averaged, Settings(epochs=30).averaged, Settings(epochs=5).averaged
+        (10, 3, 0)
+        """
+        if self.average is not None:
+            return self.average
+        tenth = min(self.epochs // 10, 10)
+        return tenth if tenth > 1 and self.schedule == "constant" else 0
 
     def rate(self, epoch: int) -> float:
         """The learning rate in `epoch` (from 0)."""

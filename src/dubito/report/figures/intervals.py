@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,16 @@ class Interval:
 def intervals(
     given: Mapping[str, Mapping[str, Interval]], xlabel: str, *, narrow: bool = False
 ) -> Figure:
-    """A row for each name: bar and tick are published, dots are runs, and a diamond their mean."""
-    names = list(dict.fromkeys(name for rows in given.values() for name in rows))
-    height = 0.3 * len(names) + 0.75
+    """A row for each name: bar and tick are published, dots are runs, and a diamond their mean.
+
+    Panels beside each other have the same rows; one that neither has is left out.
+    """
     across = 1 if narrow else min(2, len(given))
-    figure, axes = panels(len(given), across, (4.1, height) if narrow else (5.2, height))
-    for i, ((title, rows), ax) in enumerate(zip(given.items(), axes, strict=True)):
+    beside = [list(given.values())[i - i % across :][:across] for i in range(len(given))]
+    shared = [list(dict.fromkeys(chain.from_iterable(rows))) for rows in beside]
+    height = 0.3 * max(map(len, shared)) + 0.75
+    figure, axes = panels(len(given), across, (4.1 if narrow else 5.2, height))
+    for i, ((title, rows), names, ax) in enumerate(zip(given.items(), shared, axes, strict=True)):
         for name, interval in rows.items():
             _row(ax, len(names) - 1 - names.index(name), interval)
         shown = names if i % across == 0 else [""] * len(names)
