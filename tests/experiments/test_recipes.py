@@ -144,16 +144,19 @@ def test_identity_is_content() -> None:
     assert len(trainings) == len(RECIPES) - 1  # the paper's weight is one of MNIST's sweep
 
 
+AUGMENT = {"augment", "epochs", "patience"}
+
+
 @pytest.mark.parametrize("name", STUDIED)
 def test_a_study_changes_what_its_name_says(name: str) -> None:
     base_name, expected = {
         "cifar10-edl-averaged": ("cifar10-edl", {"average"}),
         "cifar10-iedl-averaged": ("cifar10-iedl", {"average"}),
+        "cifar10-iedl-averaged-no-padding": ("cifar10-iedl-averaged", AUGMENT),
+        "cifar10-iedl-averaged-no-rotation": ("cifar10-iedl-averaged", AUGMENT),
         "cifar10-iedl-by-accuracy": ("cifar10-iedl-by-accuracy-bf16", {"precision"}),
         "cifar10-iedl-by-accuracy-bf16": ("cifar10-iedl", {"keep"}),
         "cifar10-iedl-cosine": ("cifar10-iedl", {"schedule", "epochs", "patience"}),
-        "cifar10-iedl-cosine-no-padding": ("cifar10-iedl-cosine", {"augment"}),
-        "cifar10-iedl-cosine-no-rotation": ("cifar10-iedl-cosine", {"augment"}),
         "mnist-edl-by-accuracy": ("mnist-edl", {"keep"}),
         "mnist-iedl-by-accuracy": ("mnist-iedl", {"keep"}),
     }[name]

@@ -291,6 +291,12 @@ def test_notes_explain_by_label_and_by_pattern(records: Data, paper: Any) -> Non
     assert found[label] == "This one."
     assert found["mnist-kl-pn/ood/kmnist/max_prob/aupr"] == "All of it."
     assert {n for one, n in found.items() if "kl-pn" not in one} <= {""}
+    made = reproduction.report(records, paper, notes)
+    named = markdown(made.sections, made.summary, False, "figures").partition("\n## ")[2]
+    named = named.partition("\n## ")[0]
+    assert len({f.table.key for f in made.summary.worse if f.note == "All of it."}) > 1
+    assert named.count("All of it.") == 1
+    assert named.rindex(", KL-PN: ") < named.index("All of it.")
     wrong = label.replace("alpha0", "alpha")
     with pytest.raises(ValueError, match=f"{wrong}' is about no cell.* mean '{label}'"):
         reproduction.report(records, paper, {wrong: "Why?"})

@@ -32,24 +32,32 @@ class Finding:
 
 @dataclass(frozen=True)
 class Group:
-    """The findings of one row of a table, and what explains them."""
+    """The findings of one row of a table, and what explains them and others before them."""
 
     table: Table
     row: str
     findings: tuple[Finding, ...]
-
-    @property
-    def notes(self) -> list[str]:
-        """The explanations, each once."""
-        return list(dict.fromkeys(f.note for f in self.findings if f.note))
+    notes: tuple[str, ...]
 
 
 def grouped(findings: Iterable[Finding]) -> list[Group]:
-    """Findings of the same row of the same table together, in the order of first sight."""
+    """Findings of the same row of the same table together, in the order of first sight.
+
+    An explanation stands once, with the last group that it is about.
+    """
     found: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         found.setdefault((finding.table.key, finding.row), []).append(finding)
-    return [Group(some[0].table, some[0].row, tuple(some)) for some in found.values()]
+    told: dict[str, tuple[str, str]] = {}
+    for place, some in found.items():
+        told |= {finding.note: place for finding in some if finding.note}
+    return [
+        Group(
+            some[0].table, some[0].row, tuple(some),
+            tuple(note for note, last in told.items() if last == place),
+        )
+        for place, some in found.items()
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
