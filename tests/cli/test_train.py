@@ -52,6 +52,12 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in runs.load(folder).model.parameters()])
 
 
+def test_it_says_that_weights_are_averaged(tmp_path: Path, few: Path) -> None:
+    done = train(few, *SHORT, "--out", tmp_path / "mean", "--set", "average=2")
+    assert "epochs: 2, weights averaged over 2, validation accuracy " in done.output
+    assert "averaged" not in train(few, *SHORT, "--out", tmp_path / "moment").output
+
+
 def test_it_trains_prints_and_stores_every_setting(tmp_path: Path, few: Path) -> None:
     done = train(few, *SHORT, "--out", tmp_path, "--set", "validate_every=1", "--report")
     assert "few: 240 training and 60 validation samples of shape (1, 8, 8), 10 clas" in done.output

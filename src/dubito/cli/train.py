@@ -197,7 +197,9 @@ def _train(plan: Plan, console: Console, promise: Promise | None, report: bool) 
         summaries = runs.train(plan, tell, promise=promise)
     for member, summary in zip(plan.members, summaries, strict=False):
         accuracy = f"validation accuracy {100 * summary['validation_accuracy']:.2f} %"
-        words = f"best of {summary['epochs']} epochs: {summary['epoch']}, {accuracy}"
+        over = member.config.settings().averaged
+        mean = f", weights averaged over {over}" if over else ""
+        words = f"best of {summary['epochs']} epochs: {summary['epoch']}{mean}, {accuracy}"
         console.print(Text(f"{member.folder}: {words}"), soft_wrap=True)
         if member in left or promise is not None:
             _tell(read_limits(member.folder), console)
