@@ -157,6 +157,7 @@ def test_a_study_changes_what_its_name_says(name: str) -> None:
         "cifar10-iedl-by-accuracy": ("cifar10-iedl-by-accuracy-bf16", {"precision"}),
         "cifar10-iedl-by-accuracy-bf16": ("cifar10-iedl", {"keep"}),
         "cifar10-iedl-cosine": ("cifar10-iedl", {"schedule", "epochs", "patience"}),
+        "cifar10-iedl-settled": ("cifar10-iedl", {"average", "epochs", "patience"}),
         "mnist-edl-by-accuracy": ("mnist-edl", {"keep"}),
         "mnist-iedl-by-accuracy": ("mnist-iedl", {"keep"}),
     }[name]
