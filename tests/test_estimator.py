@@ -98,6 +98,16 @@ def test_held_out_labels_that_are_all_right_do_not_ask_for_certainty() -> None:
     assert 0.97 < np.median(model.predict_proba(X).max(1)) < 0.9999
 
 
+def test_a_weight_that_leaves_no_evidence_is_told(digits: Parts) -> None:
+    X, y, _, _ = digits
+    model = EvidentialClassifier(epochs=1, method_options={"fisher_weight": 0.5}, calibrate=False)
+    with pytest.warns(UserWarning, match="with 10 classes the limit is 0.16") as told:
+        model.fit(X, y)
+    assert told[0].filename == __file__
+    with pytest.warns(UserWarning, match="fisher_weight=0.5 takes all evidence"):
+        clone(model).partial_fit(X, y, classes=range(10))
+
+
 def test_uncertainty_is_higher_for_what_is_strange(promising: Any, digits: Parts) -> None:
     _, _, X, y = digits
     noise = np.random.default_rng(0).uniform(0, 16, X.shape)

@@ -98,6 +98,14 @@ def test_what_makes_it_faster_is_told_where_it_is_not_installed(
     assert "dubito[fast]" not in train(*words, tmp_path / "with").output
 
 
+@pytest.mark.parametrize(("weight", "told"), [("0.1", False), ("5", True)])
+def test_a_weight_that_leaves_no_evidence_is_told(
+    tmp_path: Path, few: Path, weight: str, told: bool
+) -> None:
+    output = train(few, *SHORT, "--fisher-weight", weight, "--out", tmp_path).output
+    assert (f"fisher_weight={weight} takes all evidence" in output) is told
+
+
 def test_a_finished_run_is_left_alone(tmp_path: Path, few: Path) -> None:
     train(few, *SHORT, "--out", tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}

@@ -22,7 +22,6 @@ STUDIED = [name for name, recipe in RECIPES.items() if recipe.tables == ("study"
 PUBLISHED = {name: recipe for name, recipe in RECIPES.items() if name not in STUDIED}
 
 
-
 @pytest.mark.parametrize("recipe", PUBLISHED.values(), ids=PUBLISHED)
 def test_the_protocol_is_the_published_one(recipe: experiments.Recipe) -> None:
     config = runs.configure(recipe.sections)

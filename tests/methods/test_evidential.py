@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,6 +55,48 @@ def test_edl_is_the_textbook_loss(likelihood: str) -> None:
     one = EDL(likelihood=likelihood, kl_weight=2.0)
     ours = total(one, one.terms_of(LOGITS, TARGET), epoch=5, epochs=100)
     torch.testing.assert_close(ours, (expected + removed_kl(alpha)).mean())
+
+
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_the_limit_of_the_fisher_weight_in_closed_form(classes: int) -> None:
+    """Along equal evidence e of all classes only psi1(1 + e) and alpha0 = K (1 + e) change."""
+    k = classes
+    psi1, psi2 = math.pi**2 / 6, -2 * 1.2020569031595943
+    alpha0 = torch.tensor(float(k), dtype=torch.float64)
+    of_sum = [torch.polygamma(order, alpha0).item() for order in (1, 2)]
+    spread = 1 - 1 / k  # sum_j (y_j - p_j)^2, and sum_j p_j (1 - p_j)
+    variance = spread * k / (k + 1) ** 2  # how fast it falls
+    error = spread * (1 + 1 / (k + 1)) * -psi2 + variance * psi1
+    ratio = k * of_sum[0] / psi1
+    slope = k * (k * of_sum[1] / psi1) - ratio * psi2 / psi1
+    penalty = -(k * psi2 / psi1 - slope / (1 - ratio))
+    assert IEDL().fisher_limit(k) == pytest.approx(error / penalty, rel=1e-7)
+    assert EDL().fisher_limit(k) == pytest.approx(variance / penalty, rel=1e-7)
+    assert IEDL(scale="per_class").fisher_limit(k) == pytest.approx(error / penalty * k / 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("iedl", 0.162), ("edl", 0.00485), ("edl/cross_entropy", 0.0387)]
+)
+def test_beyond_its_limit_the_fisher_weight_leaves_no_evidence(kind: str, limit: float) -> None:
+    """Of a network that says the same of every sample: its outputs are a bias, near none."""
+    name, _, likelihood = kind.partition("/")
+    given = {"likelihood": likelihood} if likelihood else {}
+    for share, grows in ((0.5, True), (0.98, True), (1.02, False), (2.0, False)):
+        one = method(name, fisher_weight=share * limit, **given)
+        assert (one.caution(10) is None) == grows
+        bias = torch.full((10,), -9.0, dtype=torch.float64, requires_grad=True)  # evidence 1e-4
+        terms = one.terms_of(bias.expand(10, 10), torch.arange(10))
+        total(one, terms, epoch=10, epochs=10).backward()  # with the whole KL
+        assert bias.grad is not None
+        assert ((bias.grad < 0) == grows).all()
+
+
+def test_a_marginal_likelihood_leaves_the_fisher_weight_no_room() -> None:
+    assert EDL(likelihood="marginal").fisher_limit(10) == pytest.approx(0, abs=1e-12)
+    assert EDL(likelihood="marginal").caution(10) is None
+    caution = EDL(likelihood="marginal", fisher_weight=1e-3).caution(10) or ""
+    assert caution.endswith("with 10 classes the limit is 0")
 
 
 def test_redl_is_the_textbook_loss() -> None:

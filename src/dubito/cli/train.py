@@ -264,8 +264,11 @@ def _show(plan: Plan, chosen: Mapping[str, Mapping[str, Any]], console: Console)
         ),
         soft_wrap=True,
     )
-    if kernels.lacks_numba(plan.device, plan.config.make_method().weights(0, 1)):
+    method = plan.config.make_method()
+    if kernels.lacks_numba(plan.device, method.weights(0, 1)):
         console.print(Text(SLOW), soft_wrap=True)
+    if caution := method.caution(len(facts.classes)):
+        console.print(Text(caution, style="yellow"), soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")

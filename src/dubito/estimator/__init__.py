@@ -12,6 +12,7 @@ True
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,7 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs two")
+        self._warn()
         rng = check_random_state(self.random_state)
         seed = int(rng.randint(2**31 - 1))
         held = self._held_out(codes, rng)
@@ -175,6 +177,7 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         codes = coded(y, self.classes_)
         weights = class_weights(self.class_weight, y, self.classes_)
         if first:
+            self._warn()
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             self._learner = self._trained(X, codes, seed, weights=weights, epochs=1)
         else:
@@ -203,6 +206,12 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
                 said, labels, error=self.error, confidence=self.confidence,
                 measure=self.measure, false_alarms=self.false_alarms,
             )  # fmt: skip
+
+    def _warn(self) -> None:
+        """Of a method that may not learn so many classes, at the caller of `fit`."""
+        method = method_of(self.method, self.method_options)
+        if caution := method.caution(len(self.classes_)):
+            warnings.warn(caution, UserWarning, stacklevel=3)
 
     def _forget_limits(self) -> None:
         self.calibration_ = None

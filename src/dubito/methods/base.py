@@ -47,6 +47,10 @@ class Method(ABC):
         """What is trained: a module from (N, *shape) to outputs (N, K)."""
         return backbone
 
+    def caution(self, classes: int) -> str | None:
+        """What to know before a training on that many classes; most have nothing to say."""
+        return None
+
     def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """What goes through the model for a training batch x (N, *shape)."""
         return x
@@ -134,8 +138,35 @@ def scaled(terms: dict[str, Tensor], classes: int, scale: str) -> dict[str, Tens
 class EvidenceMethod(Method):
     """What I-EDL and EDL share: alpha = evidence + 1, and terms that a kernel may have."""
 
+    fisher_weight: float
     evidence: str
     scale: str
+
+    def fisher_limit(self, classes: int) -> float:
+        """The `fisher_weight` from which on a network that knows nothing is left no evidence.
+
+        Such a network says the same of all samples. Then the mean gradient over the labels, at
+        alpha = 1, where the KL has none, either gives it evidence for all classes or takes it away.
+        """
+        alpha = torch.ones(classes, dtype=torch.float64, requires_grad=True)
+        weights = {name: w for name, w in self.weights(0, 1).items() if name != "fisher_penalty"}
+        rise = {}
+        for name, value in terms((*weights, "fisher_penalty"), alpha, torch.tensor(0)).items():
+            (gradient,) = torch.autograd.grad(value, alpha, retain_graph=True)
+            rise[name] = gradient.sum().item()
+        given = -sum(weight * rise[name] for name, weight in weights.items())
+        return max(given, 0.0) / (rise["fisher_penalty"] * growth(self.scale, classes))
+
+    def caution(self, classes: int) -> str | None:
+        """Where `fisher_weight` is beyond its limit."""
+        limit = self.fisher_limit(classes)
+        if self.fisher_weight == 0 or self.fisher_weight < limit:
+            return None
+        return (
+            f"fisher_weight={self.fisher_weight:g} takes all evidence from a network that knows "
+            f"nothing yet, which may then learn nothing; with {classes} classes the limit is "
+            f"{round(limit, 9):.2g}"
+        )
 
     def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The terms that `weights` names: {name: (..., N)}."""
@@ -191,6 +222,10 @@ class Delegate(Method):
     ) -> nn.Module:
         """The other's."""
         return self.method.model(backbone, classes, class_counts)
+
+    def caution(self, classes: int) -> str | None:
+        """The other's."""
+        return self.method.caution(classes)
 
     def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The other's."""
