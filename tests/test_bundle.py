@@ -343,6 +343,22 @@ def test_numbers_may_be_categories(tmp_path: Path) -> None:
         runs.plan(config(tmp_path / "own.csv", categories=["zap"]), tmp_path / "run")
 
 
+def test_strange_numbers_of_an_array_are_noted_as_those_of_a_table(tmp_path: Path) -> None:
+    columns = Columns(columns=(Column("size", None, (0.0, 5.0)), Column("age", None, (1.0, 9.0))))
+    made = bundle.save(
+        tmp_path / "made", backbones.build("mlp", (2,), 2, hidden=(4,)), method="iedl",
+        classes=("a", "b"), shape=(2,), backbone={"name": "mlp", "hidden": [4]},
+        preprocessing=Preprocessing(columns=columns),
+    )  # fmt: skip
+    given = np.array([[np.inf, 2], [3, 2], [900, -40]])
+    np.savez(tmp_path / "x.npz", x=given)
+    np.savetxt(tmp_path / "x.csv", given, delimiter=",", header="size,age", comments="")
+    for name in ("x.csv", "x.npz"):
+        (portion,) = bundle.stream(bundle.load(made), [tmp_path / name])
+        notes = [row.get("note") for row in portion.rows]
+        assert notes == [None, None, "size 900 is far from [0, 5]; age -40 is far from [1, 9]"]
+
+
 # --- class weights -------------------------------------------------------------------------------
 
 

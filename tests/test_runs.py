@@ -15,7 +15,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from dubito import backbones, bundle, data, evaluation, metrics, runs
+from dubito.experiments._cell import ELSEWHERE
 from dubito.methods import METHODS
+from dubito.policy import Bound, Policy
 from dubito.training import CheckpointError, Settings, fit
 
 TRAINING = {"epochs": 2, "batch_size": 32, "learning_rate": 0.01, "patience": 0}
@@ -447,3 +449,27 @@ def test_a_backbone_of_every_name_is_built_again(tmp_path: Path, held_out: Path)
         x = torch.rand(2, 3, 32, 32)
         with torch.no_grad():
             assert torch.equal(runs.load(tmp_path / name).model(x), model(x)), name
+
+
+def test_a_run_without_limits_is_judged_without_them(copied: Path) -> None:
+    run = runs.load(copied)
+    judged = runs.evaluate(run, noise=[0.2]).result
+    runs.save(copied, run.model, run.config)  # neither calibration nor policy
+    bare = runs.evaluate(runs.load(copied), noise=[0.2]).result
+    assert set(judged) - set(bare) == {"limits"}
+    assert bare["noise"] == judged["noise"]
+
+
+def test_nothing_accepted_has_no_share_of_errors(copied: Path) -> None:
+    run = runs.load(copied)
+    policy = Policy(Bound("max_prob", float("inf")), None, {"error": 0.01}, {})
+    runs.save(copied, run.model, run.config, limits=bundle.Limits(policy=policy))
+    found = runs.evaluate(runs.load(copied)).result["limits"]
+    refused = {"accepted": 0, "ambiguous": 1, "unfamiliar": 0}
+    assert found == {"promise": {"error": 0.01}, "test": refused, "ood": {}, "noise": {}}
+
+
+def test_limits_are_no_part_of_a_record(trained: Path) -> None:
+    kept = set(runs.evaluate(runs.load(trained)).result) - set(ELSEWHERE)
+    figures = {"accuracy", "calibration", "aurc", "misclassification", "ood", "noise"}
+    assert kept == {"test", "notes", *figures}

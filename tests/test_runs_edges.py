@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ import torch
 from dubito import bundle, data, evaluation, runs
 from dubito.bundle import Promise
 from dubito.data import embedded
+from dubito.report import tables
+from dubito.runs import _train
+from dubito.training import NonFiniteLoss
+from dubito.training.run import Run
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -128,3 +134,87 @@ def test_samples_that_are_infinitely_sure_stay_tied() -> None:
     assert found == evaluation.risk_coverage({"alpha0": sure.clamp_max(9.0)}, right)
     # of four that can't be told apart half are wrong, whichever come first
     assert found["alpha0"]["risk"][:4] == pytest.approx([0.5] * 4)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table(path: Path, kinds: list[str], middle: float, seed: int) -> Path:
+    """The label first; `a` tells the kinds apart, and whole numbers stand last."""
+    drawn = np.random.default_rng(seed)
+    rows = [
+        f"{kinds[i % len(kinds)]},{middle + 4 * (i % len(kinds)) + drawn.normal():.3f},"
+        f"{drawn.integers(90, 110)}"
+        for i in range(90)
+    ]
+    path.write_text("kind,a,b\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_a_file_with_some_of_the_classes_has_their_labels(tmp_path: Path) -> None:
+    """Classes 1, 2 and x: where no x occurs a 1 is still the class 1, and not the second."""
+    chosen = config(table(tmp_path / "all.csv", ["1", "2", "x"], 0, 0), label="kind")
+    runs.train(runs.plan(chosen, tmp_path / "run"))
+    run = runs.load(tmp_path / "run")
+    some = table(tmp_path / "some.csv", ["1", "2"], 0, 1)
+    assert runs.evaluate(run, source=str(some)).arrays["labels"][:4].tolist() == [0, 1, 0, 1]
+    found = data.load(some, label="kind", classes=("1", "2", "x"))
+    assert found.labels[:4].tolist() == [0, 1, 0, 1]
+
+
+def test_inputs_to_train_with_have_the_columns_of_the_data(tmp_path: Path) -> None:
+    outside = table(tmp_path / "outside.csv", ["p", "q"], 50, 1)
+    inside = table(tmp_path / "inside.csv", ["p", "q"], 0, 0)
+    chosen = config(inside, "rkl_pn", label="kind", train_ood=str(outside))
+    plan = runs.plan(chosen, tmp_path / "run")
+    bank = _train._outside(plan.config, plan.device)["ood"]
+    features = np.loadtxt(outside, delimiter=",", skiprows=1, usecols=(1, 2), dtype=np.float32)
+    assert torch.equal(bank, plan.config.prepared().standardised(torch.from_numpy(features)))
+    assert bank[:, 0].min() > 5  # far outside
+
+
+# --- several seeds --------------------------------------------------------------------------------
+
+
+def test_a_seed_that_fails_leaves_the_others_their_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Run.check_finite
+
+    def check(self: Run) -> None:
+        if self.settings.seed == 2:
+            raise NonFiniteLoss("the loss is not finite")
+        whole(self)
+
+    monkeypatch.setattr(Run, "check_finite", check)
+    for _ in range(2):  # the same again
+        plan = runs.plan(config(), tmp_path, seeds=[1, 2, 3])
+        with pytest.raises(
+            NonFiniteLoss, match=r"1 of 3 seeds .*\. seed 2: the loss is not finite"
+        ):
+            runs.train(plan)
+        states = [one.state for one in runs.plan(config(), tmp_path, seeds=[1, 2, 3]).members]
+        assert states == ["finished", "new", "finished"]
+
+
+def test_an_infinite_figure_has_no_deviation() -> None:
+    found = runs.averaged([{"nll": 1.0, "ece": 0.1}, {"nll": math.inf, "ece": 0.3}])
+    assert found["nll"] == {"mean": math.inf, "deviation": None}
+    assert found["ece"]["deviation"] == pytest.approx(math.sqrt(0.02))
+    texts = [cell.text for cell in tables.mean_cells([[1.0, math.inf], [1.0, 3.0]])]
+    assert texts == ["inf", "2.0 ±1.4"]
+
+
+def test_another_promise_leaves_what_is_known_of_the_training(
+    trained: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    told = json.loads((folder / "config.json").read_text())
+    told["facts"]["device"], told["versions"]["torch"] = "another machine", "2.4.0"
+    (folder / "config.json").write_text(json.dumps(told))
+    runs.train(runs.plan(config(), folder), promise=Promise(error=0.37))
+    policy = bundle.read_limits(folder).policy
+    assert policy is not None
+    assert policy.promise["error"] == 0.37
+    after = json.loads((folder / "config.json").read_text())
+    assert (after["facts"], after["versions"]) == (told["facts"], told["versions"])

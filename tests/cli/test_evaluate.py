@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dubito import cli, data, evaluation, runs
+from dubito import bundle, cli, data, evaluation, runs
 from dubito.measures import MEASURES
+from dubito.policy import REASONS
 from dubito.training import CheckpointError
 
 
@@ -64,6 +65,33 @@ def test_from_training_to_figures(run: Path, uniform: Path) -> None:
     assert {"dubito", "torch", "python"} == found["versions"].keys()
 
 
+def test_the_promise_can_be_checked(run: Path, uniform: Path) -> None:
+    done = invoke("evaluate", run, "--ood", uniform, "--noise", "0.1")
+    assert done.exit_code == 0, (done.output, done.exception)
+    found = json.loads((run / "evaluation" / "result.json").read_text())
+    told, loaded, test = found["limits"], bundle.load(run), data.load("digits", "test")
+    said = loaded.predict(test.inputs)
+    after = evaluation.calibration(loaded.calibrated(said), test.labels)
+    assert told["calibration"] == after
+    assert found["calibration"] == evaluation.calibration(said, test.labels)  # as it was
+    assert after["nll"] < found["calibration"]["nll"]
+    accept = loaded.decide(said).accept
+    wrong = (said.label != test.labels)[accept].double().mean().item()
+    assert told["promise"]["error"] == 0.05
+    assert (told["test"]["accepted"], told["test"]["wrong"]) == (accept.double().mean(), wrong)
+    strange = loaded.decide(loaded.predict(data.load(uniform).inputs))
+    assert told["ood"]["uniform"]["accepted"] == strange.accept.double().mean()
+    assert "wrong" not in told["ood"]["uniform"]
+    assert "wrong" in told["noise"]["0.1"]
+    for shares in (told["test"], told["ood"]["uniform"], told["noise"]["0.1"]):
+        assert sum(shares[name] for name in REASONS) == pytest.approx(1)
+        assert f"{100 * shares['accepted']:.2f}" in done.output
+    for figure in (100 * after["ece"], 100 * wrong):
+        assert f"{figure:.2f}" in done.output
+    assert "≤ 5)" in done.output
+    assert "before calibration" in done.output
+
+
 def test_several_seeds(tmp_path: Path) -> None:
     short = ("--epochs", "2", "--lr", "0.01", "--set", "hidden=[16]", "--seeds", "3,21")
     assert invoke("train", "digits", *short, "--out", tmp_path).exit_code == 0
@@ -82,6 +110,13 @@ def test_several_seeds(tmp_path: Path) -> None:
     aurocs = [one["noise"]["0.5"]["detection"]["vacuity"]["auroc"] for one in both]
     told = found["noise"]["0.5"]["detection"]["vacuity"]["auroc"]
     assert told["mean"] == pytest.approx(statistics.mean(aurocs))
+    limits = [one["limits"] for one in both]
+    for name in ("accepted", "unfamiliar"):
+        mean_share = statistics.mean(one["test"][name] for one in limits)
+        assert found["limits"]["test"][name]["mean"] == pytest.approx(mean_share)
+    nll = statistics.mean(one["calibration"]["nll"] for one in limits)
+    assert found["limits"]["calibration"]["nll"]["mean"] == pytest.approx(nll)
+    assert f"{nll:.4f} ±" in done.output
     assert "over the seeds 3, 21" in done.output
     assert f"{100 * mean:.2f} ±{100 * spread:.2f}" in done.output
 
@@ -124,7 +159,11 @@ def test_held_out_samples_are_called_so(tmp_path: Path) -> None:
     found = json.loads((out / "evaluation" / "result.json").read_text())
     assert found["test"] == {"data": "own", "part": "held-out validation", "samples": 60}
     assert set(found["misclassification"]) == {"max_prob", "entropy_of_mean"}
+    assert not {"calibration", "test"} & set(found["limits"])  # they were fitted on these samples
+    assert "check these with --data" in " ".join(done.output.split())
+    assert "Accept or abstain?" not in done.output
     done = invoke("evaluate", out, "--data", "digits")
+    assert "Accept or abstain?" in done.output
     assert "359 test samples" in done.output
     assert "no test part" not in done.output
 

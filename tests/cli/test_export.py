@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -83,6 +85,21 @@ def test_a_file_says_alone_what_predict_says(trained: Path, tmp_path: Path) -> N
         np.testing.assert_allclose(np.max(said[told], axis=1), wanted, atol=1e-4)
     for measure in ("vacuity", "mutual_information", "expected_entropy"):
         np.testing.assert_allclose(said[measure], [row[measure] for row in rows], atol=1e-4)
+
+
+def test_a_network_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import torch\nfactory = lambda shape, outputs: torch.nn.Linear(*shape, outputs)\n"
+    (tmp_path / "own_line.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    made: dict[str, Any] = {"method": "softmax", "classes": ("a", "b"), "shape": (3,)}
+    folder = bundle.save(tmp_path / "b", torch.nn.Linear(3, 2), **made)
+    words = ("--measure", "max_prob", "--module", "own_line:factory")
+    done = invoke(folder, tmp_path / "model.onnx", *words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "running your code: own_line:factory" in done.output
+    assert "inputs (N, 3) float32 -> label, probs" in done.output
+    done = invoke(folder, tmp_path / "other.onnx", "--module", "own_line:none")
+    assert "has no attribute 'none'" in str(done.exception)
 
 
 @pytest.mark.parametrize(

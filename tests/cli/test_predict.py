@@ -24,6 +24,7 @@ from dubito import backbones, bundle, calibration, cli
 from dubito.bundle import Bundle, Column, Columns, Preprocessing
 from dubito.data.tables import MISSING
 from dubito.policy import Bound, Policy
+from dubito.prediction import Prediction
 from tests.fuzzing import FUZZ, damaged
 
 HUES = ("red", "sky")
@@ -192,6 +193,58 @@ def test_wrong_use_is_told(images: Path, tmp_path: Path) -> None:
         with pytest.raises(kind, match=message):
             raise done.exception
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_accepts_nothing_is_told_once(tmp_path: Path) -> None:
+    never = Policy(
+        Bound("max_prob", math.inf), None, {"error": 0.01, "confidence": 0.95}, {"samples": 40}
+    )
+    (tmp_path / "x.csv").write_text("1,2,3\n" * 5)
+    words = ["--batch-size", "2", "--format", "csv"]
+    for policy, count in ((never, 1), (POLICY, 0)):
+        folder = saved(tmp_path / str(count), (3,), policy=policy)
+        done = CliRunner().invoke(
+            cli.app, ["predict", str(folder), str(tmp_path / "x.csv"), *words]
+        )
+        assert done.exit_code == 0
+        assert len(done.stdout.splitlines()) == 6
+        assert done.stderr.count("abstains on everything") == count
+        shown = "40 validation samples were too few, or too often wrong, to show an error rate"
+        assert (f"{shown} <= 0.01 with confidence 0.95" in done.stderr) is bool(count)
+        assert ("a greater --error" in done.stderr) is bool(count)
+
+
+CODE = """
+import torch
+
+def factory(shape, outputs):
+    return torch.nn.Sequential(torch.nn.Linear(shape[0], outputs))
+"""
+
+
+def test_a_network_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_trees.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    made: dict[str, Any] = {"method": "iedl", "classes": ("a", "b"), "shape": (3,)}
+    folder = bundle.save(tmp_path / "b", network, **made)
+    (tmp_path / "x.csv").write_text("1,2,3\n4,5,6\n")
+    words = ["predict", str(folder), str(tmp_path / "x.csv"), "--format", "jsonl", "--module"]
+    done = CliRunner().invoke(cli.app, [*words, "own_trees:factory"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "running your code: own_trees:factory" in done.stderr
+    with torch.no_grad():
+        said = Prediction.from_logits(network(torch.tensor([[1.0, 2, 3], [4, 5, 6]])))
+    found = [json.loads(line)["vacuity"] for line in done.stdout.splitlines()]
+    assert found == pytest.approx(said.vacuity.tolist(), rel=1e-5)
+    for named, message in (
+        ("own_trees", "named package.module:factory, not 'own_trees'"),
+        ("own_trees:none", "has no attribute 'none'"),
+        ("own_trees:torch", "own_trees:torch is no function, but module"),
+    ):
+        done = CliRunner().invoke(cli.app, [*words, named])
+        assert isinstance(done.exception, ValueError)
+        assert message in str(done.exception)
 
 
 def test_a_policy_of_another_method_is_told_once(tmp_path: Path) -> None:

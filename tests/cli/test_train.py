@@ -297,7 +297,7 @@ def test_the_promise_is_told_and_can_be_another(tmp_path: Path) -> None:
     assert promised == {"error": 0.1, "confidence": 0.9, "false_alarms": 0.05}
     told = train(*words, "--error", "0.001").output
     assert "is finished: its policy is for this promise now" in told
-    assert "can't be shown with 288 validation samples, so it abstains on everything" in told
+    assert "was not shown by 288 validation samples, so it abstains on everything" in told
     assert "nothing to do" in train(*words).output
     promised = json.loads((tmp_path / "policy.json").read_text())["policy"]["promise"]
     assert promised["error"] == 0.001

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from dubito.bundle import read_table
 from dubito.data import load, parts, read_csv, read_npz
 
 
@@ -202,6 +203,48 @@ def test_a_class_may_be_called_none(tmp_path: Path) -> None:
 def test_bad_csv(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_csv(written(tmp_path, text))
+
+
+NUMBERED = "2001,2002,region\n5,3,north\n4,2,south\n4,1,south\n"
+SAMPLES = "red,small,yes\nred,large,no\nblue,small,yes\n"
+
+
+@pytest.mark.parametrize("reader", [read_csv, read_table])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NUMBERED, "line 1: is row 1 a header or a sample.* 'region', which is the label of no"),
+        ("\n" + NUMBERED, "line 2: is row 1 a header"),
+        (SAMPLES, "line 1: row 1 has 'red', 'small', 'yes', which occur in the same columns"),
+        ("hue,y\nred,a\nhue,y\n", "'hue', 'y', which occur"),  # two files, one after the other
+    ],
+)
+def test_a_first_row_that_may_be_either_is_not_guessed(
+    tmp_path: Path, text: str, message: str, reader: Any
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        reader(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "classes", "count"),
+    [
+        (NUMBERED.replace("20", "in 20"), ("north", "south"), 3),  # both ways out of the error
+        ("first,second,kind\n" + NUMBERED, ("north", "region", "south"), 4),
+        ("5,3,north\n4,2,south\n4,1,east\n", ("east", "north", "south"), 3),  # nothing recurs
+        ("size,0,spam\n5,0,spam\n4,0,ham\n", ("ham", "spam"), 2),  # 0 is no word
+    ],
+)
+def test_a_first_row_that_is_plain(
+    tmp_path: Path, text: str, classes: tuple[str, ...], count: int
+) -> None:
+    found = read_csv(written(tmp_path, text))
+    assert (found.classes, len(found)) == (classes, count)
+
+
+def test_a_table_of_words_with_a_header_above_it(tmp_path: Path) -> None:
+    found, columns = read_table(written(tmp_path, "hue,size,sold\n" + SAMPLES))
+    assert (found.classes, len(found), columns.header) == (("no", "yes"), 3, True)
 
 
 def test_a_csv_that_is_not_text(tmp_path: Path) -> None:

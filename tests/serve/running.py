@@ -9,10 +9,12 @@ import json
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +160,33 @@ def png(pixels: Any, form: str = "PNG", **options: Any) -> bytes:
     made = io.BytesIO()
     Image.fromarray(np.asarray(pixels, np.uint8)).save(made, form, **options)
     return made.getvalue()
+
+
+def tiff(tags: dict[int, tuple[int, int, int]], data: bytes = b"") -> bytes:
+    """A TIFF of 8-bit grey, from its tags {tag: (type, count, value)}; data lies at `TIFF_DATA`."""
+    plain = {258: (3, 1, 8), 262: (3, 1, 1), 277: (3, 1, 1)}
+    every = sorted({**plain, **tags}.items())
+    entries = b"".join(struct.pack("<HHII", tag, *entry) for tag, entry in every)
+    directory = struct.pack("<H", len(every)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", TIFF_DATA + len(data)) + data + directory
+
+
+TIFF_DATA = 8
+
+
+def tiled(size: tuple[int, int], tile: tuple[int, int]) -> bytes:
+    """A TIFF of that width and length, whose tiles have those and share what they hold."""
+    (width, length), (tile_width, tile_length) = size, tile
+    count = -(-width // tile_width) * -(-length // tile_length)
+    packed = zlib.compress(bytes(tile_width * tile_length), 9)
+    places = struct.pack(f"<{count}I", *[TIFF_DATA] * count)
+    lengths = struct.pack(f"<{count}I", *[len(packed)] * count)
+    after = TIFF_DATA + len(packed)
+    at = (TIFF_DATA, len(packed)) if count == 1 else (after, after + len(places))
+    sides = {256: width, 257: length, 322: tile_width, 323: tile_length}
+    tags = {tag: (4, 1, side) for tag, side in sides.items()}
+    tags |= {259: (3, 1, 8), 324: (4, count, at[0]), 325: (4, count, at[1])}
+    return tiff(tags, packed + places + lengths)
 
 
 def until(condition: Callable[[], bool]) -> None:

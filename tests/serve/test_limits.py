@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+import warnings
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dubito.serve import Settings, token_from
+from dubito.serve import Settings, _images, token_from
 from dubito.serve._metrics import resident_bytes
-from serve.running import PATIENCE, Running, png, running, until
+from serve.running import PATIENCE, Running, png, running, tiff, tiled, until
 
 DIGIT = [0.5] * 64
 TOKEN = "a-token-of-enough-characters"
@@ -110,6 +111,65 @@ def test_a_decompression_bomb_is_not_unpacked(service: Running, side: int) -> No
     assert before is not None
     assert after is not None
     assert after - before < 50 << 20
+
+
+def test_whole_tiles_of_a_tiff_count(small: Running) -> None:
+    assert small.upload(tiled((16, 16), (96, 96))).status_code == 200
+    assert small.upload(tiled((90, 90), (32, 32))).status_code == 200
+    for size, tile, count in (((16, 16), (112, 96), 10_752), ((160, 1), (16, 128), 20_480)):
+        message = refused(small.upload(tiled(size, tile)), 413, "too_large")
+        assert message == f"this image has {count} pixels; a request may have 10000"
+
+
+FLAT = {256: (3, 1, 4), 257: (3, 1, 4), 259: (3, 1, 1), 273: (4, 1, 8), 278: (3, 1, 4),
+        279: (4, 1, 16)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({1000 + tag: (3, 1, 0) for tag in range(600)}, "may have 500 tags"),
+        ({40_000 + tag: (7, 900, 8) for tag in range(3)}, "hold more than the file"),
+        ({40_000: (16, 1 << 31, 8)}, "hold more than the file"),
+        ({322: (17, 1, 8), 323: (17, 1, 8)}, "the tag 322 must"),  # a type unknown to Pillow
+        ({256: (4, 2, 8)}, "the tag 256 must"),
+    ],
+)
+def test_a_tiff_with_tags_that_take_too_much(
+    service: Running, more: dict[int, tuple[int, int, int]], words: str
+) -> None:
+    assert service.upload(tiff(FLAT, bytes(1000))).status_code == 200
+    assert words in refused(service.upload(tiff(FLAT | more, bytes(1000))), 422, "bad_image")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"II*\0", b"MM\0*" + b"\xff" * 9, b"II+\0\x08" + b"\xff" * 30, b"MM\0+\0\x08" + bytes(30),
+     b"II*\0\x08" + bytes(3), b"II*\0\x08" + bytes(3) + b"\x09" + bytes(20)],
+)  # fmt: skip
+def test_a_tiff_without_its_directory(service: Running, content: bytes) -> None:
+    assert "can't be decoded" in refused(service.upload(content), 422, "bad_image")
+
+
+def test_a_big_tiff_is_read_as_others_are(service: Running) -> None:
+    big = png(np.full((9, 9), 200), "TIFF", big_tiff=True)
+    assert big.startswith(b"II+\0")
+    plain = service.upload(png(np.full((9, 9), 200), "TIFF")).json()["predictions"]
+    assert service.upload(big).json()["predictions"] == plain
+
+
+def test_decoders_warn_nobody() -> None:
+    """One file can hold thousands of tags to warn of."""
+    exif = tiff({40_000 + tag: (7, 1 << 30, 8) for tag in range(9)})
+    noisy = png(np.zeros((8, 8)), exif=b"Exif\0\0" + exif)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        _images.decode(noisy, 0, (1, 8, 8), "L")
+        assert len(seen) >= 9
+        seen.clear()
+        _images.prepare()
+        _images.decode(noisy, 0, (1, 8, 8), "L")
+    assert not seen
 
 
 def test_a_jpeg_with_endless_scans_is_not_decoded(service: Running) -> None:
@@ -282,14 +342,20 @@ def test_too_many_connections(digits: Path) -> None:
 
 
 def test_too_much_in_memory_at_once(digits: Path) -> None:
-    with running(digits, max_buffered_bytes=3000) as found:
+    with running(digits, max_body_bytes=3000, max_buffered_bytes=3000) as found:
         head = b"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         with found.connect() as line:
-            line.sendall(head + b"content-length: 5000\r\n\r\n" + b" " * 2900)
+            line.sendall(head + b"content-length: 3000\r\n\r\n" + b" " * 2900)
             until(lambda: found.metric("dubito_buffered_bytes") == 2900)
             refused(found.predict([DIGIT]), 503, "busy")
         until(lambda: found.metric("dubito_buffered_bytes") == 0)
         assert found.predict([DIGIT]).status_code == 200
+
+
+def test_the_largest_body_finds_its_place(digits: Path) -> None:
+    with running(digits, max_body_bytes=5000, max_buffered_bytes=3000) as found:
+        body = json.dumps({"inputs": [DIGIT]}).encode().ljust(5000)
+        assert found.client.post("/v1/predict", content=body, headers=JSON).status_code == 200
 
 
 # --- who may -------------------------------------------------------------------------------------
@@ -306,7 +372,8 @@ def guarded(digits: Path) -> Iterator[Running]:
 )
 def test_without_the_token_nothing_is_told(guarded: Running, given: str | None) -> None:
     headers = {} if given is None else {"authorization": given.encode("latin-1").decode("latin-1")}
-    for method, path in (("GET", "/v1/model"), ("POST", "/v1/predict"), ("GET", "/metrics")):
+    asked = [("GET", path) for path in ("/v1/model", "/metrics", "/openapi.json")]
+    for method, path in (*asked, ("POST", "/v1/predict")):
         sent = httpx.Headers([(k.encode(), v.encode("latin-1")) for k, v in headers.items()])
         answer = guarded.client.request(method, path, headers=sent)
         refused(answer, 401, "unauthorized")
@@ -318,9 +385,9 @@ def test_with_the_token_all_is_answered(guarded: Running) -> None:
         headers = {"authorization": f"{scheme} {TOKEN}"}
         assert guarded.client.get("/v1/model", headers=headers).status_code == 200
         assert guarded.predict([DIGIT], headers=headers).status_code == 200
-    for path in ("/healthz", "/readyz", "/", "/openapi.json"):
+    for path in ("/healthz", "/readyz", "/"):
         assert guarded.client.get(path).status_code == 200
-    document = guarded.client.get("/openapi.json").json()
+    document = guarded.client.get("/openapi.json", headers=headers).json()
     assert document["paths"]["/v1/predict"]["post"]["security"] == [{"token": []}]
 
 

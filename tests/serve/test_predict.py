@@ -17,7 +17,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from dubito import backbones, bundle
+from dubito.policy import Bound, Policy
 from dubito.serve import _schema
+from serve.conftest import saved
 from serve.running import Running, png, running
 
 PIXELS = load_digits().images[:40] / 16  # (40, 8, 8)
@@ -111,6 +113,13 @@ def test_rows_of_a_table(rows: Running, table: Path) -> None:
     assert rows.upload(png(np.zeros((4, 4)))).status_code == 415
 
 
+def test_strange_numbers_are_noted_however_they_are_sent(rows: Running) -> None:
+    row = rows.client.post("/v1/predict", json={"rows": [{"size": 1e9, "hue": "red"}]}).json()
+    plain = rows.predict([[2.5, 0, 1], [1e9, 1, 0]]).json()["predictions"]
+    assert [p.get("note") for p in plain] == [None, "size 1e+09 is far from [0, 5]"]
+    assert plain[1] == row["predictions"][0]
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
@@ -166,6 +175,16 @@ def test_sentences_say_why(service: Running) -> None:
     assert nothing["why"].startswith("I don't know: ")
     sure = service.predict([PIXELS[0].flatten().tolist()]).json()["predictions"][0]
     assert sure["why"] == "I am sure enough that this is 0, and the input looks familiar."
+
+
+def test_a_policy_that_accepts_nothing_says_so_of_sure_predictions(tmp_path: Path) -> None:
+    policy = Policy(Bound("max_prob", math.inf), None, {"error": 0.01}, {"samples": 40})
+    with running(saved(tmp_path, (2,), policy=policy)) as found:
+        (told,) = found.predict([[0.5, 2.0]]).json()["predictions"]
+        text = found.client.get("/v1/model").json()["policy"]["text"]
+    assert (told["decision"], told["reason"]) == ("abstain", "ambiguous")
+    assert "abstains on everything: 40 validation samples could not show" in text
+    assert told["why"] == f"I don't know: my policy {text.removeprefix('It ')}"
 
 
 @pytest.mark.parametrize(

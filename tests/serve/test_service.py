@@ -170,6 +170,22 @@ def test_what_cannot_be_served_is_told_before_anything_listens(tmp_path: Path) -
     assert "max_batch must be" in str(done.exception)
 
 
+def test_a_network_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import torch\nfactory = lambda shape, outputs: torch.nn.Linear(*shape, outputs)\n"
+    (tmp_path / "own_served.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    network = torch.nn.Linear(3, 2)
+    folder = bundle.save(tmp_path / "b", network, method="iedl", classes="ab", shape=(3,))
+    asked: list[Any] = []
+    monkeypatch.setattr(serve, "run", lambda service, *_: asked.append(service.served))
+    done = invoke(str(folder), "--port", "0", "--module", "own_served:factory")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "running your code: own_served:factory" in done.stderr
+    assert torch.equal(asked[0].bundle.model.weight, network.weight)
+    done = invoke(str(folder), "--port", "0", "--module", "own_served:none")
+    assert "has no attribute 'none'" in str(done.exception)
+
+
 def test_a_port_that_is_taken(digits: Path) -> None:
     with serve.bound("127.0.0.1", 0) as taken:
         taken.listen()

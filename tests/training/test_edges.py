@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from dubito import methods
 from dubito.data import Arrays
-from dubito.training import CheckpointError, Settings, fit
+from dubito.training import CheckpointError, NonFiniteLoss, Settings, fit
 from dubito.training import checkpoint as checkpoints
 from dubito.training.run import Run
 
@@ -312,3 +312,71 @@ def test_a_patience_of_one_check_is_refused() -> None:
 def test_counts_are_whole_numbers(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be a whole number, not 2.5"):
         Settings(**{name: 2.5})  # type: ignore[arg-type]
+
+
+# --- what a check counts --------------------------------------------------------------------------
+
+
+def test_soft_labels_are_checked_by_their_most_likely_class() -> None:
+    soft = 0.8 * torch.eye(2)[CHECK.labels] + 0.1
+    found = []
+    for target in (CHECK.labels[:2], soft[:2], CHECK.labels, soft):  # also as many as classes
+        held = TensorDataset(CHECK.inputs[: len(target)], target)
+        model = Tied()
+        fit(IEDL, model, TRAIN, held, SHORT)
+        right = model(held[:][0]).argmax(-1) == CHECK.labels[: len(target)]
+        run = Run(IEDL, model, TRAIN, held, SHORT, torch.device("cpu"))
+        found.append(run.validate()["validation_accuracy"])
+        assert found[-1] == right.double().mean()
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+
+
+def test_accuracy_is_a_share_of_the_pixels_where_each_has_a_label() -> None:
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(x)
+            return out
+
+    pixels = TensorDataset(torch.randn(8, 3, 3, 4), torch.zeros(8, 3, 3, dtype=torch.long))
+    for entry in fit(IEDL, Dense(), pixels, pixels, SHORT).history:
+        assert 0 <= entry["validation_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("part", ["training", "validation"])
+def test_no_samples_are_an_error_before_any_training(part: str) -> None:
+    none = TensorDataset(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))
+    train, held = (none, CHECK) if part == "training" else (TRAIN, none)
+    with pytest.raises(ValueError, match=f"there are no {part} samples"):
+        fit(IEDL, Tied(), train, held, SHORT)
+
+
+def test_a_last_step_that_ruins_the_network_is_a_loss_that_is_not_finite() -> None:
+    class Ruined(Tied):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if self.training else torch.full((len(x), 2), torch.inf)
+
+    with pytest.raises(NonFiniteLoss, match=r"after epoch 1 .* span \[inf, inf\]"):
+        fit(IEDL, Ruined(), TRAIN, CHECK, SHORT)
+
+
+def test_one_sample_left_over_is_no_batch_for_batch_norm() -> None:
+    few = blobs(65)
+    for train in (few, TensorDataset(few.inputs, few.labels)):
+        found = fit(IEDL, Normed(), train, CHECK, replace(SHORT, batch_size=64))
+        assert found.epochs == 3
+        assert found.best["validation_accuracy"] > 0.5
+    seen: list[int] = []
+
+    class Counting(Tied):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                seen.append(len(x))
+            return super().forward(x)
+
+    fit(IEDL, Counting(), few, CHECK, replace(SHORT, batch_size=64))
+    assert seen == [64, 1] * 3  # a network without it learns from all

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dubito import _checks
 from dubito.data.arrays import Arrays
-from dubito.data.labels import encode, numeric
+from dubito.data.labels import encode_words
 from dubito.data.tables import MISSING, UNLABELLED, as_inputs
 from dubito.data.tables import _column as column_at
 from dubito.data.tables import _no_missing as no_missing
@@ -107,17 +107,34 @@ class Columns:
         """Cells (N, columns) as inputs (N, D); a row with an error holds zeros where it is."""
         inputs = np.zeros((len(rows), self.width), np.float32)
         errors: dict[int, str] = {}
-        notes: dict[int, str] = {}
+        unseen: dict[int, str] = {}
         at = 0
         for place, column in enumerate(self.columns):
             words = [row[place] for row in rows]
             if column.categories is None:
                 inputs[:, at] = _numbers(words, column.name, errors)
-                _note_strange(inputs[:, at], column, notes)
             else:
-                _one_hot(words, column, inputs[:, at : at + column.width], errors, notes)
+                _one_hot(words, column, inputs[:, at : at + column.width], errors, unseen)
             at += column.width
+        notes = self.notes(inputs)
+        for row, text in unseen.items():
+            _note(notes, row, text)
         return Encoded(inputs, errors, notes)
+
+    def notes(self, inputs: npt.NDArray[np.float32]) -> dict[int, str]:
+        """What is strange about numbers among inputs (N, D), by row.
+
+        >>> columns = Columns(columns=(Column("size", span=(0.0, 5.0)),))
+        >>> columns.notes(np.array([[3.0], [900.0]], np.float32))
+        {1: 'size 900 is far from [0, 5]'}
+        """
+        notes: dict[int, str] = {}
+        at = 0
+        for column in self.columns:
+            if column.categories is None:
+                _note_strange(inputs[:, at], column, notes)
+            at += column.width
+        return notes
 
     def read(self, path: Path, classes: Sequence[str] | None = None) -> Arrays:
         """A whole labelled file."""
@@ -128,7 +145,7 @@ class Columns:
             raise ValueError(f"{path} has no column of labels")
         words = np.array([row[at] for row in rows])
         no_missing(words, header[at], lines, path, UNLABELLED)
-        labels, names = encode(numeric(words), classes, str(path))
+        labels, names = encode_words(words, classes, str(path))
         return Arrays(as_inputs(self._all(rows, places, lines, path), str(path)), labels, names,
                       path.stem)  # fmt: skip
 

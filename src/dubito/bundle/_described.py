@@ -59,7 +59,8 @@ class Described:
         if self.backbone is None and factory is None:
             raise BundleError(
                 f"{place} holds the weights of a module of one's own: give the factory that builds "
-                "it, a function (shape, outputs) -> module"
+                "it, a function (shape, outputs) -> module; to a command as --module "
+                "package.module:factory"
             )
         if self.backbone is not None and factory is not None:
             raise BundleError(

@@ -122,7 +122,10 @@ def _arrays(bundle: Bundle, path: Path, values: np.ndarray[Any, Any], start: int
     kept = values[good]
     if kept.shape[1:] == bundle.shape:
         exact = kept if kept.dtype == np.uint8 else kept.astype(np.float32)
-        return Portion(sources, torch.from_numpy(np.ascontiguousarray(exact)), errors)
+        columns = bundle.preprocessing.columns
+        found = {} if columns is None else columns.notes(exact)
+        notes = {int(good[at]): text for at, text in found.items()}
+        return Portion(sources, torch.from_numpy(np.ascontiguousarray(exact)), errors, notes)
     if kept.ndim == 4:
         kept = np.moveaxis(kept, -1, 1)
     return Portion(sources, as_inputs(kept, named(path)), errors)

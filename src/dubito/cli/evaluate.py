@@ -13,13 +13,14 @@ from rich.progress import track
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from dubito.report.tables import Table
+    from dubito.report.tables import Cell, Table
 
 FOLDER, RESULT = "evaluation", "result.json"
 NOTES = (
     "In-distribution and correct samples are the positives. Figures are printed in per cent, and "
     "written as fractions to DIR/evaluation/result.json, with what they came from in arrays.npz; "
-    "where DIR holds the runs of several seeds, also their means and deviations."
+    "where DIR holds the runs of several seeds, also their means and deviations. Measures and the "
+    "policy look at what the network says before calibration."
 )
 Result = Mapping[str, Any]
 Detection = Mapping[str, Mapping[str, float]]
@@ -80,7 +81,8 @@ def _show(results: Sequence[Result], console: Console) -> None:
         console.print(
             Text(
                 f"{test['data']} has no test part: these are the held-out validation "
-                "samples. They chose the weights that were kept, so figures may be a little high"
+                "samples. They chose the weights that were kept, so figures may be a little high, "
+                "and calibration and policy were fitted on them: check these with --data"
             ),
             style="yellow",
         )
@@ -93,20 +95,13 @@ def _show(results: Sequence[Result], console: Console) -> None:
 
 
 def _tables(results: Sequence[Result]) -> Iterator[Table]:
-    from dubito.report.tables import Table, mean_cells
-
-    first, calibration = results[0], [one["calibration"] for one in results]
+    first = results[0]
     test = first["test"]
-    figures = {
-        "Accuracy (%) ↑": ([100 * one["accuracy"] for one in results], ".2f"),
-        "Calibration error, ECE (%) ↓": ([100 * one["ece"] for one in calibration], ".2f"),
-        "Brier score ↓": ([one["brier"] for one in calibration], ".4f"),
-        "Negative log-likelihood ↓": ([one["nll"] for one in calibration], ".4f"),
-    }
-    rows = tuple(
-        (name, tuple(mean_cells([values], form=form))) for name, (values, form) in figures.items()
-    )
-    yield Table(test["data"], (f"{test['samples']} {test['part']} samples", ""), rows)
+    yield _rightness(results)
+    if all("promise" in one.get("limits", ()) for one in results):
+        decisions = _decisions(results)
+        if decisions.rows:
+            yield decisions
     if all(one["misclassification"] for one in results):
         yield _detection("Right or wrong? (%)", [_with_aurc(one) for one in results])
     for name, one in first["ood"].items():
@@ -115,6 +110,54 @@ def _tables(results: Sequence[Result]) -> Iterator[Table]:
     for sigma in first["noise"]:
         found = [result["noise"][sigma]["detection"] for result in results]
         yield _detection(f"Clean or with noise N(0, {sigma})? (%)", found)
+
+
+def _rightness(results: Sequence[Result]) -> Table:
+    """How right the probabilities are: before calibration, and after it where that can be told."""
+    from dubito.report.tables import Table, mean_cells
+
+    test, heads = results[0]["test"], ["before calibration"]
+    said = [[one["calibration"] for one in results]]
+    if all("calibration" in one.get("limits", ()) for one in results):
+        heads.append("after")
+        said.append([one["limits"]["calibration"] for one in results])
+    accuracies = [100 * one["accuracy"] for one in results]
+    rows = [("Accuracy (%) ↑", tuple(mean_cells([accuracies] * len(said), form=".2f")))]
+    for name, key, scale, form in (
+        ("Calibration error, ECE (%) ↓", "ece", 100, ".2f"),
+        ("Brier score ↓", "brier", 1, ".4f"),
+        ("Negative log-likelihood ↓", "nll", 1, ".4f"),
+    ):
+        values = [[scale * one[key] for one in each] for each in said]
+        rows.append((name, tuple(mean_cells(values, form=form))))
+    title = f"{test['samples']} {test['part']} samples"
+    return Table(test["data"], (title, *heads), tuple(rows))
+
+
+def _decisions(results: Sequence[Result]) -> Table:
+    """What the policy accepts of each set, and how much of that is wrong."""
+    from dubito.policy import REASONS
+    from dubito.report.tables import Table, mean_cells
+
+    limits = [one["limits"] for one in results]
+    first = limits[0]
+    sets = (
+        [(results[0]["test"]["data"], [one["test"] for one in limits])] if "test" in first else []
+    )
+    sets += [(name, [one["ood"][name] for one in limits]) for name in first["ood"]]
+    sets += [(f"noise N(0, {s})", [one["noise"][s] for one in limits]) for s in first["noise"]]
+    promised = {one["promise"].get("error") for one in limits} - {None}
+    told = "".join(f" (promised: ≤ {100 * error:g})" for error in sorted(promised))
+    heads = {**dict(zip(REASONS, REASONS, strict=True)), "wrong": f"wrong, of accepted{told}"}
+
+    def cells(found: Sequence[Mapping[str, float]]) -> tuple[Cell, ...]:
+        shares = [[100 * one[k] for one in found if k in one] for k in heads]
+        # a mean of some seeds would be taken for one of all
+        whole = [share if len(share) == len(found) else [] for share in shares]
+        return tuple(mean_cells(whole, form=".2f"))
+
+    rows = tuple((name, cells(found)) for name, found in sets)
+    return Table("Accept or abstain? (%)", ("", *heads.values()), rows)
 
 
 def _with_aurc(result: Result) -> Detection:

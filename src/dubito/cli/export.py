@@ -10,11 +10,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dubito.cli.features import MODULE, own_factory
+
 NOTES = (
     "The file holds preprocessing, network, calibration, measures and policy, and takes batches of "
     "one or more: bytes 0 to 255 for images, else numbers as the data has them. Before it gets its "
     "name it is run beside torch, on random and extreme inputs; one that differs by more than 1e-4 "
-    "is not written. The extra onnx has what it needs."
+    "is not written. The extra onnx has what it needs. --module imports and runs code of yours."
 )
 
 
@@ -34,13 +36,14 @@ def export(
     floats: Annotated[
         bool, typer.Option("--floats", help="Take images as numbers from 0 to 1, not as bytes.")
     ] = False,
+    module: Annotated[str | None, typer.Option(help=MODULE, show_default=False)] = None,
 ) -> None:
     """Write a trained model as an ONNX file that needs neither torch nor dubito."""
     from dubito import bundle
     from dubito.export import to_onnx
 
     console = Console(soft_wrap=True)
-    loaded = bundle.load(folder)
+    loaded = bundle.load(folder, factory=own_factory(module, console))
     with console.status("tracing, writing and comparing ..."):
         done = to_onnx(loaded, out, measures=measures or None, floats=floats)
     found, inputs = done.differences, json.loads(done.metadata["inputs"])

@@ -15,6 +15,7 @@ from dubito.cli._stop import stoppable
 if TYPE_CHECKING:
     import torch
 
+    from dubito.bundle import Factory
     from dubito.fewshot.extract import Extractor
 
 NOTES = (
@@ -23,6 +24,7 @@ NOTES = (
     "that was stopped goes on when the same command is started again, and a finished one is used "
     "as it is. --module imports and runs code of yours."
 )
+MODULE = "Your own network: package.module:factory. Runs your code."
 _NETWORK, _TRAINING = "Network (one of --weights, --module, --train)", "Training"
 
 
@@ -51,7 +53,7 @@ def features(
     ] = None,
     module: Annotated[
         str | None,
-        _option("Your own network: package.module:factory. Runs your code.", panel=_NETWORK),
+        _option(MODULE, panel=_NETWORK),
     ] = None,
     train: Annotated[
         bool,
@@ -107,6 +109,16 @@ def features(
         _extracted(network, name, target, batch_size, workers, console)
 
 
+def own_factory(module: str | None, console: Console) -> Factory | None:
+    """What --module names, if anything, and a line that tells that it is run."""
+    if module is None:
+        return None
+    from dubito.fewshot import extract
+
+    console.print(Text(f"running your code: {module}"), style="yellow", soft_wrap=True)
+    return extract.factory_named(module)
+
+
 def _targets(source: str, out: Path, parts: Mapping[str, str], train: bool) -> dict[str, Path]:
     """What is read and where its features go."""
     from dubito import _checks
@@ -146,10 +158,8 @@ def _given(
     """A network that is trained already."""
     from dubito.fewshot import extract
 
-    if module is not None:
-        console.print(Text(f"running your code: {module}"), style="yellow", soft_wrap=True)
+    factory = own_factory(module, console)
     if weights is not None and weights.is_dir():
-        factory = None if module is None else extract.factory_named(module)
         return extract.from_bundle(weights, device, factory)
     if weights is not None and not weights.exists():
         raise FileNotFoundError(f"there are no weights {weights}")

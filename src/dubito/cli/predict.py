@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from dubito._whole import whole
+from dubito.cli.features import MODULE, own_factory
+
+if TYPE_CHECKING:
+    from dubito.policy import Policy
 
 NOTES = (
     "A row an input: its source, the label, the calibrated probability of it; belief, vacuity, "
     "mutual information and expected entropy by the evidence before calibration; accept or "
     "abstain, and why: ambiguous or unfamiliar. What the method has no measure of is left out. An "
-    "input that can't be read is told in its own row, the rest go on, and the exit status is 1."
+    "input that can't be read is told in its own row, the rest go on, and the exit status is 1. "
+    "--module imports and runs code of yours."
 )
 FAILED = 1  # the exit status where some inputs could not be predicted
 DIGITS = 6  # of a number
@@ -51,8 +57,13 @@ def predict(
         Path | None, typer.Option(help="Write the rows to a file, whole or not at all.")
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Inputs at once, which bounds the memory.")
+        int,
+        typer.Option(
+            min=1,
+            help="Inputs at once, which bounds the memory; what mc_dropout says depends on it.",
+        ),
     ] = 1024,
+    module: Annotated[str | None, typer.Option(help=MODULE, show_default=False)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Predict with a trained model: label, probability, uncertainty, accept or abstain."""
@@ -60,14 +71,18 @@ def predict(
     from dubito._checks import entry
 
     chosen = entry(FORMATS, form or _by_name(out), "format")
-    loaded = bundle.load(folder, device=runs.device_named(device))
+    console = Console(stderr=True, soft_wrap=True)
+    factory = own_factory(module, console)
+    loaded = bundle.load(folder, factory=factory, device=runs.device_named(device))
     columns = bundle.row_columns(loaded)
     told: Counter[str] = Counter()
     with _opened(out) as file, chosen(file, columns) as write:
         for portion in bundle.stream(loaded, inputs, batch_size=batch_size):
             write([_rounded(row) for row in portion.rows])
             told.update(_outcome(row) for row in portion.rows)
-    _summarise(told, out)
+    _summarise(told, out, console)
+    if loaded.policy is not None and loaded.policy.accepts_nothing:
+        console.print(Text.assemble(("warning: ", "bold"), _nothing(loaded.policy), style="yellow"))
     if told["error"]:
         raise typer.Exit(FAILED)
 
@@ -102,13 +117,27 @@ def _outcome(row: Row) -> str:
     return "error" if "error" in row else str(row.get("why", row.get("decision", "predicted")))
 
 
-def _summarise(told: Counter[str], out: Path | None) -> None:
+def _summarise(told: Counter[str], out: Path | None, console: Console) -> None:
     """What became of all inputs, apart from the rows."""
     names = {"accept": "accepted", "error": "not predicted"}
     listed = ", ".join(f"{count} {names.get(name, name)}" for name, count in sorted(told.items()))
     place = "" if out is None else f"; {out}"
     words = Text(f"{sum(told.values())} inputs: {listed or 'none found'}{place}")
-    Console(stderr=True, soft_wrap=True).print(words, style="yellow" if told["error"] else "")
+    console.print(words, style="yellow" if told["error"] else "")
+
+
+def _nothing(policy: Policy) -> str:
+    """Why a policy refuses everything, and what to do."""
+    promise = "what was promised"
+    if "error" in policy.promise:
+        promise = f"an error rate <= {policy.promise['error']:g}"
+        promise += f" with confidence {policy.promise.get('confidence', math.nan):g}"
+    return (
+        "this bundle abstains on everything, whatever the input: "
+        f"{policy.seen.get('samples', 0):g} validation samples were too few, or too often wrong, "
+        f"to show {promise}; hold out more of them (`dubito train --validation`), or promise less "
+        "(`dubito train` again with a greater --error)"
+    )
 
 
 # --- formats -------------------------------------------------------------------------------------

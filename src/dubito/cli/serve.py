@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dubito.cli.features import MODULE, own_factory
+
 if TYPE_CHECKING:
     from dubito.serve import Gallery, Settings
 
@@ -18,7 +20,8 @@ NOTES = (
     "The page is at /, POST /v1/predict takes images (multipart) and arrays or rows (json), "
     "/openapi.json describes all of it; /healthz, /readyz and /metrics are for whoever runs it. "
     "SIGTERM finishes what was accepted and ends; SIGHUP reads the bundle again, and keeps the old "
-    "one where the new one is bad. The log is a JSON object a line, on the standard output."
+    "one where the new one is bad. The log is a JSON object a line, on the standard output. "
+    "--module imports and runs code of yours."
 )
 _LIMITS, _WHERE = "Limits", "Where and who"
 
@@ -51,6 +54,7 @@ def serve(
         Path | None,
         _option("Samples for the page: a folder with a sub-folder of images for each kind."),
     ] = None,
+    module: Annotated[str | None, typer.Option(help=MODULE, show_default=False)] = None,
     host: Annotated[
         str, _option("The address to listen on; 0.0.0.0 is all of them.", panel=_WHERE)
     ] = "127.0.0.1",
@@ -112,7 +116,7 @@ def serve(
     console = Console(stderr=True)
     home, samples = _demo(console) if folder is None else (folder, gallery)
     shown = demo if open_page is None else open_page
-    _run(home, gallery or samples, settings, threads, device, console, shown, supervise)
+    _run(home, module, gallery or samples, settings, threads, device, console, shown, supervise)
 
 
 def _demo(console: Console) -> tuple[Path, Path]:
@@ -129,6 +133,7 @@ def _demo(console: Console) -> tuple[Path, Path]:
 
 def _run(
     folder: Path,
+    module: str | None,
     gallery: Path | None,
     settings: Settings,
     threads: int,
@@ -144,16 +149,19 @@ def _run(
         ready = _ready(address, console, shown)
         if supervise:
             serve.supervise(
-                lambda told: _serve(folder, gallery, settings, threads, device, listening, told),
+                lambda told: _serve(
+                    folder, module, gallery, settings, threads, device, listening, told
+                ),
                 listening,
                 ready,
             )
         else:
-            _serve(folder, gallery, settings, threads, device, listening, ready)
+            _serve(folder, module, gallery, settings, threads, device, listening, ready)
 
 
 def _serve(
     folder: Path,
+    module: str | None,
     gallery: Path | None,
     settings: Settings,
     threads: int,
@@ -166,12 +174,12 @@ def _serve(
     from dubito import runs, serve
 
     torch.set_num_threads(threads)
-    place = runs.device_named(device)
+    place, factory = runs.device_named(device), own_factory(module, Console(stderr=True))
 
     def samples(classes: tuple[str, ...]) -> Gallery | None:
         return None if gallery is None else serve.read_gallery(gallery, classes)
 
-    service = serve.Service(lambda: serve.load(folder, place), settings, gallery=samples)
+    service = serve.Service(lambda: serve.load(folder, place, factory), settings, gallery=samples)
     serve.run(service, listening, ready)
 
 

@@ -227,7 +227,7 @@ def _tell(limits: Limits, console: Console) -> None:
     if policy.accepts_nothing:
         console.print(
             Text(
-                f"  policy: {asked} can't be shown with {count}, so it abstains on everything; "
+                f"  policy: {asked} was not shown by {count}, so it abstains on everything; "
                 "hold out more (--validation), or promise less (--error, --confidence)"
             ),
             style="yellow",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["encode", "flat", "numeric", "whole", "word"]
+__all__ = ["encode", "encode_words", "flat", "numeric", "whole", "word"]
 
 CODE = re.compile(r"[+-]?0\d|.*_")  # 007 is not 7
 
@@ -38,6 +38,18 @@ def encode(
     if values.dtype.kind == "i" and not all(_is_integer(value) for value in names):
         return torch.from_numpy(values), names
     return torch.from_numpy(_looked_up(values, names, name)), names
+
+
+def encode_words(
+    words: npt.NDArray[np.generic], classes: Sequence[str] | None, name: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """`encode` of labels in a text file, where a number may be the name of a class.
+
+    >>> encode_words(np.array(["2", "1"]), ("1", "2", "x"), "grades")  # no indices
+    (tensor([1, 0]), ('1', '2', 'x'))
+    """
+    named = classes is not None and set(words.tolist()) <= {word(value) for value in classes}
+    return encode(words if named else numeric(words), classes, name)
 
 
 def word(name: object) -> str:

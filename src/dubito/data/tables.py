@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dubito import _checks
 from dubito.data.arrays import Arrays
-from dubito.data.labels import encode, flat, numeric, whole, word
+from dubito.data.labels import encode, encode_words, flat, whole, word
 
 __all__ = ["as_inputs", "npz_parts", "read_csv", "read_npz"]
 
@@ -177,8 +177,8 @@ def read_csv(
     """Rows of numbers with a label, the last column or the one that the header calls `label`.
 
     A first row with a word among its inputs is the header, and so is one that only numbers its
-    columns or has the only word among the labels. Labels may be numbers or words, and the other
-    columns must hold a number in every row.
+    columns or has the only word among the labels; one that may as well be a sample is an error.
+    Labels may be numbers or words, and the other columns must hold a number in every row.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -199,7 +199,7 @@ def read_csv(
     numbers = np.stack(
         [_numbers(c, n, lines, file) for c, n in zip(columns, header, strict=True)], axis=1
     )
-    labels, names = encode(numeric(words), classes, str(file))
+    labels, names = encode_words(words, classes, str(file))
     return Arrays(as_inputs(numbers, str(file)), labels, names, file.stem)
 
 
@@ -221,7 +221,7 @@ def _rows(file: Path, delimiter: str) -> tuple[list[str], list[list[str]], list[
     for line, row in zip(lines, rows, strict=True):
         if len(row) != width:
             raise ValueError(f"{file}, line {line}: {len(row)} columns, but row 1 has {width}")
-    if _is_header(rows):
+    if _is_header(rows, f"{file}, line {lines[0]}"):
         header, rows, lines = rows[0], rows[1:], lines[1:]
     else:
         header = [f"column {number}" for number in range(1, width + 1)]
@@ -230,16 +230,39 @@ def _rows(file: Path, delimiter: str) -> tuple[list[str], list[list[str]], list[
     return header, rows, lines
 
 
-def _is_header(rows: list[list[str]]) -> bool:
+def _is_header(rows: list[list[str]], place: str) -> bool:
     """Whether the first row names columns; pandas calls those of an array 0, 1, 2, ..."""
     *inputs, label = rows[0]
-    if any(not _is_number(cell) and cell.lower() not in MISSING for cell in inputs):
+    if any(map(_is_word, inputs)):
+        _names_nothing_below(rows, place)
         return True
     others = {row[-1] for row in rows[1:]}
-    if not others or label in others or _is_number(label) or label.lower() in MISSING:
+    if not others or label in others or not _is_word(label):
         return False
     counted = [str(number) for number in range(len(inputs))]
-    return all(map(_is_number, others)) or (len(inputs) > 1 and inputs == counted)
+    if all(map(_is_number, others)) or (len(inputs) > 1 and inputs == counted):
+        return True
+    if len(others) < len(rows) - 1:  # labels recur, and this one does not
+        raise ValueError(
+            f"{place}: is row 1 a header or a sample? It has numbers and {label!r}, which is the "
+            "label of no other row; call the columns by words if it is a header, and put such a "
+            "header above it if it is a sample"
+        )
+    return False
+
+
+def _is_word(cell: str) -> bool:
+    return not _is_number(cell) and cell.lower() not in MISSING
+
+
+def _names_nothing_below(rows: list[list[str]], place: str) -> None:
+    """An error for a row of categories; a single column may well have a value of its own name."""
+    found = [word for word, *below in zip(*rows, strict=True) if _is_word(word) and word in below]
+    if len(found) > 1:
+        raise ValueError(
+            f"{place}: row 1 has {_checks.listed(found[:10])}, which occur in the same columns "
+            "below, so it seems to be no header; put one above it, with names that are no values"
+        )
 
 
 def _no_index(header: list[str], rows: list[list[str]], label_at: int, file: Path) -> None:

@@ -34,14 +34,14 @@ from dubito.experiments._recipe import Cell, Recipe
 from dubito.experiments._watch import is_watched, trajectory
 from dubito.prediction import Prediction
 from dubito.report.files import plain
-from dubito.runs import Evaluation, Plan, Run
+from dubito.runs import HELD_OUT, Evaluation, Plan, Run
 from dubito.training.loop import METRICS
 
 __all__ = ["FORMAT", "Record", "check_sources", "record"]
 
 FORMAT = 1
 #: of what `runs.evaluate` gives, what stands elsewhere in a record or changes from run to run
-ELSEWHERE = ("run", "seconds", "versions")
+ELSEWHERE = ("run", "limits", "seconds", "versions")
 HISTORY = ("validation_accuracy", "validation_loss")
 Record = dict[str, Any]
 
@@ -70,14 +70,16 @@ def record(cell: Cell, plan: Plan, run: Run, summary: Mapping[str, Any], folder:
     labels = torch.from_numpy(judged.arrays["labels"])
     after = {name: fitted.apply(one) for name, one in said.items()}
     result = _result(judged, recipe)
-    result["calibrated"] = _calibrated(fitted, after, labels)
+    if result["test"]["part"] != HELD_OUT:  # or it would be judged by what it was fitted on
+        result["calibrated"] = _calibrated(fitted, after, labels)
     if recipe.evaluate["humans"]:
         result["humans"] = against_people(measures["test"], _people(recipe, folder))
     curves = {
         **_curves.densities(measures),
         "reliability": {
-            "before": evaluation.reliability(said["test"].probs, labels),
-            "after": evaluation.reliability(after["test"].probs, labels),
+            when: evaluation.reliability(one["test"].probs, labels)
+            for when, one in (("before", said), ("after", after))
+            if when == "before" or "calibrated" in result
         },
         "risk_coverage": evaluation.risk_coverage(measures["test"], said["test"].label == labels),
     }
@@ -149,7 +151,8 @@ def _calibrated(fitted: Calibration, after: Mapping[str, Prediction], labels: Te
 
 def _config(run: Run, recipe: Recipe) -> Record:
     sections = run.config.sections()
-    sections["data"]["source"] = recipe.sections["data"]["source"]
+    # what its data decided is no part of what was asked for
+    sections["data"] |= {k: recipe.sections["data"].get(k) for k in ("source", "size", "mode")}
     return sections
 
 

@@ -64,6 +64,7 @@ def reproduce(
     every = [cell for recipe in recipes for cell in recipe.cells(seeds)]
     left = _left(store, every, tell)
     known = list(among) if among is not None else list(recipes)
+    store.records(known)  # a damaged one is told before the training, not after it
     with _alone(files.folder(work)):
         where = runs.device_named(device) if ray is None else None
         together = where is not None and where.type == "cuda"

@@ -115,8 +115,8 @@ def _moved(before: Mapping[str, Mapping[str, Any]], recipe: Recipe) -> bool:
     return False
 
 
-#: settings that decide where and how fast, not what comes out; the seed is part of the identity
-WHERE = ("graph", "compile", "workers", "channels_last", "seed")
+#: settings that decide where and how fast, not what comes out; and what the identity has in it
+WHERE = ("graph", "compile", "workers", "channels_last", "seed", "source")
 
 
 @cache

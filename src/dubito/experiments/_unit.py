@@ -50,7 +50,7 @@ class Unit:
         recipe = self.cells[0].recipe
         if recipe.kind == FEWSHOT:
             return f"{recipe.name}-{recipe.training_id}"
-        source = recipe.sections["data"]["source"].replace(_quick.PREFIX, "quick-")
+        source = Path(recipe.sections["data"]["source"].replace(_quick.PREFIX, "quick-")).name
         method = recipe.sections["method"].get("name", "iedl")
         # what was not watched can't be seen afterwards: it is no training for who asks for that
         watched = any(cell.recipe.evaluate["watch"] for cell in self.cells)
@@ -64,11 +64,12 @@ class Unit:
 def units(cells: Iterable[Cell], *, together: bool) -> list[Unit]:
     """Cells by what they train, all seeds `together` or each on its own.
 
-    Two recipes with the same training share it: the paper's weight is one of a sweep, too.
+    Two recipes with the same training share it.
 
+    >>> from dataclasses import replace
     >>> from dubito.experiments import recipes
-    >>> known = recipes()
-    >>> cells = [*known["mnist-iedl"].cells(), *known["mnist-iedl-lambda-0.005"].cells()]
+    >>> one = recipes()["mnist-iedl"]
+    >>> cells = [*one.cells(), *replace(one, name="again").cells([322, 365, 382])]
     >>> [len(unit.cells) for unit in units(cells, together=True)]
     [8]
     >>> [len(unit.cells) for unit in units(cells, together=False)]
@@ -211,7 +212,7 @@ def _watch_of(unit: Unit, plan: runs.Plan) -> Watch | None:
     if not judged:
         return None
     ood = dict.fromkeys(name for one in judged for name in one["ood"])
-    held = _watch.loaded(plan.config.data["source"], ood, plan.device, plan.config.prepared())
+    held = _watch.loaded(plan, ood)
     return _watch.watcher(plan.config.make_method(), *held)
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dubito import data, evaluation, metrics, runs
-from dubito.bundle import Preprocessing
 from dubito.data import Arrays, as_floats
 from dubito.methods import Method
 from dubito.prediction import Prediction
+from dubito.runs import Plan
 from dubito.training import Watch
 
 __all__ = ["is_watched", "loaded", "trajectory", "watcher"]
@@ -42,14 +42,21 @@ def watcher(method: Method, test: Arrays, outside: Mapping[str, Tensor]) -> Watc
     return watch
 
 
-def loaded(
-    source: str, ood: Iterable[str], device: torch.device, prepared: Preprocessing
-) -> tuple[Arrays, dict[str, Tensor]]:
-    """The test samples of a source and the inputs of OOD sets, prepared, on the device."""
-    sets = {name: data.load(name, runs.part_of(name)).to(device) for name in (source, *ood)}
-    if prepared.mean is not None:  # bytes stay bytes otherwise
-        sets = {k: replace(v, inputs=prepared.standardised(v.inputs)) for k, v in sets.items()}
-    return sets[source], {name: sets[name].inputs for name in ood}
+def loaded(plan: Plan, ood: Iterable[str]) -> tuple[Arrays, dict[str, Tensor]]:
+    """The test samples of a plan's data and the inputs of OOD sets, prepared, on the device.
+
+    Data without a test part is judged by its validation samples.
+    """
+    source, prepared = plan.config.data["source"], plan.config.prepared()
+    own = runs.part_of(source) == "test"
+    test = data.load(source, "test") if own else plan.validation
+
+    def ready(inputs: Tensor) -> Tensor:
+        held = inputs.to(plan.device)
+        return held if prepared.mean is None else prepared.standardised(held)  # bytes stay bytes
+
+    outside = {name: ready(runs.inputs_of(plan.config, name)) for name in ood}
+    return replace(test.to(plan.device), inputs=ready(test.inputs)), outside
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import rich.table
 
-__all__ = ["Better", "Cell", "Table", "cells", "markdown", "mean_cells", "terminal"]
+__all__ = ["Better", "Cell", "Table", "cells", "deviation", "markdown", "mean_cells", "terminal"]
 
 Better = Literal["higher", "lower"]
 NONE = "–"  # where there is no number
@@ -53,6 +54,15 @@ def cells(
     return [Cell(text, text != NONE and float(text) == best) for text in texts]
 
 
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation; None without two values, or where one is infinite.
+
+    >>> deviation([1.0, 3.0]), deviation([1.0]), deviation([1.0, float("inf")])
+    (1.414..., None, None)
+    """
+    return stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+
+
 def mean_cells(
     samples: Sequence[Sequence[float]], better: Better | None = None, form: str = ".1f"
 ) -> list[Cell]:
@@ -62,7 +72,8 @@ def mean_cells(
     ['97.5 ±0.4', '98.0', '–']
     """
     means = cells([mean(sample) if sample else None for sample in samples], better, form)
-    spreads = [f" ±{stdev(sample):{form}}" if len(sample) > 1 else "" for sample in samples]
+    offs = [deviation(sample) for sample in samples]
+    spreads = ["" if off is None else f" ±{off:{form}}" for off in offs]
     return [
         Cell(cell.text + spread, cell.best) for cell, spread in zip(means, spreads, strict=True)
     ]

@@ -18,7 +18,7 @@
 from dubito.runs._config import AUGMENTS, AUTO, SECTIONS, Config, configure, known_keys, read_config
 from dubito.runs._evaluate import HELD_OUT, Evaluation, averaged, evaluate
 from dubito.runs._folder import Facts, Recorded, Run, folders, load, save
-from dubito.runs._outside import part_of
+from dubito.runs._outside import inputs_of, part_of
 from dubito.runs._report import write_report
 from dubito.runs._sections import unknown
 from dubito.runs._train import FINISHED, NEW, STOPPED, Member, Plan, device_named, plan, train
@@ -43,6 +43,7 @@ __all__ = [
     "device_named",
     "evaluate",
     "folders",
+    "inputs_of",
     "known_keys",
     "load",
     "part_of",

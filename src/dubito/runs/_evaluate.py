@@ -8,16 +8,19 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dubito import data, evaluation, metrics
+from dubito import bundle, data, evaluation, metrics
+from dubito.bundle import Limits
 from dubito.data import Arrays, as_floats
+from dubito.policy import REASONS, Policy
 from dubito.prediction import Prediction
 from dubito.report import files
+from dubito.report.tables import deviation
 from dubito.runs import _folder
 from dubito.runs._data import is_table, training_data
 from dubito.runs._folder import Run, joined, versions
@@ -48,7 +51,8 @@ class Evaluation:
 def averaged(results: Sequence[Any]) -> Any:
     """Several results as one: each number its mean and deviation, all else as in the first.
 
-    A figure that one of them lacks is left out; a count that all agree on stays itself.
+    A figure that one of them lacks is left out; a count that all agree on stays itself. Where a
+    figure is infinite its deviation is None.
 
     >>> averaged([{"accuracy": 0.5, "samples": 9}, {"accuracy": 1.0, "samples": 9}])
     {'accuracy': {'mean': 0.75, 'deviation': 0.353...}, 'samples': 9}
@@ -58,7 +62,8 @@ def averaged(results: Sequence[Any]) -> Any:
         shared = [key for key in first if all(key in other for other in results)]
         return {key: averaged([other[key] for other in results]) for key in shared}
     if isinstance(first, float):
-        return {"mean": fmean(results), "deviation": stdev(results) if len(results) > 1 else 0.0}
+        alone = len(results) == 1
+        return {"mean": fmean(results), "deviation": 0.0 if alone else deviation(results)}
     return first
 
 
@@ -78,6 +83,10 @@ def evaluate(
     were held out, or those of another `source` with the same classes. `ood` are sources of inputs;
     each `noise` is the deviation of a normal that is added to the samples, without clipping, from
     `seed`. `resize` lets images of other sizes and channels be converted.
+
+    Figures are of what the network says before calibration; those under `limits`, where the run has
+    any, are of its calibration and of its policy. What was fitted on the samples that were held out
+    is not judged by them.
     """
     start = time.perf_counter()
     sigmas = list(noise)
@@ -86,21 +95,29 @@ def evaluate(
             raise ValueError(f"noise must be a finite number > 0, not {sigma!r}")
     samples, part = _samples(run, source, resize)
     sources = _keys(ood)
-    outside = {key: inputs_of(run, one, resize) for key, one in sources.items()}
+    outside = {key: inputs_of(run.config, one, resize) for key, one in sources.items()}
     said = run.predict(samples.inputs, batch_size)
     result = _described(run, samples, part) | _judged(said, samples.labels)
     arrays: dict[str, Any] = {"labels": samples.labels.numpy(), **_arrays("test", said)}
+    limits = bundle.read_limits(run.folder)
+    kept = _limited(limits, said, samples.labels, part)
     result["ood"], result["noise"] = {}, {}
     for (key, x), place in zip(outside.items(), sources.values(), strict=True):
         other = run.predict(x, batch_size)
         result["ood"][key] = {"source": place} | _told_apart(said, other)
+        if limits.policy is not None:
+            kept["ood"][key] = _decided(limits.policy, other)
         arrays |= _arrays(f"ood/{key}", other)
     for sigma in sigmas:
         other = _predict_noisy(run, samples.inputs, sigma, seed, batch_size)
         result["noise"][f"{sigma:g}"] = {"seed": seed} | _told_apart(said, other)
+        if limits.policy is not None:
+            kept["noise"][f"{sigma:g}"] = _decided(limits.policy, other, samples.labels)
         arrays |= _arrays(f"noise/{sigma:g}", other)
     if sigmas and not _in_unit_range(samples.inputs):
         result["notes"].append("noise was added to inputs that are not confined to [0, 1]")
+    if kept:
+        result["limits"] = kept
     result |= {"seconds": time.perf_counter() - start, "versions": versions()}
     return Evaluation(result, arrays)
 
@@ -111,7 +128,7 @@ def _samples(run: Run, source: str | None, resize: bool) -> tuple[Arrays, str]:
     place: str = run.config.data["source"] if source is None else source
     if own and part_of(place) != "test":
         return _held_out(run), HELD_OUT
-    part, options = part_of(place), reader_options(run, place, resize)
+    part, options = part_of(place), reader_options(run.config, place, resize)
     if place not in data.DATASETS:
         options["classes"] = run.classes
     columns = run.config.prepared().columns
@@ -145,7 +162,7 @@ def _keys(sources: Iterable[str]) -> dict[str, str]:
     for source in sources:
         base = source if source in data.DATASETS else Path(source).expanduser().resolve().stem
         key, number = base, 2
-        while key in found:
+        while key in found or key == "test":  # the samples' own
             key, number = f"{base}-{number}", number + 1
         found[key] = source
     return found
@@ -186,6 +203,30 @@ def _judged(said: Prediction, labels: Tensor) -> dict[str, Any]:
             f"misclassification has no figures: all {len(labels)} predictions are {which}"
         ]
     return judged
+
+
+def _limited(limits: Limits, said: Prediction, labels: Tensor, part: str) -> dict[str, Any]:
+    """Calibration after the run's own, and what its policy decides and promised."""
+    found: dict[str, Any] = {}
+    if limits.calibration is not None and part != HELD_OUT:
+        found["calibration"] = evaluation.calibration(limits.calibration.apply(said), labels)
+    if limits.policy is not None:
+        found["promise"] = dict(limits.policy.promise)
+        if part != HELD_OUT:
+            found["test"] = _decided(limits.policy, said, labels)
+        found |= {"ood": {}, "noise": {}}
+    return found
+
+
+def _decided(policy: Policy, said: Prediction, labels: Tensor | None = None) -> dict[str, float]:
+    """The shares that are accepted and refused; the share `wrong` is of the accepted, if any."""
+    decision = policy.decide(said)
+    counts = torch.bincount(decision.codes, minlength=len(REASONS)).tolist()
+    found = {name: count / len(said) for name, count in zip(REASONS, counts, strict=True)}
+    if labels is not None and bool(decision.accept.any()):
+        wrong = (said.label != labels)[decision.accept]
+        found["wrong"] = wrong.double().mean().item()
+    return found
 
 
 def _told_apart(said: Prediction, other: Prediction) -> dict[str, Any]:

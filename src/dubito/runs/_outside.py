@@ -15,7 +15,7 @@ from dubito import data
 from dubito.data.folder import files_below
 from dubito.data.tables import INPUTS, LABELS, as_inputs
 from dubito.runs._data import is_table
-from dubito.runs._folder import Run
+from dubito.runs._folder import Recorded
 
 __all__ = ["adapted", "inputs_of", "part_of", "reader_options"]
 
@@ -24,40 +24,40 @@ AT_ONCE = 4096  # images converted together
 _FOLDER_OPTIONS, _CSV_OPTIONS = ("size", "mode", "on_error"), ("label", "delimiter")
 
 
-def part_of(source: str) -> str:
-    """The part of a source to judge by: its test part, or all of it where it has none."""
-    return "test" if "test" in data.parts(source) else "all"
+def part_of(source: str, part: str = "test") -> str:
+    """The part of a source to judge by, or to train with: all of it where it has no test part."""
+    return part if {part, "test"} & set(data.parts(source)) else "all"
 
 
-def reader_options(run: Run, source: str, resize: bool = False) -> dict[str, Any]:
+def reader_options(config: Recorded, source: str, resize: bool = False) -> dict[str, Any]:
     """How to read a source of one's own: as the run's was, if it has the same format."""
-    section, path = run.config.data, Path(source).expanduser()
+    section, path, shape = config.data, Path(source).expanduser(), config.facts.shape
     if source in data.DATASETS:
         return {}
     if path.is_dir():
         fixed: dict[str, Any] = {}
-        if resize and len(run.shape) == 3 and run.shape[0] in (1, 3):
-            fixed = {"size": run.shape[1:], "mode": "L" if run.shape[0] == 1 else "RGB"}
+        if resize and len(shape) == 3 and shape[0] in (1, 3):
+            fixed = {"size": tuple(shape[1:]), "mode": "L" if shape[0] == 1 else "RGB"}
         return {k: section[k] for k in _FOLDER_OPTIONS if section[k] is not None} | fixed
     names = _CSV_OPTIONS if path.suffix.lower() == ".csv" else ()
     return {name: section[name] for name in names if section[name] is not None}
 
 
-def inputs_of(run: Run, source: str, resize: bool = False) -> Tensor:
+def inputs_of(config: Recorded, source: str, resize: bool = False, *, part: str = "test") -> Tensor:
     """The inputs (N, *shape) of a source, labelled or not; images are converted if `resize`."""
-    path = Path(source).expanduser()
-    options = reader_options(run, source, resize)
-    columns = run.config.prepared().columns
+    path, part = Path(source).expanduser(), part_of(source, part)
+    options = reader_options(config, source, resize)
+    columns = config.prepared().columns
     if columns is not None and is_table(source):
         found = as_inputs(columns.read_inputs(path), source)
     elif source not in data.DATASETS and path.is_dir():
-        test = path / "test" if "test" in data.parts(source) else path
-        found, _ = data.read_images(files_below(test), **options)
+        below = path if part == "all" else path / part
+        found, _ = data.read_images(files_below(below), **options)
     elif source not in data.DATASETS and (bare := _unlabelled(path)) is not None:
         found = bare
     else:
-        found = data.load(source, part_of(source), **options).inputs
-    return adapted(found, run.shape, source, resize)
+        found = data.load(source, part, **options).inputs
+    return adapted(found, tuple(config.facts.shape), source, resize)
 
 
 def _unlabelled(path: Path) -> Tensor | None:

@@ -24,8 +24,9 @@ from dubito.runs._config import AUTO, Config, configure
 from dubito.runs._data import prepared, training_table
 from dubito.runs._finish import finish, finish_again, keeps
 from dubito.runs._folder import Facts, Recorded
+from dubito.runs._outside import inputs_of
 from dubito.runs._scalars import Callback, told
-from dubito.training import CheckpointError, fit_many, parallel
+from dubito.training import CheckpointError, NonFiniteLoss, fit_many, parallel
 from dubito.training.loop import CHECKPOINT, Watch
 from dubito.training.run import Source
 
@@ -235,7 +236,9 @@ def train(
         others += [member for member in ended if not keeps(member.folder, promise)]
     if parallel.rank() == 0:
         for member in others:
-            finish_again(member.folder, member.config, plan.validation, promise, plan.device)
+            # as it was trained, which may have been elsewhere and with other versions
+            made = _folder.recorded(member.folder)
+            finish_again(member.folder, made, plan.validation, promise, plan.device)
         for member in plan.members:  # several times the weights
             (member.folder / CHECKPOINT).unlink(missing_ok=True)
     # others wait for the files, whatever of them they saw already when they looked
@@ -245,6 +248,34 @@ def train(
 
 
 def _train(
+    plan: Plan,
+    members: Sequence[Member],
+    callback: Callback | None,
+    watch: Watch | None,
+    promise: Promise | None,
+) -> None:
+    """All members, on a GPU side by side; one that fails does not take the others with it."""
+    left = [list(members)] if plan.device.type == "cuda" else [[member] for member in members]
+    failed: dict[int, NonFiniteLoss] = {}
+    while left:
+        group = left.pop(0)
+        try:
+            _train_together(plan, group, callback, watch, promise)
+        except NonFiniteLoss as error:
+            if len(group) > 1:  # each alone, from where it was
+                left = [[member] for member in group]
+            else:
+                failed[group[0].config.training["seed"]] = error
+    if failed and len(plan.members) == 1:
+        raise failed.popitem()[1]
+    if failed:
+        told = "; ".join(f"seed {seed}: {reason}" for seed, reason in failed.items())
+        raise NonFiniteLoss(
+            f"{len(failed)} of {len(plan.members)} seeds could not be trained. {told}"
+        )
+
+
+def _train_together(
     plan: Plan,
     members: Sequence[Member],
     callback: Callback | None,
@@ -315,5 +346,7 @@ def _outside(config: Recorded, device: torch.device) -> dict[str, Tensor]:
     source = config.data["train_ood"]
     if source is None:
         return {}
-    held = data.load(source, "train")
-    return {"ood": _ready(held, config.prepared()).inputs.to(device)}
+    inputs, prepared = inputs_of(config, source, part="train"), config.prepared()
+    if prepared.mean is not None:
+        inputs = prepared.standardised(inputs)
+    return {"ood": inputs.to(device)}

@@ -36,7 +36,7 @@ ROUTES = frozenset(
     )
 )
 BEGINNINGS = ("/static/", "/gallery/")
-GUARDED = ("/v1/", "/metrics")
+GUARDED = ("/v1/", "/metrics", "/openapi.json")  # the last tells columns and their values
 NOT_LOGGED = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds
 GONE_STATUS = 499  # for the log: nobody is there to be told
 

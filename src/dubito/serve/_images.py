@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dubito.data.folder import MODES, pixels
+from dubito.serve import _tiff
 from dubito.serve._problem import Problem
 
 if TYPE_CHECKING:
@@ -27,10 +28,11 @@ Decoded = npt.NDArray[np.float32]
 
 
 def prepare() -> None:
-    """Load the decoders now, and let this module be the one that judges the size of images."""
+    """Load the decoders now, and let this module be the one that judges images, not warnings."""
     from PIL import Image
 
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    # A file can cause thousands of warnings, and whoever reads the log can't mend it.
+    warnings.filterwarnings("ignore", module=r"PIL\b")
     Image.init()
 
 
@@ -39,9 +41,13 @@ def measure(files: Sequence[bytes], most: int) -> list[tuple[int, int]]:
     sizes = []
     total = 0
     for index, content in enumerate(files):
+        try:
+            decoded = _tiff.pixels(content)
+        except ValueError as error:
+            raise _bad(index, error) from error
         with _opened(content, index) as image:
             sizes.append(image.size)
-        total += image.size[0] * image.size[1]
+        total += max(decoded, image.size[0] * image.size[1])
         if total > most:
             raise Problem(
                 "too_large",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +41,12 @@ def parse_json(body: bytes, served: Served, settings: Settings) -> Parsed:
     if not isinstance(values, list) or not values:
         raise Problem("bad_input", f"{key!r} must be a list of at least one input")
     _check_count(len(values), settings)
+    columns = served.bundle.preprocessing.columns
     if key == "rows":
-        assert served.bundle.preprocessing.columns is not None
-        return _table(values, served.bundle.preprocessing.columns)
-    return Parsed(_array(values, served))
+        assert columns is not None
+        return _table(values, columns)
+    inputs = _array(values, served)
+    return Parsed(inputs) if columns is None else _noted(inputs, columns.notes(inputs))
 
 
 def _check_count(count: int, settings: Settings) -> None:
@@ -121,8 +123,11 @@ def _table(rows: list[Any], columns: Columns) -> Parsed:
     found = columns.encode(cells)
     for index in sorted(found.errors)[:1]:
         raise Problem("bad_input", found.errors[index], index=index)
-    extras = [{"note": found.notes[i]} if i in found.notes else {} for i in range(len(rows))]
-    return Parsed(found.inputs, extras)
+    return _noted(found.inputs, found.notes)
+
+
+def _noted(inputs: npt.NDArray[np.float32], notes: Mapping[int, str]) -> Parsed:
+    return Parsed(inputs, [{"note": notes[i]} if i in notes else {} for i in range(len(inputs))])
 
 
 def _cells(row: Any, columns: Columns, index: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from dubito.prediction import Prediction
 __all__ = ["Answers", "Served", "load"]
 
 Floats = npt.NDArray[np.float64]
+Sentence = Callable[[Sequence[str], Mapping[str, Any]], str]
 VERSION = 12  # hexadecimal digits
 DIGITS = 7  # significant ones, which is what float32 has
 #: kind of uncertainty -> the measure that it is
@@ -99,6 +100,15 @@ class Served:
             "scales": self.scales,
         }
 
+    @cached_property
+    def _why(self) -> Mapping[str | None, Sentence]:
+        policy = self.bundle.policy
+        if policy is None or not policy.accepts_nothing:
+            return WHY
+        # Here even the surest prediction misses the bound, so nothing is said of the input.
+        text = f"I don't know: my policy {_abstains(policy)}"
+        return {**WHY, "ambiguous": lambda classes, row: text}
+
     def answer(self, inputs: npt.NDArray[Any]) -> Answers:
         """What is said of inputs (N, *shape) float32; a ValueError where the network can't say."""
         said = self.bundle.predict(torch.from_numpy(inputs), max(len(inputs), 1))
@@ -106,7 +116,7 @@ class Served:
         probs = self.bundle.calibrated(said).probs
         codes = None if self.bundle.policy is None else self.bundle.decide(said).codes.numpy()
         measured = _measured(said)
-        rows = _rows(self.classes, labels, probs, said, measured, codes)
+        rows = _rows(self.classes, labels, probs, said, measured, codes, self._why)
         shares = {name: measured[of] / self.scales[name] for name, of in UNCERTAINTY.items()
                   if of in measured}  # fmt: skip
         if "vacuity" in measured:
@@ -114,10 +124,12 @@ class Served:
         return Answers(rows, labels.numpy(), codes, shares)
 
 
-def load(folder: Path, device: torch.device | str = "cpu") -> Served:
+def load(
+    folder: Path, device: torch.device | str = "cpu", factory: bundles.Factory | None = None
+) -> Served:
     """The bundle in a folder, tried once so that what does not fit together shows now."""
     manifest = (folder / bundles.MANIFEST).read_bytes() if folder.is_dir() else b""
-    loaded = bundles.load(folder, device=device)
+    loaded = bundles.load(folder, factory=factory, device=device)
     columns = bundles.row_columns(loaded)
     if (folder / bundles.MANIFEST).read_bytes() != manifest:
         raise bundles.BundleError(f"{folder} was changed while it was read")
@@ -142,6 +154,7 @@ def _rows(
     said: Prediction,
     measured: Mapping[str, Floats],
     codes: npt.NDArray[np.int64] | None,
+    why: Mapping[str | None, Sentence],
 ) -> list[dict[str, Any]]:
     chosen = labels.tolist()
     probabilities = _plain(probs)
@@ -164,7 +177,7 @@ def _rows(
             "decision": None if code is None else "abstain" if code else "accept",
             "reason": None if code is None else REASONS[code],
         }
-        row["why"] = WHY[row["reason"]](classes, row)
+        row["why"] = why[row["reason"]](classes, row)
         rows.append(row)
     return rows
 
@@ -204,7 +217,7 @@ def _undecided(classes: Sequence[str], row: Mapping[str, Any]) -> str:
 
 
 #: reason -> what a person is told
-WHY = {
+WHY: dict[str | None, Sentence] = {
     "accepted": _accepted,
     "ambiguous": _ambiguous,
     "unfamiliar": _unfamiliar,
@@ -218,9 +231,9 @@ def _policy(policy: Policy, version: str | None) -> dict[str, Any]:
 
 def _sentence(policy: Policy) -> str:
     """A policy in a sentence."""
-    samples = f"{policy.seen.get('samples', 0):g} validation samples"
     if policy.accepts_nothing:
-        return f"It abstains on everything: {samples} could not show what was to be promised."
+        return f"It {_abstains(policy)}"
+    samples = _samples(policy)
     bounds = [b for b in (policy.sure, policy.familiar) if b and math.isfinite(b.value)]
     when = " and ".join(map(repr, bounds)) or "asked"
     promise = ""
@@ -233,3 +246,11 @@ def _sentence(policy: Policy) -> str:
         promise = f": at least {policy.promise['coverage']:.3g} of inputs like {samples} are"
         promise += " answered"
     return f"It answers when {when}{promise}."
+
+
+def _abstains(policy: Policy) -> str:
+    return f"abstains on everything: {_samples(policy)} could not show what was to be promised."
+
+
+def _samples(policy: Policy) -> str:
+    return f"{policy.seen.get('samples', 0):g} validation samples"

@@ -17,13 +17,15 @@ class Settings:
     """The limits of a service; each has a default that is safe on a small machine.
 
     `max_pixels` counts the images of a request together, before any is decoded;
-    `max_buffered_bytes` the bodies of all requests together. A body has `read_s` to arrive, and a
-    request `timeout_s` from there to its answer. Up to `queue` inputs wait for the model, which
-    takes up to `batch_size` of them at once, and waits `gather_ms` for others to come; a
-    `batch_size` of 1 gathers nothing.
+    `max_buffered_bytes` the bodies of all requests together, and is never less than one of them may
+    have. A body has `read_s` to arrive, and a request `timeout_s` from there to its answer. Up to
+    `queue` inputs wait for the model, which takes up to `batch_size` of them at once, and waits
+    `gather_ms` for others to come; a `batch_size` of 1 gathers nothing.
 
     >>> Settings(max_batch=8).max_batch
     8
+    >>> Settings(max_body_bytes=1 << 30).max_buffered_bytes == 1 << 30
+    True
     >>> Settings(gather_ms=-1)
     Traceback (most recent call last):
     ValueError: gather_ms must be a number >= 0, not -1
@@ -55,8 +57,7 @@ class Settings:
             value = getattr(self, one.name)
             if one.name in ("host", "token", "log_requests"):
                 continue
-            least = 0 if one.name in ("port", "gather_ms") else None
-            _check(one.name, value, least)
+            _check(one.name, value, 0 if one.name in ("port", "gather_ms") else None)
         if self.queue < self.max_batch:
             raise ValueError(
                 f"queue must be at least max_batch={self.max_batch}, not {self.queue}: a full "
@@ -64,6 +65,9 @@ class Settings:
             )
         if self.token is not None:
             check_token(self.token, "token")
+        # With less the largest body that is allowed would find the service busy for ever.
+        least = max(self.max_buffered_bytes, self.max_body_bytes)
+        object.__setattr__(self, "max_buffered_bytes", least)
 
 
 def _check(name: str, value: float, least: int | None) -> None:

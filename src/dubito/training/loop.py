@@ -223,7 +223,7 @@ def _steps(runs: Sequence[Run], graphs: Mapping[Run, Graph]) -> None:
                 run.update(*batch)
         return
     batches, left = divmod(len(runs[0].train), runs[0].whole_batch)
-    if left < parallel.world():  # fewer leave a process without a sample
+    if left < runs[0].least_batch:
         left = 0
     for _ in range(batches):
         for run in runs:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset
 
 from dubito.data.arrays import Arrays, as_floats
@@ -52,6 +53,9 @@ class Run:
         settings: Settings,
         device: torch.device,
     ) -> None:
+        for part, source in (("training", train), ("validation", validation)):
+            if not size(source):
+                raise ValueError(f"there are no {part} samples")
         self.method, self.model, self.settings = method, model, settings
         self.functions = Functions(method.loss_of)
         self.train, self.validation, self.device = train, validation, device
@@ -91,6 +95,13 @@ class Run:
     def whole_batch(self) -> int:
         """Samples a step takes in all processes together."""
         return self.settings.batch_size * parallel.world()
+
+    @cached_property
+    def least_batch(self) -> int:
+        """Samples that are left over but make a step: one a process, two for batch norm's sake."""
+        norms = any(isinstance(one, _BatchNorm) and one.training for one in self.model.modules())
+        alone = size(self.train) < 2 * parallel.world()
+        return parallel.world() * (2 if norms and not alone else 1)
 
     def begin_epoch(self) -> None:
         """Draw the epoch's order and augmentation, set its weights, forget its sums."""
@@ -140,7 +151,7 @@ class Run:
         """The epoch's batches of a dataset, and their size in all processes; `step`'s order."""
         order, count = self.order.cpu(), size(self.train)
         wholes = [min(self.whole_batch, count - i) for i in range(0, count, self.whole_batch)]
-        wholes = [whole for whole in wholes if whole >= parallel.world()]
+        wholes = [whole for whole in wholes if whole >= self.least_batch]
         places = [self.share(i * self.whole_batch, whole) for i, whole in enumerate(wholes)]
         chosen = [order[list(part)].tolist() for part in places]
         loader = self._loader(self.train, chosen)
@@ -239,18 +250,32 @@ class Run:
         """Accuracy and mean loss over all processes' shares, with the last epoch's weights."""
         self.network.eval()
         parallel.share_buffers(self.judged)  # one network is judged, the one that is kept
-        seen = torch.zeros(3, dtype=torch.float64, device=self.device)
+        seen = torch.zeros(4, dtype=torch.float64, device=self.device)
         drawn = torch.Generator(self.device).manual_seed(self.settings.seed)
         for x, target in self._checks():
             with self.autocast():
-                said = self.method.predict(self.judged, x)
+                shown = self.method.outputs_for(self.judged, x)
                 outputs = self.judged(self.method.inputs(x, drawn))
-            seen[0] += (said.label == target).sum()
+                self._check_outputs(shown)
+                said = self.method.prediction(shown)
+            truth = target.argmax(-1) if target.is_floating_point() else target
+            seen[0] += (said.label == truth).sum()
             seen[1] += self.method.loss_of(outputs, target, self.last_weights)[0]
-            seen[2] += len(target)
-        right, loss, count = parallel.gathered_sum(seen).tolist()
+            seen[2:] += torch.tensor([truth.numel(), len(target)], device=self.device)
+        right, loss, labels, count = parallel.gathered_sum(seen).tolist()
         self.network.train()
-        return {"validation_accuracy": right / count, "validation_loss": loss / count}
+        return {"validation_accuracy": right / labels, "validation_loss": loss / count}
+
+    def _check_outputs(self, outputs: Tensor) -> None:
+        """An error if the epoch's last step left a network whose outputs are not finite."""
+        if outputs.isfinite().all():
+            return
+        low, high = outputs.aminmax()
+        raise NonFiniteLoss(
+            f"after epoch {self.epoch} the network's outputs for validation samples are not "
+            f"finite: they span [{low:g}, {high:g}]. The last checkpoint is from before this "
+            "epoch. Try a smaller learning rate"
+        )
 
     def _checks(self, at_once: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the validation data."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from dubito.report.reproduction.tables import (
     methods,
     outside,
 )
+from dubito.report.tables import deviation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +147,8 @@ def _short(name: str) -> str:
 
 
 def _mean_text(values: list[float]) -> str:
-    return f"{mean(values):.2f}" + (f" ±{stdev(values):.2f}" if len(values) > 1 else "")
+    off = deviation(values)
+    return f"{mean(values):.2f}" + ("" if off is None else f" ±{off:.2f}")
 
 
 def _curve(records: Records, by: Mapping[float, str], path: tuple[str, ...]) -> Curve | None:
@@ -155,7 +157,7 @@ def _curve(records: Records, by: Mapping[float, str], path: tuple[str, ...]) -> 
     found = {x: [100 * v for v in values] for x, values in found.items() if values}
     if not found:
         return None
-    spread = [stdev(values) if len(values) > 1 else 0.0 for values in found.values()]
+    spread = [deviation(values) or 0.0 for values in found.values()]
     return Curve(list(found), [mean(values) for values in found.values()], spread)
 
 

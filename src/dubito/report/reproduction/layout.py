@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean, stdev
+from statistics import mean
 
 from dubito.measures import MEASURES
 from dubito.report.reproduction.names import label_of, set_of, variant_of
 from dubito.report.reproduction.published import Key, Published, Verdict, key_of, verdict
 from dubito.report.reproduction.records import Records
-from dubito.report.tables import NONE, Better
+from dubito.report.tables import NONE, Better, deviation
 
 __all__ = ["Column", "Entry", "Row", "Table", "number", "table", "with_best"]
 
@@ -73,7 +73,7 @@ class Entry:
     def deviation(self) -> float | None:
         """The standard deviation over the seeds, None without two finite ones."""
         values = list(self.runs.values())
-        return stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+        return deviation(values)
 
     @property
     def ours(self) -> str:

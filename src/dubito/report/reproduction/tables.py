@@ -263,7 +263,7 @@ def _energy(records: Records, numbers: Numbers, data: str) -> Iterator[Table]:
     ]
     head = Table(
         f"energy-{data}", SEPARATION, f"{SETS[data].label}, how far apart", tuple(columns), (),
-        note="Of the measures scaled to [0, 1] over both sets together.",
+        note="Of the measures scaled to [0, 1] over all sets together.",
     )  # fmt: skip
     yield table(records, numbers, head, _rows(records, data))
 
