@@ -199,3 +199,33 @@ def test_a_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
     fitted = calibration.fit(said, labels).apply(said).max_prob.max()
     assert alone > 0.999
     assert 0.9 < fitted < 0.98  # 30 of 31
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_labels_of_any_integer_type(dtype: torch.dtype) -> None:
+    said, labels = Prediction.from_alpha(1 + 4 * torch.eye(3).repeat(3, 1)), torch.arange(9) % 3
+    labels[-1] = 0  # an error
+    functions = (calibration.fit, evaluation.calibration, evaluation.misclassification)
+    for function in functions:
+        assert function(said, labels.to(dtype)) == function(said, labels)
+    wanted = evaluation.reliability(said.probs, labels)
+    assert evaluation.reliability(said.probs, labels.to(dtype)) == wanted
+    with pytest.raises(ValueError, match="labels must be from 0 to 2"):
+        calibration.fit(said, (labels + 1).to(dtype))
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_label_changes_where_rounding_ties(classes: int, dtype: torch.dtype) -> None:
+    """A model that is always wrong asks for as little of its evidence as may be."""
+    generator = torch.Generator().manual_seed(0)
+    alpha = 1 + 5 * torch.rand(200, classes, generator=generator).to(dtype)
+    said = Prediction.from_alpha(alpha)
+    wrong = (said.label + 1) % classes
+    for one in (said, Prediction.from_probs(said.probs)):
+        fitted = calibration.fit(one, wrong)
+        assert torch.equal(fitted.apply(one).label, one.label)
+    little = Prediction.from_alpha(1 + 1e-4 * (alpha - 1))  # and here no bound is near
+    after = EvidenceScaling(power=3.0).apply(little)
+    assert torch.equal(after.label, little.label)
+    torch.testing.assert_close(after.alpha, torch.ones_like(alpha), rtol=1e-6, atol=0)

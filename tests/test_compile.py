@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from dubito import EDLLoss, IEDLLoss, Prediction
+from dubito import EDLLoss, IEDLLoss, Prediction, losses
 from dubito.schedules import Linear
 
 # The compiler's own libraries warn of their future; that is not ours to mend.
@@ -61,3 +61,12 @@ def test_a_prediction_is_one_graph() -> None:
         return said.probs, said.vacuity, said.mutual_information, said.differential_entropy
 
     assert graphs(measures, torch.randn(16, 4)) == 1
+
+
+def test_a_term_without_a_target_is_one_graph() -> None:
+    alpha = (1 + 5 * torch.rand(4, 3)).requires_grad_()
+    (eager,) = torch.autograd.grad(losses.mse_variance(alpha).sum(), alpha)
+    torch._dynamo.reset()
+    compiled = torch.compile(losses.mse_variance, backend="aot_eager", fullgraph=True)
+    (ours,) = torch.autograd.grad(compiled(alpha).sum(), alpha)
+    torch.testing.assert_close(ours, eager)

@@ -142,10 +142,34 @@ def test_what_is_held_out_is_not_trained_on(digits: Parts) -> None:
     assert EvidentialClassifier()._held_out(y, np.random.RandomState(0)).sum() == len(y) // 10
     unpromising = EvidentialClassifier(calibrate=False)
     assert not unpromising._held_out(y, np.random.RandomState(0)).any()
-    rare = np.array([0] * 50 + [1, 2, 3])  # each class stays in what is trained on
-    for seed in range(20):
-        kept = rare[~model._held_out(rare, np.random.RandomState(seed))]
-        assert set(kept) == {0, 1, 2, 3}
+
+
+def test_samples_of_rare_classes_are_held_out_like_any_other() -> None:
+    rare, rng = np.array([0] * 57 + [1, 2, 3]), np.random.RandomState(0)
+    model = EvidentialClassifier(error=0.05, validation_fraction=0.25)
+    held = np.mean([model._held_out(rare, rng) for _ in range(2000)], axis=0)
+    np.testing.assert_allclose(held, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / 2000))
+
+
+@pytest.mark.parametrize("counts", [(9, 1), (5, 5), (1, 1, 1), (1, 1)])
+def test_two_classes_are_left_to_train_on(counts: tuple[int, ...]) -> None:
+    codes, rng = np.repeat(np.arange(len(counts)), counts), np.random.RandomState(0)
+    model = EvidentialClassifier(error=0.05, validation_fraction=0.9)
+    for _ in range(50):
+        held = model._held_out(codes, rng)
+        assert len(np.unique(codes[~held])) == 2
+        assert held.sum() == min(max(int(0.9 * len(codes)), 1), len(codes) - 2)
+
+
+def test_a_class_of_one_sample_may_be_missing_from_a_part() -> None:
+    X, y = make_blobs([40, 1, 1], centers=[[0, 0], [4, 0], [0, 4]], random_state=0)
+    model = EvidentialClassifier(error=0.5, validation_fraction=0.5, **{**QUICK, "epochs": 2})
+    for seed in range(2):  # calibrated across folds, most of which lack a class
+        said = model.set_params(random_state=seed).fit(X, y).predict_proba(X)
+        assert said.shape == (42, 3)
+        np.testing.assert_allclose(said.sum(1), 1)
+        assert model.policy_ is not None
+        assert model.policy_.seen["samples"] == 21
 
 
 def test_without_a_promise_there_is_nothing_to_abstain_by(wine: Parts) -> None:
@@ -348,6 +372,27 @@ def test_partial_fit_learns_from_parts(digits: Parts) -> None:
     assert model.calibration_ is None
     model.set_params(error=0.1).calibrate_on(X_test, y_test)
     assert model.predict_or_abstain(X_test)[1].any()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("posterior_network", {}), ("ensemble", {"member": "posterior_network", "size": 2})],
+)
+def test_partial_fit_counts_classes_that_come_later(
+    method: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    X, y = make_blobs([30, 20, 10], centers=[[0, 0], [4, 0], [0, 4]], random_state=0)
+    model = EvidentialClassifier(method, method_options=options, **QUICK)
+    model.partial_fit(X[y == 0], y[y == 0], classes=[0, 1, 2])
+    assert model._learner.class_counts == (30, 1, 1)
+    model.partial_fit(X, y).partial_fit(X[y > 0], y[y > 0])
+    assert model._learner.class_counts == (60, 40, 20)
+    budgets = [part for name, part in model._learner.network.named_buffers() if "counts" in name]
+    assert len(budgets) == options.get("size", 1)
+    for logs in budgets:
+        torch.testing.assert_close(logs.exp(), torch.tensor([60.0, 40, 20]).double())
+    said = bundle.load(model.save(tmp_path / "model")).predict(X.astype(np.float32))
+    np.testing.assert_allclose(said.probs.numpy(), model.predict_proba(X), atol=1e-4)
 
 
 def test_partial_fit_explains_itself() -> None:

@@ -89,6 +89,27 @@ def test_it_learns_and_logs_what_evaluation_says(
     assert logged["val_loss"] == pytest.approx(total.item() / len(labels), **close)
 
 
+@pytest.mark.parametrize(
+    ("right", "area", "dtype"),
+    [(2, 1.0, torch.int64), (1, 0.5, torch.uint16), (0, None, torch.int64)],
+)
+def test_the_area_where_all_or_none_are_right(
+    tmp_path: Path, right: int, area: float | None, dtype: torch.dtype
+) -> None:
+    """All: 1 by the definition of the area; none: there is no area."""
+    network = nn.Linear(2, 2)
+    nn.init.eye_(network.weight)
+    nn.init.zeros_(network.bias)
+    x = torch.tensor([[2.0, 0.0], [3.0, 0.0]])  # the second is the surer one
+    labels = (torch.arange(2) >= right).to(dtype)
+    held: DataLoader[Any] = DataLoader(TensorDataset(x, labels), 2)
+    (logged,) = trainer(tmp_path, 1).validate(
+        EvidentialModule(network, "softmax", 2), held, verbose=False
+    )
+    assert logged["val_accuracy"] == right / 2
+    assert logged.get("val_aupr") == area
+
+
 @pytest.mark.parametrize("epochs", [3, -1])
 def test_validation_losses_compare_while_a_weight_rises(tmp_path: Path, epochs: int) -> None:
     """A network that does not move has one, and no callback keeps an epoch for being early."""

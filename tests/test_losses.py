@@ -112,16 +112,44 @@ def test_class_weights_are_those_of_cross_entropy() -> None:
     ours = losses.cross_entropy(LOGITS, labels, class_weight=weight)
     theirs = torch.nn.functional.cross_entropy(LOGITS, labels, weight=weight)
     torch.testing.assert_close(ours, theirs)
+    soft = LOGITS.flip(0).softmax(-1)  # a sample counts as the classes of its target do
+    each, by_sample = losses.iedl(ALPHA, soft, reduction="none"), soft @ weight
+    expected = (by_sample * each).sum() / by_sample.sum()
+    torch.testing.assert_close(losses.iedl(ALPHA, soft, class_weight=weight), expected)
+
+
+SOFT = torch.rand(N, K, generator=torch.Generator().manual_seed(1)).softmax(-1)
+SOME = torch.where(torch.arange(N) % 3 == 0, -100, LABELS)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_is_torchs(reduction: losses.Reduction, smoothing: float) -> None:
-    ours = losses.cross_entropy(LOGITS, LABELS, smoothing=smoothing, reduction=reduction)
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 0.0, 2.0, 0.5, 3.0])])
+@pytest.mark.parametrize("target", [LABELS, SOME, SOFT], ids=["labels", "some", "soft"])
+def test_cross_entropy_is_torchs(
+    target: torch.Tensor, weight: torch.Tensor | None, smoothing: float, reduction: losses.Reduction
+) -> None:
+    logits = LOGITS.clone().requires_grad_()
+    ours = losses.cross_entropy(
+        logits, target, smoothing=smoothing, class_weight=weight, reduction=reduction
+    )
     theirs = torch.nn.functional.cross_entropy(
-        LOGITS, LABELS, label_smoothing=smoothing, reduction=reduction
+        logits, target, weight, label_smoothing=smoothing, reduction=reduction
     )
     torch.testing.assert_close(ours, theirs)
+    slopes = [torch.autograd.grad(loss.sum(), logits)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(*slopes)
+
+
+def test_a_batch_of_which_nothing_counts_has_the_mean_0() -> None:
+    labels, weight = torch.ones_like(LABELS), torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0])
+    assert losses.iedl(ALPHA, labels, class_weight=weight) == 0
+    logits = LOGITS.clone().requires_grad_()
+    loss = losses.cross_entropy(logits, labels, class_weight=weight, smoothing=0.1)
+    loss.backward()
+    assert loss == 0
+    assert logits.grad is not None
+    assert (logits.grad == 0).all()
 
 
 def test_uce_is_expected_cross_entropy_less_entropy() -> None:

@@ -612,3 +612,13 @@ def test_fpr_rejects_rates(rate: float) -> None:
 def test_energy_distance_errors(x: Tensor, y: Tensor, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         m.energy_distance(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_targets_of_any_integer_type(dtype: torch.dtype) -> None:
+    probs = torch.rand(20, 3, generator=generator(0)).softmax(-1)
+    target = torch.arange(20) % 3
+    for metric in (m.accuracy, m.nll, m.brier, m.ece):
+        assert metric(probs, target.to(dtype)) == metric(probs, target)
+    with pytest.raises(ValueError, match="labels from 0 to 2"):
+        m.accuracy(probs, (target + 1).to(dtype))

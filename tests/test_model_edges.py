@@ -81,12 +81,17 @@ def test_an_index_is_of_samples_for_each_kind_of_prediction() -> None:
     probs = torch.randn(4, 3, 2, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
     sampled, alone = Prediction.from_samples(probs), Prediction.from_probs(probs.mean(0))
     mask = torch.tensor([True, False, True])
-    for index in (1, (0, 1), (slice(1, 3), 0), (..., 0), mask, (mask, 1), [2, 0], None):
-        assert torch.equal(sampled[index].probs, alone[index].probs), index
+    places = torch.arange(6).reshape(3, 2)  # of the samples
+    of_samples = (1, (0, 1), (slice(1, 3), 0), mask, (mask, 1), [2, 0], None)
+    for index in (*of_samples, ..., (..., 0), (..., 2, 1), (1, ...), (mask, ..., 0), (..., None)):
+        expected = probs.mean(0).flatten(0, 1)[places[index]]
+        assert torch.equal(alone[index].probs, expected), index
+        assert torch.equal(sampled[index].probs, expected), index
         assert len(sampled[index].samples) == 4
     for said in (sampled, alone, Prediction.from_alpha(1 + probs[0])):
-        with pytest.raises(IndexError):
-            said[:, :, 0]  # of the classes
+        for beyond in ((slice(None), slice(None), 0), (..., 0, 0, 0)):  # of the classes
+            with pytest.raises(IndexError):
+                said[beyond]
 
 
 @pytest.mark.parametrize("prior", [0.7, 0.9])  # float32 holds less

@@ -72,6 +72,28 @@ def test_an_error_among_the_surest_ends_the_search() -> None:
     assert Policy.promise_error(*ranked(wrong), error=0.01).accepts_nothing
 
 
+@pytest.mark.parametrize("count", [200, 400, 1000])
+def test_errors_among_the_surest_do_not_hide_what_all_samples_show(count: int) -> None:
+    allowed = int(binom(count, 0.05).ppf(0.2 * DELTA)) - 1  # a fifth of DELTA is for all samples
+    wrong = np.zeros(count, bool)
+    wrong[:allowed] = True
+    policy = Policy.promise_error(*ranked(wrong), error=0.05)
+    assert policy.seen["accepted"] == 1
+    assert policy.seen["errors"] == allowed
+    assert policy.seen["upper"] <= 0.05
+    wrong[: allowed + 2] = True
+    policy = Policy.promise_error(*ranked(wrong), error=0.05)
+    assert f"error <= 0.05 with confidence 0.95 was not shown by {count} samples" in repr(policy)
+
+
+def test_a_search_that_passes_the_others_starts_has_the_whole_chance_to_fail() -> None:
+    wrong = np.zeros(400, bool)
+    wrong[-12:] = True  # what no search could show with its own part
+    assert binom(400, 0.05).cdf(12) <= DELTA
+    assert binom(400, 0.05).cdf(12) > 0.4 * DELTA
+    assert Policy.promise_error(*ranked(wrong), error=0.05).seen["accepted"] == 1
+
+
 def test_ties_are_accepted_or_refused_together() -> None:
     confidence = np.repeat([0.9, 0.8, 0.7], 100)
     labels = np.zeros(300, np.int64)
@@ -192,6 +214,32 @@ def test_the_promise_covers_what_both_bounds_let_pass() -> None:
         admitted = policy.familiar.value > 2 / 3
         broken += not policy.accepts_nothing and not admitted
     assert broken / 400 < 0.1
+
+
+@pytest.mark.parametrize(("count", "error"), [(100, 0.05), (200, 0.05), (500, 0.02)])
+def test_the_promise_holds_where_values_tie_at_the_bound_of_the_familiar(
+    count: int, error: float
+) -> None:
+    """Inputs without evidence are all wrong, a little more of them than promised; others right."""
+    share, broken = 1.002 * error, 0.0
+    for empty in range(count // 5):  # all that matters of a draw is how many of them it holds
+        strange = torch.arange(count) < empty
+        alpha = torch.where(strange[:, None], torch.ones(2), torch.tensor([3.0, 1.0]))
+        said = Prediction.from_alpha(alpha)
+        policy = Policy.promise_error(said, strange.long(), error, unfamiliar="vacuity")
+        kinds = Prediction.from_alpha(torch.tensor([[1.0, 1.0], [3.0, 1.0]]))
+        if policy.decide(kinds).accept[0]:
+            broken += binom(count, share).pmf(empty)
+    assert broken <= DELTA
+
+
+def test_right_samples_that_make_the_bound_of_the_familiar_show_nothing() -> None:
+    """Of 100 tied values 61 make no bound; 59 show 5 %, and 74 would show 4 %."""
+    said = Prediction.from_alpha(torch.tensor([[3.0, 1.0]]).expand(100, 2))
+    asked = {"unfamiliar": "alpha0", "false_alarms": 0.39}
+    labels = torch.zeros(100, dtype=torch.long)
+    assert Policy.promise_error(said, labels, 0.05, **asked).seen["accepted"] == 1  # type: ignore[arg-type]
+    assert Policy.promise_error(said, labels, 0.04, **asked).accepts_nothing  # type: ignore[arg-type]
 
 
 # --- coverage and familiarity --------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dubito import Prediction, dirichlet
+from dubito.calibration import Temperature
 from dubito.measures import MEASURES
 
 LOGITS = 4 * torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -119,3 +120,16 @@ def test_evidence_functions(evidence: str) -> None:
     expected = {"softplus": torch.nn.functional.softplus, "relu": torch.relu, "exp": torch.exp}
     said = Prediction.from_logits(LOGITS, evidence)
     torch.testing.assert_close(said.alpha, expected[evidence](LOGITS) + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_probabilities_may_be_as_far_off_as_their_precision(dtype: torch.dtype) -> None:
+    rounded = torch.full((2, 6), 1 / 6).to(dtype)
+    assert (rounded.float().sum(-1) - 1).abs().max() > 1e-4
+    for said in (Prediction.from_probs(rounded), Prediction.from_samples(rounded[None])):
+        assert said.probs.dtype == torch.float32
+        assert torch.equal(said.probs, rounded.float())
+        assert Temperature.fit(said, torch.tensor([0, 1])).apply(said).probs.shape == (2, 6)
+    for values in (rounded.float(), 1.02 * rounded):
+        with pytest.raises(ValueError, match="sum to 1 over the classes"):
+            Prediction.from_probs(values)

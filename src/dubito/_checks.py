@@ -95,9 +95,10 @@ def logits(values: object, name: str = "logits") -> Tensor:
 
 def probabilities(values: object, name: str = "probs") -> Tensor:
     """Probabilities (..., K) that sum to one."""
-    checked = floating(values, name)
-    if visible(checked):
-        _sum_to_one(checked, name)
+    given = tensor(values, name)
+    checked = floating(given, name)
+    if visible(given):
+        _sum_to_one(given, name)  # as given: half precision may be further off
     return checked
 
 
@@ -154,17 +155,19 @@ def _in_range(labels: Tensor, classes: int, ignore_index: int | None) -> None:
         raise ValueError(f"target must hold labels from 0 to {classes - 1}{extra}, but has {seen}")
 
 
-def labels(target: Tensor, shape: torch.Size, classes: int, predictions: str) -> None:
-    """An error unless the labels are integers of a shape, which `predictions` words, in range."""
+def labels(target: Tensor, shape: torch.Size, classes: int, predictions: str) -> Tensor:
+    """Labels as int64; an error unless they are integers of a shape, which `predictions` words."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"labels must be integers, not {target.dtype}")
     if target.shape != shape:
         raise ValueError(f"labels have shape {tuple(target.shape)}, but {predictions}")
+    target = target.long()  # torch compares no uint16, uint32 or uint64
     if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < classes:
         raise ValueError(
             f"labels must be from 0 to {classes - 1}, "
             f"but span [{int(target.min())}, {int(target.max())}]"
         )
+    return target
 
 
 def _soft(y: Tensor, alpha: Tensor) -> Tensor:

@@ -256,4 +256,6 @@ class _EvaluateForwards(_Evaluate):
 def evaluate(names: tuple[str, ...], alpha: Tensor, y: Tensor | None = None) -> tuple[Tensor, ...]:
     """The named forms at alpha (..., K), each (...); `y` (..., K) where a form has a target."""
     kind = _Evaluate if torch.compiler.is_compiling() else _EvaluateForwards
-    return kind.apply(names, alpha, alpha if y is None else y)  # type: ignore[no-any-return, no-untyped-call]
+    # without a target anything of its shape; torch.compile takes no tensor twice
+    target = alpha.detach() if y is None else y
+    return kind.apply(names, alpha, target)  # type: ignore[no-any-return, no-untyped-call]

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from dubito import _checks
+from dubito import _checks, dirichlet
 from dubito.evidence import EXP_BOUND
 from dubito.prediction import Prediction
 
@@ -41,13 +41,13 @@ class EvidenceScaling:
 
     .. math:: \alpha' = \lambda + c\,(\alpha - \lambda)^{p}, \quad c, p > 0
 
-    with lambda the `prior` that alpha holds before any evidence. More evidence stays more: the
-    order of the classes of a sample, and so its label, never changes. With the power 1 alpha0 moves
-    monotonically: `alpha0` and `vacuity` rank samples as before and detect as well as before.
-    Another power may reorder them. Other measures, max_prob among them, mix amount and shape, and
-    their ranks may move in any case. What it can't do is to make a wrong label right, or to tell
-    apart two samples with the same evidence. Where the prior weighs little, the factor hardly
-    matters to probabilities, and alpha0 after calibration is no measure of what was seen.
+    with lambda the `prior` that alpha holds before any evidence. More evidence is never less, and
+    the label of a sample never changes. With the power 1 alpha0 moves monotonically: `alpha0` and
+    `vacuity` rank samples as before and detect as well as before. Another power may reorder them.
+    Other measures, max_prob among them, mix amount and shape, and their ranks may move in any case.
+    What it can't do is to make a wrong label right, or to tell apart two samples with the same
+    evidence. Where the prior weighs little, the factor hardly matters to probabilities, and alpha0
+    after calibration is no measure of what was seen.
 
     >>> EvidenceScaling(factor=3.0).apply(torch.tensor([3.0, 1.0]))
     tensor([7., 1.])
@@ -80,12 +80,10 @@ class EvidenceScaling:
         tensor(True)
         """
         if isinstance(alpha, Prediction):
-            prior = alpha.prior
-            alpha = alpha.alpha
+            prior, alpha = alpha.prior, alpha.alpha
         _positive(prior, "prior")
         evidence = _evidence(alpha, prior)
         target = _labels(labels, evidence)
-
         held = evidence > 0  # elsewhere a power has nothing to act on, and no gradient
         log_evidence = torch.where(held, evidence, 1.0).log()
         log_prior = evidence.new_tensor(prior).log()
@@ -114,8 +112,9 @@ class EvidenceScaling:
             return Prediction.from_alpha(self.apply(alpha.alpha), prior=self.prior)
         logs = math.log(self.factor) + self.power * _evidence(alpha, self.prior).log()
         excess = (logs.amax(-1, keepdim=True) - EXP_BOUND).clamp_min(0)
-        scaled = self.prior + (logs - excess).exp()
-        return scaled.to(_checks.floating(alpha, "alpha").dtype)
+        scaled = (self.prior + (logs - excess).exp()).to(_checks.floating(alpha, "alpha").dtype)
+        before, now = (dirichlet.mean(one).argmax(-1) for one in (alpha, scaled))
+        return _keeping(before, scaled, now)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for a file; `from_dict` makes it again."""
@@ -128,8 +127,8 @@ class Temperature:
 
     .. math:: p'_k \propto p_k^{1/T}
 
-    which for a softmax divides the logits by T. The order of the classes of a sample never changes;
-    ranks of samples by max_prob may. A mean of samples keeps nothing of their disagreement.
+    which for a softmax divides the logits by T. The label of a sample never changes; ranks of
+    samples by max_prob may. A mean of samples keeps nothing of their disagreement.
 
     >>> Temperature(0.5).apply(torch.tensor([0.8, 0.2]))
     tensor([0.9412, 0.0588])
@@ -153,9 +152,7 @@ class Temperature:
         >>> Temperature.fit(probs, half_right).apply(probs)[0]
         tensor([0.5000, 0.5000])
         """
-        if isinstance(probs, Prediction):
-            probs = probs.probs
-        checked = _checks.probabilities(probs).detach().double()
+        checked = _probs(probs).detach().double()
         target = _labels(labels, checked)
         logits = _log(checked)
 
@@ -167,11 +164,10 @@ class Temperature:
 
     def apply(self, probs: Values) -> Values:
         """Calibrated probabilities (..., K), or a prediction that consists of them."""
-        if isinstance(probs, Prediction):
-            return Prediction.from_probs(self.apply(probs.probs))
-        checked = _checks.probabilities(probs)
-        scaled = (_log(checked.double()) / self.temperature).softmax(-1)
-        return scaled.to(checked.dtype)
+        checked = _probs(probs)
+        scaled = (_log(checked.double()) / self.temperature).softmax(-1).to(checked.dtype)
+        scaled = _keeping(checked.argmax(-1), scaled, scaled.argmax(-1))
+        return Prediction.from_probs(scaled) if isinstance(probs, Prediction) else scaled
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for a file; `from_dict` makes it again."""
@@ -236,8 +232,23 @@ def _labels(labels: Tensor, values: Tensor) -> Tensor:
         raise ValueError(f"predictions have shape {tuple(values.shape)}; expected (N, K), N >= 1")
     target, count = _checks.tensor(labels, "labels"), len(values)
     need = f"{count} predictions need ({count},)"
-    _checks.labels(target, values.shape[:1], values.shape[-1], need)
-    return target.long().to(values.device)
+    return _checks.labels(target, values.shape[:1], values.shape[-1], need).to(values.device)
+
+
+def _probs(given: Tensor | Prediction) -> Tensor:
+    """A prediction's have been checked already, in the precision that they came in."""
+    return given.probs if isinstance(given, Prediction) else _checks.probabilities(given)
+
+
+def _keeping(label: Tensor, values: Tensor, now: Tensor) -> Tensor:
+    """Values (..., K) that keep their label (...) where rounding has made it another, `now`.
+
+    No bound of a factor or a power prevents that: beside the prior little evidence rounds to none.
+    The label's value is then the largest and four steps of its type more: quotients differ as well.
+    """
+    least = values.amax(-1, keepdim=True) * (1 + 4 * torch.finfo(values.dtype).eps)
+    of_label = label.unsqueeze(-1) == torch.arange(values.shape[-1], device=values.device)
+    return torch.where(of_label & (label != now).unsqueeze(-1), least, values)
 
 
 def _picked(values: Tensor, target: Tensor) -> Tensor:

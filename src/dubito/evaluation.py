@@ -112,8 +112,8 @@ def calibration(alpha: Alpha, labels: Tensor | np.ndarray, bins: int = 15) -> di
 
 
 def _labels(labels: Tensor | np.ndarray, said: Prediction) -> Tensor:
-    checked, shape = _tensor(labels), said.label.shape
-    _checks.labels(checked, shape, said.probs.shape[-1], f"the predictions {tuple(shape)}")
+    shape, need = said.label.shape, f"the predictions {tuple(said.label.shape)}"
+    checked = _checks.labels(_tensor(labels), shape, said.probs.shape[-1], need)
     return checked.to(said.label.device)
 
 
@@ -127,7 +127,7 @@ def reliability(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
         confidence
     )
     place = torch.bucketize(confidence.contiguous(), edges)
-    right = (label == labels).double()
+    right = (label == labels.long()).double()
     count = torch.bincount(place, minlength=RELIABILITY_BINS)
     sums = [
         torch.zeros(RELIABILITY_BINS, dtype=torch.float64).index_add_(0, place, values)

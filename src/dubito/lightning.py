@@ -143,7 +143,7 @@ class EvidentialModule(LightningModule):
         x, target = _pair(batch)
         said = self.predict(x)
         self._loss(self._prepared(x), target, "val", terms=False)
-        right = said.label == (target.argmax(-1) if target.is_floating_point() else target)
+        right = said.label == (target.argmax(-1) if target.is_floating_point() else target.long())
         self._log("val_accuracy", right.float().mean(), right.numel())
         unsure = self._unsure(said)
         self._log("val_uncertainty", said.measure(unsure).mean(), right.numel())
@@ -159,7 +159,9 @@ class EvidentialModule(LightningModule):
         if not self._seen or not self._seen[0]:
             return
         inside, sure, right = self._gathered(0)
-        if bool(right.any()):
+        if bool(right.all()):  # without an error the area is 1 by its definition
+            self._log("val_aupr", torch.ones(()))
+        elif bool(right.any()):
             self._log("val_aupr", metrics.aupr(sure, right))
         for place in range(1, len(self._seen)):
             (outside,) = self._gathered(place)

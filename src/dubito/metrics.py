@@ -389,10 +389,11 @@ def _labelled(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"probs: got shape {tuple(probs.shape)}, expected (..., N, K), N >= 1")
     classes = probs.shape[-1]
     _integers("target", target, "an integer tensor of class indices", allow_bool=False)
+    target = target.long()  # torch compares no uint16, uint32 or uint64
     shape = _same_samples("probs without its class axis", probs.shape[:-1], "target", target.shape)
     _forbid("probs", ~(working >= 0), "a negative value or NaN", "probabilities")
     off = (working.sum(-1) - 1).abs() > _SUM_TOLERANCE
     _forbid("probs", off, "a row that does not sum to 1", f"a sum within {_SUM_TOLERANCE} of 1")
     outside = (target < 0) | (target >= classes)
     _forbid("target", outside, "a label out of range", f"labels from 0 to {classes - 1}")
-    return working.expand(*shape, classes), target.long().expand(shape)
+    return working.expand(*shape, classes), target.expand(shape)

@@ -11,8 +11,12 @@ rate of `error` or more would show so few:
 
 Ranks are tested one after the other from a start that depends on nothing but N, and the first that
 fails ends the search: a fixed-sequence test, which pays nothing for the many thresholds it looks
-at. Then, whatever the model, the measure and the data, with probability >= `confidence` over the
-draw of the validation samples, the error rate among accepted predictions is at most `error`.
+at. An error or two among the surest would end it at once, so from 3 n samples on, n being as many
+as can show the rate without an error, there are three searches: from the share `start`, from 0.6,
+and from all samples but one. They divide 1 - confidence as 2 : 2 : 1, and one that comes past the
+start of another has the other's part as well. The longest counts. Then, whatever the model, the
+measure and the data, with probability >= `confidence` over the draw of the validation samples, the
+error rate among accepted predictions is at most `error`.
 
 *Why that holds.* Let R(u) be the error rate among the surest share u of all inputs: a continuous
 function. Let v be the share that lies above the first tested rank. Where R(v) > error, the samples
@@ -21,6 +25,11 @@ wrong choice lies beyond the next place where R rises through `error`, and every
 also that of this place. Between places where R equals `error` samples err at that very rate, so
 however many lie between them, the test there passes too seldom. No monotone R is needed. Ties take
 a drawn order, the same each time, which knows nothing of labels; a threshold never divides them.
+
+So each search that goes wrong passes one decisive test, at its start or at the next place where R
+rises. Searches that start before the same place share that test, with no more than their parts
+added up; starts behind the place are in no level before it. Each part thus counts once, and all of
+them sum to 1 - confidence.
 
 What it takes: validation samples drawn like the inputs to come, independent, and used for nothing
 that shapes the confidences or labels: not for training, early stopping or choosing among models.
@@ -48,6 +57,9 @@ Labels: TypeAlias = "Tensor | np.ndarray[Any, Any]"
 REASONS = ("accepted", "ambiguous", "unfamiliar")
 #: measures of how unfamiliar an input is, the best first
 UNFAMILIAR = ("vacuity", "mutual_information", "alpha0")
+# shares where further searches start, the parts of 1 - confidence for the first search and these,
+# and from how many times the needed samples on: with fewer, three parts find less than the whole
+LATER, PARTS, MANY = (0.6, 1.0), (0.4, 0.4, 0.2), 3
 
 
 @dataclass(frozen=True)
@@ -148,9 +160,9 @@ class Policy:
         """The largest share found to err at most at the rate `error`, with that `confidence`.
 
         `said` (N, K) and `labels` (N,) are validation data; see the module for what is promised.
-        The search starts at the surest share `start`, or where so many samples can show the rate at
-        all: ln(1 - confidence)/ln(1 - error) of them without an error, 59 for 5 %, 299 for 1 %.
-        Where the promise can't be kept, the policy accepts nothing.
+        The first search starts at the surest share `start`, or where so many samples can show the
+        rate at all: ln(1 - confidence)/ln(1 - error) of them without an error, 59 for 5 %, 299 for
+        1 %; one more bounds what they show. Where no search succeeds, the policy accepts nothing.
 
         With a measure `unfamiliar`, inputs that exceed all but a share `false_alarms` of the
         validation data in it are refused first, and the promise is about what both let pass.
@@ -160,7 +172,8 @@ class Policy:
         if not 0 <= start <= 1:
             raise ValueError(f"start must be a share in [0, 1], not {start!r}")
         wrong = (said.label != _checked_labels(said, labels)).cpu().numpy()
-        familiar, among = _familiar(said, unfamiliar, false_alarms)
+        familiar, among, tied = _familiar(said, unfamiliar, false_alarms)
+        among = np.append(among, tied[wrong[tied]])
         values = _values(said, measure)[among]
         order = _surest_first(values)
         values, errors = values[order], wrong[among][order].cumsum()
@@ -194,7 +207,7 @@ class Policy:
         """
         _between(share, "share")
         _one_axis(said)
-        familiar, among = _familiar(said, unfamiliar, false_alarms)
+        familiar, among, _ = _familiar(said, unfamiliar, false_alarms)
         values = _values(said, measure)[among]
         rank = _rank(len(said), share)
         if familiar is not None and share + false_alarms > 1:
@@ -221,7 +234,7 @@ class Policy:
 
     @property
     def accepts_nothing(self) -> bool:
-        """Whether the promise could not be kept, so that it abstains on everything."""
+        """Whether the promise was not shown, so that it abstains on everything."""
         return self.sure.passes_nothing
 
     def as_dict(self) -> dict[str, Any]:
@@ -263,7 +276,7 @@ class Policy:
         elif "coverage" in self.promise:
             asked = f"coverage >= {self.promise['coverage']:g}"
         if self.accepts_nothing:
-            return f"Policy(accepts nothing: {asked} can't be shown with {self._samples})"
+            return f"Policy(accepts nothing: {asked} was not shown by {self._samples})"
         share = self.seen.get("accepted", math.nan)
         return f"Policy({bounds}: {asked}, accepts {share:.1%} of {self._samples})"
 
@@ -279,7 +292,7 @@ def _longest(
     delta: float,
     start: float,
 ) -> int:
-    """How many of the surest to accept: all ranks from the first to this one pass their test.
+    """How many of the surest to accept: as far as the longest search comes, or none.
 
     `values` fall, `errors` are counted along them. The last rank must follow the first one tested,
     which shows that the share accepted is at least the one that the first test was about.
@@ -287,15 +300,39 @@ def _longest(
     from scipy.special import bdtr
 
     count = len(values)
-    first = max(math.ceil(math.log(delta) / math.log1p(-error)), math.ceil(start * count), 1)
-    ranks = np.arange(first, count + 1)
-    if len(ranks) < 2:
+    if count < 2:
         return 0
-    passed = bdtr(errors[first - 1 :], ranks, error) <= delta
-    reached = count if passed.all() else first - 1 + int(passed.argmin())
+    starts, parts = _starts(count, error, delta, start)
+    first = int(starts.min())
+    chances = bdtr(errors[first - 1 :], np.arange(first, count + 1), error)
     # the threshold must not divide ties: back to the last place where the values change
-    ends = np.append(values[1:] < values[:-1], True)[:reached].nonzero()[0] + 1
-    return int(ends[-1]) if len(ends) and ends[-1] > first else 0
+    ends = np.append(0, np.append(values[1:] < values[:-1], True).nonzero()[0] + 1)
+    longest = 0
+    for begin in starts:
+        levels = np.full(count + 1 - begin, parts[starts == begin].sum())
+        for later, part in zip(starts, parts, strict=True):
+            if later > begin:  # from the rank behind its start on, as the proof needs it
+                levels[later + 1 - begin :] += part
+        passed = chances[begin - first :] <= levels
+        reached = count if passed.all() else begin - 1 + int(passed.argmin())
+        end = int(ends[np.searchsorted(ends, reached, side="right") - 1])
+        longest = max(longest, end if end > begin else 0)
+    return longest
+
+
+def _starts(
+    count: int, error: float, delta: float, start: float
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The rank where each search starts, and its part of the probability to fail, delta.
+
+    >>> _starts(400, 0.05, 0.05, 0.1)
+    (array([ 77, 240, 399]), array([0.02, 0.02, 0.01]))
+    """
+    several = count >= MANY * math.log(delta) / math.log1p(-error)
+    shares = np.array([start, *LATER] if several else [start])
+    parts = delta * np.array(PARTS if several else [1.0])
+    needed = np.maximum(np.log(parts) / math.log1p(-error), shares * count)
+    return np.ceil(needed).clip(1, count - 1).astype(int), parts
 
 
 def _surest_first(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -314,21 +351,31 @@ def _upper(errors: int, count: int, delta: float) -> float:
 
 def _familiar(
     said: Prediction, unfamiliar: str | None, false_alarms: float
-) -> tuple[Bound | None, np.ndarray[Any, Any]]:
-    """The bound of what is familiar, a conformal quantile, and the places of samples below it."""
-    count = len(said)
+) -> tuple[Bound | None, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The bound of what is familiar, a conformal quantile, and the places of samples below it.
+
+    The third are those that made the bound, where others share their value.
+    """
+    everything, none = np.arange(len(said)), np.arange(0)
     if unfamiliar is None:
-        return None, np.arange(count)
+        return None, everything, none
     _between(false_alarms, "false_alarms")
     values = _values(said, unfamiliar)
-    order = np.argsort(-values, kind="stable")
-    rank = _rank(count, 1 - false_alarms)
-    if rank > count:  # so few samples tell nothing of so rare an event
-        return _bound(unfamiliar, -math.inf), np.arange(count)
-    # The sample at the bound made the bound; those below it are draws like any other.
+    rank = _rank(len(said), 1 - false_alarms)
+    if rank > len(said):  # so few samples tell nothing of so rare an event
+        return _bound(unfamiliar, -math.inf), everything, none
+    # The sample at the bound made the bound; those below it are draws like any other. So they are
+    # among tied values, in a drawn order, but these draws hold too few of the tied: only a part of
+    # them lies below that sample, and the bound lets all pass. If the tied err less than others,
+    # the draws err more often than what passes, so to add errors is only cautious. If they err
+    # more, all samples that pass hold no fewer of them than draws would, as it takes that many for
+    # the bound to lie there; to leave out some that are right is only cautious again. Hence the
+    # errors among those that made the bound count for an error rate, and the rest of them do not.
+    order = _surest_first(values)
     least = values[order[rank - 1]]
-    among = np.delete(np.arange(count), order[rank - 1])
-    return _bound(unfamiliar, least), among[values[among] >= least]
+    makers = order[rank - 1 :][values[order[rank - 1 :]] == least]
+    tied = makers if (values == least).sum() > 1 else none
+    return _bound(unfamiliar, least), np.sort(order[: rank - 1]), tied
 
 
 def _rank(count: int, share: float) -> int:
@@ -369,8 +416,9 @@ def _one_axis(said: Prediction) -> None:
 
 def _checked_labels(said: Prediction, labels: Labels) -> Tensor:
     _one_axis(said)
-    checked, need = torch.as_tensor(labels), f"{len(said)} predictions need ({len(said)},)"
-    _checks.labels(checked, said.label.shape, said.probs.shape[-1], need)
+    need = f"{len(said)} predictions need ({len(said)},)"
+    given = torch.as_tensor(labels)
+    checked = _checks.labels(given, said.label.shape, said.probs.shape[-1], need)
     return checked.to(said.label.device)
 
 

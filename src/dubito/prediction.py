@@ -154,7 +154,9 @@ class Prediction:
         places = index if isinstance(index, tuple) else (index,)
         if self._kind == "samples":
             places = (slice(None), *places)
-        values = self._values[places]
+        # an ellipsis stands for leading axes, and would take the classes for one of them
+        ends = (slice(None),) if any(place is ... for place in places) else ()
+        values = self._values[(*places, *ends)]
         if self._values[..., 0][places].ndim < values.ndim:
             return Prediction(values, self._kind, self.prior)
         raise IndexError(f"index {index!r} leaves no axis of classes of {tuple(self.probs.shape)}")

@@ -121,6 +121,15 @@ def test_optuna_searches_within_the_grid() -> None:
         assert all(1e-3 <= weight <= 1e-1 for weight in weights)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("iedl", {"fisher_weight": 0.0}), ("edl", {})], ids=["iedl", "edl"]
+)
+def test_optuna_takes_a_weight_of_0_at_its_word(name: str, expected: dict[str, float]) -> None:
+    pytest.importorskip("optuna")
+    found = tune(pool(), SETTING, name, episodes=4, search="optuna", trials=1, grid=(0.0,))
+    assert found.hyperparameters == {**expected, "kl_weight": 1.0, "kl_ramp": 10}
+
+
 def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ValueError, match=r'pip install "dubito\[tune\]"'):

@@ -100,7 +100,7 @@ def _effect(
     before = evaluation.calibration(said, labels)
     after = evaluation.calibration(scaled.apply(said), labels)
     accepted = policy.decide(said).accept
-    wrong = (said.label != labels) & accepted
+    wrong = (said.label != labels.long()) & accepted
     return {
         "samples": len(labels),
         "accuracy": metrics.accuracy(said.probs, labels).item(),

@@ -156,7 +156,8 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> EvidentialClassifier:
         """One more pass, through this data; the first call names all `classes`.
 
-        Standardisation follows all data seen so far, and the optimiser starts anew with each call.
+        Standardisation and the class counts of a Posterior Network follow all data seen so far, and
+        the optimiser starts anew with each call.
         Calibration and policy are gone then: `calibrate_on` makes them from data held out.
         """
         check_parameters(vars(self))
@@ -223,7 +224,7 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         """A new network, trained."""
         method = method_of(self.method, self.method_options)
         backbone = backbone_of(self.backbone, self.hidden)
-        learner = untrained(method, backbone, X.shape[1:], codes, len(self.classes_), seed)
+        learner = untrained(method, backbone, X.shape[1:], len(self.classes_), seed)
         self._train(learner, X, codes, weights, epochs)
         return learner
 

@@ -17,6 +17,7 @@ from dubito import bundle
 from dubito.bundle import Factory
 from dubito.data import Arrays
 from dubito.methods import Method
+from dubito.methods.posterior_network import PosteriorModel
 from dubito.methods.weighted import Weighted
 from dubito.prediction import Prediction
 from dubito.training import Settings, fit
@@ -35,7 +36,7 @@ class Learner:
     network: nn.Module
     scaler: StandardScaler
     shape: tuple[int, ...]
-    class_counts: tuple[int, ...]
+    seen: Array  # samples of each class so far: (K,)
     seed: int
     epochs: int = 0
 
@@ -50,6 +51,7 @@ class Learner:
     ) -> list[dict[str, Any]]:
         """Train, in float32; the history of the epochs."""
         self.scaler.partial_fit(_rows(X))
+        self._count(codes)
         inputs = torch.from_numpy(self._standardised(X)).float()
         names = tuple(str(code) for code in range(int(codes.max()) + 1))
         data = Arrays(inputs, torch.from_numpy(codes), names, "X")
@@ -77,6 +79,19 @@ class Learner:
                 for part in inputs.split(AT_ONCE)
             ]
         return self.method.prediction(torch.cat(parts, dim=-2))
+
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """The samples of each class, at least 1: one may be missing, in a fold or a first batch."""
+        return tuple(self.seen.clip(1).tolist())
+
+    def _count(self, codes: Array) -> None:
+        """Add the samples to those seen, and to the budgets of a Posterior Network."""
+        self.seen = self.seen + np.bincount(codes, minlength=len(self.seen))
+        logs = torch.tensor(self.class_counts, dtype=torch.get_default_dtype()).log()
+        for module in self.network.modules():  # the members of an ensemble too
+            if isinstance(module, PosteriorModel):
+                module.log_counts.copy_(logs)
 
     def _standardised(self, X: Array) -> Array:
         rows = self.scaler.transform(_rows(X))
@@ -106,17 +121,15 @@ def untrained(
     method: Method,
     backbone: Mapping[str, Any] | Factory,
     shape: tuple[int, ...],
-    codes: Array,
     classes: int,
     seed: int,
 ) -> Learner:
     """A new network for samples of `shape`, from its seed; torch's random state is left alone."""
-    # a class may be missing here, in a fold or a first batch
-    counts = tuple(np.bincount(codes, minlength=classes).clip(1).tolist())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = bundle.build(method, backbone, shape, classes, counts)
-    return Learner(method, network, StandardScaler(), shape, counts, seed)
+        # what Posterior Networks count is set as they learn
+        network = bundle.build(method, backbone, shape, classes, [1] * classes)
+    return Learner(method, network, StandardScaler(), shape, np.zeros(classes, int), seed)
 
 
 def _rows(X: Array) -> Array:

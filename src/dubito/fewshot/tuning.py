@@ -259,7 +259,7 @@ def _by_optuna(
     positive = [w for w in grid if w]
     for _ in range(trials):
         asked = study.ask()
-        weight = None
+        weight = 0.0 if 0.0 in grid else None
         if positive:
             ends = (min(positive), max(positive))
             weight = asked.suggest_float("fisher_weight", *ends, log=True)

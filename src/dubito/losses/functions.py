@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dubito import _checks
 from dubito._forms import FORMS, evaluate
-from dubito._reduction import reduced
+from dubito._reduction import averaged, class_weights, reduced
 from dubito.evidence import alpha_from_logits
 from dubito.kernels import fused_from_logits, fused_loss
 
@@ -33,11 +33,16 @@ class LossOptions(TypedDict, total=False):
     """What every loss takes besides its weights."""
 
     class_weight: Tensor | None
-    """(K,), >= 0; the mean is then weighted, as torch's cross entropy does. Default: none."""
+    """(K,), >= 0; the mean is then weighted, as torch's cross entropy does. Default: none.
+
+    A sample with a soft target y counts sum_k w_k y_k times, in the sum of weights that the mean
+    divides by too. `cross_entropy` alone has torch's rule there: each class's part counts w_k
+    times, and the mean divides by the number of samples.
+    """
     ignore_index: int
     """Samples with this label count for nothing. Default: -100."""
     reduction: Reduction
-    """"mean" (the default), "sum" or "none". The mean of a batch that is ignored whole is 0."""
+    """"mean" (the default), "sum" or "none". The mean of a batch of which nothing counts is 0."""
     scale: str
     """"paper" (the default) or "per_class": see `dubito.losses`."""
     class_dim: int
@@ -241,6 +246,9 @@ def cross_entropy(
 ) -> Tensor:
     r"""Softmax cross entropy with label smoothing, with the axes and options of the other losses.
 
+    It is `torch.nn.functional.cross_entropy`, also for soft targets and with smoothing, where a
+    class's weight counts for its part of the smoothed target.
+
     Shapes: logits (..., K); target (...) or (..., K) -> scalar, or (...) unreduced.
 
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), smoothing=0.1)
@@ -253,5 +261,8 @@ def cross_entropy(
     logits = _checks.logits(logits)
     y = _checks.distribution(target, logits, loss.ignore_index)
     _checks.not_empty(logits)
+    by_class = class_weights(loss.class_weight, y)
     smooth = y * (1 - smoothing) + smoothing / logits.shape[-1]
-    return loss._reduced(-(smooth * logits.log_softmax(-1)).sum(-1), y, target)
+    each = -(by_class * smooth * logits.log_softmax(-1)).sum(-1)
+    weight = torch.ones_like(each) if target.is_floating_point() else (by_class * y).sum(-1)
+    return averaged(each, weight, target, loss.ignore_index, loss.reduction)
