@@ -12,9 +12,9 @@ from dubito import backbones, data, methods
 from dubito.training import Settings, fit, parallel
 
 
-def main(folder: str, epochs: int, batch_size: int) -> None:
+def main(source: str, folder: str, epochs: int, batch_size: int) -> None:
     torch.set_num_threads(1)
-    train, validation, _ = data.split(data.load("digits", "train"), 0.5, seed=0)
+    train, validation, _ = data.split(data.load(source), 0.5, seed=0)
     method = methods.method("iedl")
     torch.manual_seed(0)
     model = backbones.build("mlp", train.shape, method.outputs(10), hidden=(32,))
@@ -36,4 +36,4 @@ def communicating() -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

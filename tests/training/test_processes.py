@@ -10,15 +10,26 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from dubito.data import load
+
 JOB = Path(__file__).with_name("_job.py")
-EPOCHS = 40
+EPOCHS, DIGITS = 40, "digits.npz"
+
+
+@pytest.fixture(autouse=True)
+def digits(tmp_path: Path) -> None:
+    """In a file, which is read sooner than scikit-learn is imported."""
+    held = load("digits", "train")
+    np.savez(tmp_path / DIGITS, images=held.inputs.numpy(), labels=held.labels.numpy())
 
 
 def start(folder: Path, batch: int = 32, *, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    command = [sys.executable, *prefix, str(JOB), str(folder), str(EPOCHS), str(batch)]
+    source = folder.parent / DIGITS
+    command = [sys.executable, *prefix, *map(str, (JOB, source, folder, EPOCHS, batch))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -72,14 +83,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     from dubito.training import checkpoint
 
-    process = start(tmp_path, prefix=("-c", LIMITED))
+    folder = tmp_path / "full"
+    process = start(folder, prefix=("-c", LIMITED))
     _, err = process.communicate(timeout=300)
     assert process.returncode != 0
     assert "could not write" in err
     assert "an earlier checkpoint there is untouched" in err
-    _, facts = checkpoint.load(tmp_path / "checkpoint.safetensors")
+    _, facts = checkpoint.load(folder / "checkpoint.safetensors")
     assert facts["epoch"] == 3
-    assert not list(tmp_path.glob(".*.part"))
+    assert not list(folder.glob(".*.part"))
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
