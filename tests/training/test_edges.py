@@ -333,17 +333,8 @@ def test_soft_labels_are_checked_by_their_most_likely_class() -> None:
 
 
 def test_accuracy_is_a_share_of_the_pixels_where_each_has_a_label() -> None:
-    class Dense(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.last(x)
-            return out
-
     pixels = TensorDataset(torch.randn(8, 3, 3, 4), torch.zeros(8, 3, 3, dtype=torch.long))
-    for entry in fit(IEDL, Dense(), pixels, pixels, SHORT).history:
+    for entry in fit(IEDL, nn.Linear(4, 2), pixels, pixels, SHORT).history:
         assert 0 <= entry["validation_accuracy"] <= 1
 
 

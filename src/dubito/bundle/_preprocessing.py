@@ -89,6 +89,10 @@ class Preprocessing:
         )
         return ((x.double() - mean) / scale).float()
 
+    def held(self, x: Tensor) -> Tensor:
+        """Inputs to keep for a training: bytes stay bytes where nothing is standardised."""
+        return x if self.mean is None else self.standardised(x)
+
     def check(self, shape: Sequence[int]) -> None:
         """An error unless this makes inputs of that shape."""
         if self.mode is not None and (len(shape) != 3 or MODES[self.mode] != shape[0]):

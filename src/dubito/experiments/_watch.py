@@ -52,8 +52,7 @@ def loaded(plan: Plan, ood: Iterable[str]) -> tuple[Arrays, dict[str, Tensor]]:
     test = data.load(source, "test") if own else plan.validation
 
     def ready(inputs: Tensor) -> Tensor:
-        held = inputs.to(plan.device)
-        return held if prepared.mean is None else prepared.standardised(held)  # bytes stay bytes
+        return prepared.held(inputs.to(plan.device))
 
     outside = {name: ready(runs.inputs_of(plan.config, name)) for name in ood}
     return replace(test.to(plan.device), inputs=ready(test.inputs)), outside

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dubito import data
-from dubito.bundle import Preprocessing, Promise
+from dubito.bundle import Promise
 from dubito.data import Arrays
 from dubito.methods import Method
 from dubito.methods.weighted import Weighted, balanced
@@ -320,7 +320,9 @@ def _method(plan: Plan) -> Method:
 def _sources(plan: Plan) -> tuple[Source, Source]:
     """Both parts, for the device to hold; batch by batch from the host if it has no room."""
     prepared = plan.config.prepared()
-    train_part, held_out = (_ready(part, prepared) for part in (plan.train, plan.validation))
+    train_part, held_out = (
+        replace(part, inputs=prepared.held(part.inputs)) for part in (plan.train, plan.validation)
+    )
     if all(data.fits(part, plan.device, share=0.25) for part in (train_part, held_out)):
         return train_part, held_out
     return _Streamed(train_part), _Streamed(held_out)
@@ -334,19 +336,10 @@ class _Streamed(TensorDataset):
         self.name = part.name
 
 
-def _ready(part: Arrays, prepared: Preprocessing) -> Arrays:
-    """Standardised, where that is asked for; bytes stay bytes otherwise."""
-    if prepared.mean is None:
-        return part
-    return replace(part, inputs=prepared.standardised(part.inputs))
-
-
 def _outside(config: Recorded, device: torch.device) -> dict[str, Tensor]:
     """The OOD inputs to train with, where some are given."""
     source = config.data["train_ood"]
     if source is None:
         return {}
-    inputs, prepared = inputs_of(config, source, part="train"), config.prepared()
-    if prepared.mean is not None:
-        inputs = prepared.standardised(inputs)
-    return {"ood": inputs.to(device)}
+    inputs = inputs_of(config, source, part="train")
+    return {"ood": config.prepared().held(inputs).to(device)}
