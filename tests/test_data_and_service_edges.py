@@ -330,10 +330,11 @@ def test_a_request_has_one_time_limit_for_all_of_its_way(images: Path) -> None:
 
 @serving
 def test_clients_that_have_gone_take_no_room_in_the_queue(images: Path) -> None:
-    from serve.running import running, until
+    from serve.running import PATIENCE, running, until
+    from serve.test_limits import slowed as held
 
     with running(images, queue=8, max_batch=8, batch_size=8) as found:
-        slowed(found.service.served, 1.0)
+        slow = held(found, PATIENCE)
         body = json.dumps({"inputs": [[0.5] * 64] * 8}).encode()
         head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -343,7 +344,11 @@ def test_clients_that_have_gone_take_no_room_in_the_queue(images: Path) -> None:
             second.sendall(request)  # and these wait
             until(lambda: found.service.batcher.waiting == 8)
         until(lambda: found.service.connections == 0)
-        assert found.predict([[0.5] * 64]).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(found.predict, [[0.5] * 64])
+            until(lambda: found.service.batcher.waiting == 1 or asked.done())
+            slow.set()
+            assert asked.result().status_code == 200
 
 
 @serving

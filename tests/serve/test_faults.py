@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadException
 # --- the model's thread --------------------------------------------------------------------------
 
 
-def kill_thread(found: Running) -> None:
-    """Raise SystemExit in the model's thread, which nothing there catches."""
+def kill_thread(found: Running, held: threading.Event) -> None:
+    """Raise SystemExit in the model's thread, which nothing there catches, and let it go on."""
     thread = found.service.batcher._thread
     assert thread is not None
     assert thread.ident is not None
@@ -46,22 +47,22 @@ def kill_thread(found: Running) -> None:
         ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
     )
     assert count == 1
+    held.set()
     until(lambda: not thread.is_alive())
 
 
 @DIES
 def test_a_thread_that_dies_at_work_loses_that_batch_alone(digits: Path) -> None:
     with running(digits, batch_size=1) as found, ThreadPoolExecutor(3) as pool:
-        slow = slowed(found, 0.5)
+        slow = slowed(found, PATIENCE)
         first = pool.submit(found.predict, [DIGIT])
         until(lambda: bool(found.service.batcher._working))
         second = pool.submit(found.predict, [DIGIT])
         until(lambda: found.service.batcher.waiting == 1)
-        kill_thread(found)
+        kill_thread(found, slow)
         answer = first.result()
         assert "try again" in refused(answer, 503, "not_ready")
         assert answer.headers["retry-after"]
-        slow.set()
         assert second.result().status_code == 200  # it waited, and the new thread took it
         assert found.client.get("/readyz").status_code == 200
         assert found.metric("dubito_worker_restarts_total") == 1
@@ -198,7 +199,9 @@ async def under_load(started: Process, clients: int, fresh: int) -> Seen:
         asyncio.create_task(asking(started.port, seen, stopped, place < fresh))
         for place in range(clients)
     ]
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(PATIENCE):
+        while seen.answers < 10 * clients and not any(task.done() for task in tasks):
+            await asyncio.sleep(0.01)
     before = seen.answers
     stopped.set()
     started.process.send_signal(signal.SIGTERM)
