@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dubito.methods import LabelSmoothing, MCDropout, Softmax, method
-from dubito.methods.mc_dropout import dropout_on
+from dubito.methods import LabelSmoothing, MCDropout, Softmax, mc_dropout, method
+from dubito.methods.mc_dropout import networks_drawn
 from methods.digits import digits, predict, trained
 
 LOGITS, TARGET = (
@@ -40,20 +44,202 @@ def small() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def test_only_dropout_is_turned_on_and_all_is_restored() -> None:
-    network = small().eval()
-    with dropout_on(network):
-        assert [module.training for module in network] == [False, False, False, True, False]
-    assert not any(module.training for module in network.modules())
+def test_only_dropout_is_drawn_and_all_is_restored() -> None:
+    network, x = small().eval(), torch.randn(6, 4)
+    quiet = network(x)
+    with networks_drawn(network, x):
+        assert not torch.equal(network(x), quiet)
+        assert not network[1].training
+    assert torch.equal(network(x), quiet)
     network.train()
-    with dropout_on(network):
-        pass
+    with networks_drawn(network, x):
+        assert network[1].training
     assert all(module.training for module in network.modules())
     network[3].eval()
-    with suppress(KeyboardInterrupt), dropout_on(network):
-        assert network[3].training
+    with suppress(KeyboardInterrupt), networks_drawn(network, x):
         raise KeyboardInterrupt
     assert [module.training for module in network] == [True, True, True, False, True]
+    assert "forward" not in vars(network[3])
+
+
+DROPOUTS = {
+    nn.Dropout(0.4): (7, 6, 5),
+    nn.Dropout1d(0.4): (7, 6, 5),
+    nn.AlphaDropout(1.0): (7, 6, 5),
+    nn.Dropout2d(0.4): (7, 6, 5, 4),
+    nn.Dropout3d(0.4): (7, 6, 3, 2, 2),
+    nn.AlphaDropout(0.4): (7, 6, 5),
+    nn.FeatureAlphaDropout(0.4): (7, 6, 5, 4),
+    nn.Dropout(0.4, inplace=True): (7, 6, 5),
+}
+
+
+@pytest.mark.parametrize(("layer", "shape"), DROPOUTS.items(), ids=repr)
+def test_masks_are_of_the_layers_own_kind(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.full(shape, 2.0)
+    own = torch.stack([layer.train()(x.clone()) for _ in range(400)])
+    with networks_drawn(layer, torch.randn(shape)):
+        drawn = torch.stack([layer(x.clone()) for _ in range(400)])
+    torch.testing.assert_close(drawn.unique(), own.unique())
+    # Units go together where the layer takes whole channels, and only there.
+    assert (drawn.flatten(3).std(-1).max() == 0) == (own.flatten(3).std(-1).max() == 0)
+    assert (drawn.mean(0) - own.mean()).abs().max() < 0.6  # no unit that is always there
+
+
+def test_masks_are_as_good_as_random() -> None:
+    """Of 400 passes, 20 inputs and 30 units, which are alike but for one bit."""
+    torch.manual_seed(0)
+    layer, x = nn.Dropout(0.3), torch.ones(20, 30)
+    x[:, 0] += torch.finfo().eps * torch.arange(20)
+    with networks_drawn(layer, x):
+        kept = torch.stack([layer(x) for _ in range(400)]) > 0
+    count = kept.numel()
+    assert kept.float().mean().item() == pytest.approx(0.7, abs=4 * (0.21 / count) ** 0.5)
+    for axis in range(3):  # what a unit has says nothing of the next pass, input or unit
+        left, right = (
+            kept.narrow(axis, 0, kept.shape[axis] - 1),
+            kept.narrow(axis, 1, -1 + kept.shape[axis]),
+        )
+        together = (left & right).float().mean().item()
+        assert together == pytest.approx(0.49, abs=4 * (0.25 / left.numel()) ** 0.5)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.int64, torch.uint8])
+def test_inputs_of_any_type_have_masks(kind: torch.dtype) -> None:
+    layer, x = nn.Dropout(0.5), torch.arange(12).view(3, 4).to(kind)
+    with networks_drawn(layer, x):
+        kept = layer(torch.ones(3, 64)) > 0
+    assert len(kept.unique(dim=0)) == 3
+    with networks_drawn(layer, x[:0]):
+        assert layer(torch.ones(0, 64)).shape == (0, 64)
+    with networks_drawn(layer, x):
+        assert layer(torch.ones(7, 2)).shape == (7, 2)  # along no axis of inputs
+    with networks_drawn(layer, x[:, 0]):
+        assert len((layer(torch.ones(3, 64)) > 0).unique(dim=0)) == 3
+
+
+def test_masks_are_the_same_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Dropout(0.5), torch.randn(5, 3)
+
+    def kept() -> Tensor:
+        torch.manual_seed(0)
+        with networks_drawn(layer, x):
+            return layer(torch.ones(10, 4, 6))
+
+    whole = kept()
+    for portion in (1, 100):  # a row, two rows and what is left of five
+        monkeypatch.setattr(mc_dropout, "_AT_ONCE", portion)
+        assert torch.equal(kept(), whole)
+
+
+@pytest.mark.parametrize("passes", [1, 5])
+def test_what_is_said_of_an_input_does_not_hang_on_the_others(passes: int) -> None:
+    one, network, x = MCDropout(passes=passes), small().eval(), torch.randn(6, 4)
+
+    def said(rows: Tensor) -> Tensor:
+        with torch.no_grad(), one.seeded(3):
+            return one.predict(network, rows).probs
+
+    whole = said(x)
+    torch.testing.assert_close(said(x.flip(0)).flip(0), whole)
+    torch.testing.assert_close(torch.cat([said(row) for row in x.split(1)]), whole)
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.layer.p, self.layer.training)
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Dropout(0.5, inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x.clone()
+        self.layer(kept)
+        return kept
+
+
+class Copied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = deepcopy(self.layer)(x)
+        return found
+
+
+class InTime(nn.Dropout):
+    """One mask for all of the second axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * super().forward(torch.ones_like(x[:, :1]))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.4, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        empty = x.abs().sum(-1) == 0
+        found: Tensor = self.encoder(x, src_key_padding_mask=empty)[:, 0]
+        return found
+
+
+@pytest.mark.parametrize("kind", [Functional, InPlace, Copied, InTime, Attention])
+def test_dropout_of_other_kinds_is_drawn(kind: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    network, x = kind().eval(), torch.randn(4, 6, 8)
+    x[1, 4:] = 0  # padding
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
+        quiet, drawn = network(x), MCDropout(passes=60).outputs_for(network, x)
+        assert torch.equal(network(x), quiet)
+    assert (drawn.std(0) > 0).float().mean() > 0.9
+    if kind is InTime:
+        gone = (drawn == 0)[:, x[:, -1, 0] != 0]  # of inputs without padding
+        assert (gone == gone[:, :, :1]).all()
+    elif kind is not Attention:
+        assert (drawn == 0)[:, x != 0].float().mean().item() == pytest.approx(0.5, abs=0.03)
+
+
+class Wrapped(nn.Module):
+    """A module of one's own, which alone compiles itself."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_compiled_network_is_drawn_too(inside: bool) -> None:
+    network, x = Wrapped(small()).eval(), torch.randn(6, 4)
+    before, traced = network(x), []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        traced.append(graph)
+        return graph.forward
+
+    compiled = network if inside else torch.compile(network, backend=backend)
+    if inside:
+        network.compile(backend=backend)
+    torch.testing.assert_close(compiled(x), before)
+    for _ in range(2):
+        assert (predict(MCDropout(passes=3), compiled, x).mutual_information > 0).all()
+    torch.testing.assert_close(compiled(x), before)
+    assert len(traced) == 1  # not again for every draw
 
 
 def test_passes_are_samples_whose_mean_is_told() -> None:

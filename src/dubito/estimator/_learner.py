@@ -73,11 +73,10 @@ class Learner:
         """What the network says of samples X (N, *shape), on the CPU."""
         inputs = torch.from_numpy(self._standardised(X)).double()
         place = next(self.network.parameters()).device
-        with self.method.seeded(self.seed):
-            parts = [
-                self.method.outputs_for(self.network, part.to(place)).cpu()
-                for part in inputs.split(AT_ONCE)
-            ]
+        parts = []
+        for part in inputs.split(AT_ONCE):
+            with self.method.seeded(self.seed):  # of each, so that places don't matter
+                parts.append(self.method.outputs_for(self.network, part.to(place)).cpu())
         return self.method.prediction(torch.cat(parts, dim=-2))
 
     @property
