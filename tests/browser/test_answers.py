@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -194,6 +195,11 @@ def test_a_table_behind_a_token(opened: Callable[..., Watched]) -> None:
     until(page, f"document.getElementById('bars').innerText !== {json.dumps(before)}")
     page.fill("#row input", "")
     assert page.locator("#row-source").inner_text() == "Still open: height."
+    with page.expect_download() as saved:  # the link alone would be refused
+        page.click("#api")
+    assert saved.value.suggested_filename == "openapi.json"
+    described = json.loads(Path(saved.value.path()).read_text("utf-8"))
+    assert "/v1/predict" in described["paths"]
     # The token is kept for this tab alone, and nowhere else.
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
     page.reload()

@@ -71,6 +71,7 @@ const pause = (seconds, signal) =>
 
 export const model = () => request("v1/model");
 export const gallery = () => request("v1/gallery");
+export const description = () => request("openapi.json");
 
 function checked(body, count, classes) {
   const said = body?.predictions;

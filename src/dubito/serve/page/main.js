@@ -115,4 +115,20 @@ element("token-form").addEventListener("submit", () => {
 });
 element("again").addEventListener("click", start);
 
+// A link carries no token: where one is needed, what it leads to is asked for here, and saved.
+element("api").addEventListener("click", async (event) => {
+  if (!api.token.read()) return;
+  event.preventDefault();
+  try {
+    const text = JSON.stringify(await api.description(), null, 2);
+    const file = document.createElement("a");
+    file.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+    file.download = "openapi.json";
+    file.click();
+    setTimeout(() => URL.revokeObjectURL(file.href));
+  } catch (error) {
+    fail(error);
+  }
+});
+
 start();
