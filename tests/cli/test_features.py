@@ -165,6 +165,12 @@ def strange():
 def nothing():
     return 3
 
+def asked(shape, outputs):
+    return nn.Flatten()
+
+def double():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double()
+
 class Endless(nn.Module):
     def forward(self, x):
         return x.flatten(1) / 0
@@ -185,6 +191,8 @@ def test_a_module_of_the_users(own: str, photos: Path, tmp_path: Path) -> None:
     found = read_features(tmp_path / "out.npz")
     assert found.shape == (16,)
     assert 0 <= found.inputs.min() < found.inputs.max() <= 1
+    features(photos / "novel", "--module", f"{own}:double", *words[2:])  # of another type
+    assert read_features(tmp_path / "out.npz").inputs.dtype == torch.float32
 
 
 def test_an_ensemble_has_no_features_of_one(tmp_path: Path) -> None:
@@ -229,6 +237,8 @@ def test_what_it_refuses(own: str, done: Path, photos: Path, tmp_path: Path) -> 
         ("digits", "--weights", network, *out): r"\(1, 8, 8\), but the network takes \(3, 16, 16\)",
         (novel, "--module", f"{own}:flat", *out): "Give --size",
         (novel, "--module", own, *own_size): "package.module:factory",
+        (novel, "--module", f"{own}:asked", *own_size): "must take no arguments here: missing a",
+        (novel, "--module", f"{own}:double", *own_size): r"does not take inputs \(64, 3, 8, 8\)",
         (novel, "--module", f"{own}:absent", *own_size): "has no attribute 'absent'",
         (novel, "--module", f"{own}:nothing", *own_size): "must make a torch module, not int",
         (novel, "--module", f"{own}:strange", *own_size): r"features \(N, D\).*\(64, 2, 6, 6\)",

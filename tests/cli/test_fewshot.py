@@ -87,6 +87,18 @@ def test_tuning_comes_first_and_is_kept(files: dict[str, Path], tmp_path: Path) 
     assert (tmp_path / "pareto.png").exists()
 
 
+def test_the_choice_of_another_run_is_not_overwritten(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    words = (files["novel"], *SMALL, "--tune", files["validation"], "--tune-episodes", "5")
+    assert invoke(*words, "--objective", "accuracy", "--out", tmp_path).exit_code == 0
+    before = (tmp_path / "tuning.json").read_text()
+    done = invoke(*words, "--objective", "ood_aupr", "--out", tmp_path)
+    with pytest.raises(ValueError, match="holds episodes that another search chose for"):
+        raise done.exception
+    assert (tmp_path / "tuning.json").read_text() == before
+
+
 def test_a_preset_decides_head_and_scaling(files: dict[str, Path], tmp_path: Path) -> None:
     words = (files["novel"], "--ood", files["ood"], *SMALL, "--preset", "centred")
     done = invoke(*words, "--reference", files["validation"], "--out", tmp_path)
@@ -145,6 +157,19 @@ def test_bad_input_is_told_in_a_line(files: dict[str, Path], tmp_path: Path) -> 
         (files["novel"], "--preset", "centred"): "needs a reference",
         (files["novel"], "--preset", "centred", "--method", "edl"): "leave --method out",
         (files["novel"], "--address", "auto"): "they need --ray",
+        (files["novel"], "--tune-kl", "--objective", "magic"): "--tune-kl, --objective need --tune",
+        (files["novel"], "--search", "optuna"): "--search need --tune",
+        (files["novel"], "--reference", files["validation"]): "--reference is for a scaling",
+        (files["novel"], "--tune", narrow): "novel has features of 64 numbers, and narrow of 4",
+        (files["novel"], "--scaling", "unit", "--reference", narrow): "of the same network",
+        (
+            files["novel"],
+            "--tune",
+            files["validation"],
+            "--preset",
+            "centred",
+        ): "leave one of them out",
+        (files["novel"], "--tune", files["validation"], "--ways", "30"): "ways=30, but novel has 8",
     }
     for words, message in cases.items():
         done = invoke(*words, *out)

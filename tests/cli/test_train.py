@@ -332,22 +332,50 @@ def test_what_can_be_mended_is_told_in_one_line(
     assert "error: could not read" in capsys.readouterr().err
 
 
+JOINED = """
+import sys
+from pathlib import Path
+from dubito import cli
+
+try:
+    cli.main()
+except SystemExit as left:
+    assert not left.code, left.code
+names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+assert not [name for name in names if "gloo" in name], "the group's threads go on after it"
+"""
+
+
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
-def test_two_processes_leave_one_run(tmp_path: Path, few: Path, source_env: dict[str, str]) -> None:
+def test_two_processes_leave_one_run_and_are_one_with_the_doubled_batch(
+    tmp_path: Path, source_env: dict[str, str]
+) -> None:
+    digits = data.load("digits", "train")
+    np.savez(tmp_path / "digits.npz", x=digits.inputs.numpy(), y=digits.labels.numpy())
+    (tmp_path / "joined.py").write_text(JOINED)
+    words = (
+        "train", str(tmp_path / "digits.npz"), "--validation", "0.5", "--epochs", "10", "--device",
+        "cpu", "--set", "hidden=[32]", "--set", "validate_every=1", "--batch-size",
+    )  # fmt: skip
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "dubito", "train", str(few), "--epochs", "2", "--batch-size", "16",
-        "--set", "hidden=[16]", "--out", str(tmp_path / "two"), "--device", "cpu",
+        str(tmp_path / "joined.py"), *words, "16", "--out", str(tmp_path / "two"),
     ]  # fmt: skip
     environment = {**source_env, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("epoch 2/2") == 1
+    assert done.stdout.count("epoch 10/10") == 1
     stored = json.loads((tmp_path / "two" / "config.json").read_text())
     assert stored["facts"]["processes"] == 2
-    train(few, *SHORT, "--out", tmp_path / "one")  # the doubled batch
+    assert stored["facts"]["train"] % 2 == 1  # one process has more of the last batch
+    train(*words[1:], "32", "--out", tmp_path / "one", "--no-report")
+    best = [
+        max(line["validation_accuracy"] for line in metrics(tmp_path / name))
+        for name in ("one", "two")
+    ]
+    assert best[1] == pytest.approx(best[0], abs=0.01)
     both, one = weights(tmp_path / "two"), weights(tmp_path / "one")
     torch.testing.assert_close(both, one, rtol=1e-3, atol=1e-4)
 

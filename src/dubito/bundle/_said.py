@@ -27,18 +27,18 @@ def says(
 ) -> Prediction:
     """What the network says of inputs (N, *shape), bytes or floats, as tensors on the CPU.
 
-    What a method draws when it predicts follows from `seed`, so that a second call says the same.
+    What a method draws when it predicts follows from `seed` alone, so that another call says the
+    same, whatever the batches are.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}")
     place = next(model.parameters()).device
-    with torch.no_grad(), method.seeded(seed), _full_precision():
-        return joined(
-            [
-                method.predict(model, preprocessing.standardised(batch.to(place)))
-                for batch in x.split(batch_size)
-            ]
-        )
+    parts = []
+    with torch.no_grad(), _full_precision():
+        for batch in x.split(batch_size):
+            with method.seeded(seed):
+                parts.append(method.predict(model, preprocessing.standardised(batch.to(place))))
+    return joined(parts)
 
 
 @contextlib.contextmanager

@@ -136,16 +136,22 @@ def fewshot(
     name, given, scaled = _preset(preset, method, given, scaling)
     inside, outside = _pool(features), _pool(ood) if ood is not None else None
     part = core.Shard.named(shard)
-    others = reference or tune
-    known = None if others is None else _pool(others)
-    if tune is not None:
-        if given or scaling is not None:
-            names = [*given, *(["scaling"] if scaling is not None else [])]
-            raise ValueError(f"--tune chooses {', '.join(names)} itself: leave the options out")
+    validation = None if tune is None else _pool(tune)
+    known = validation if reference is None else _pool(reference)
+    core.Sampler(inside, outside, setting)  # what can't be drawn is told before a search
+    _check_widths(inside, known, validation)
+    if validation is None:
+        needless = {
+            "--tune-kl": tune_kl, "--tune-scaling": tune_scaling,
+            "--objective": objective != "pareto", "--search": search != "grid",
+        }  # fmt: skip
+        _check_needed(needless, reference is not None and scaled == "none")
+    else:
+        _check_free(preset, [*given, *(["scaling"] if scaling is not None else [])])
         options = {"objective": objective, "search": search, "episodes": tune_episodes}
         grids = (tune_kl, tune_scaling)
         options["reference"] = known if reference is not None else None
-        found = _tuned(console, _pool(tune), setting, name, grids, options, place, out)
+        found = _tuned(console, validation, setting, name, grids, options, place, out)
         given, scaled = found.hyperparameters, found.scaling
     prepared = core.scaling(scaled, known)
     engine = core.Engine(
@@ -176,6 +182,33 @@ def _preset(
         raise ValueError(f"--preset {name} has a head of its own: leave --method out")
     found = _checks.entry(PRESETS, name, "preset")
     return found.method, {**found.hyperparameters, **given}, scaling or found.scaling
+
+
+def _check_needed(options: dict[str, bool], reference: bool) -> None:
+    """An error where an option that was given would do nothing without --tune."""
+    if names := [name for name, is_given in options.items() if is_given]:
+        raise ValueError(f"{', '.join(names)} need --tune, which names the classes to choose on")
+    if reference:
+        raise ValueError("--reference is for a scaling: give --scaling unit or centred")
+
+
+def _check_free(preset: str | None, decided: list[str]) -> None:
+    """An error where something decides what --tune is to choose."""
+    if preset is not None:
+        raise ValueError(f"--tune chooses what --preset {preset} decides: leave one of them out")
+    if decided:
+        raise ValueError(f"--tune chooses {', '.join(decided)} itself: leave the options out")
+
+
+def _check_widths(inside: Pool, *others: Pool | None) -> None:
+    """An error where features are of another network."""
+    width = inside.features.shape[1]
+    for other in others:
+        if other is not None and other.features.shape[1] != width:
+            raise ValueError(
+                f"{inside.name} has features of {width} numbers, and {other.name} of "
+                f"{other.features.shape[1]}: they are not of the same network"
+            )
 
 
 def _pool(path: os.PathLike[str]) -> Pool:

@@ -60,7 +60,7 @@ def predict(
         int,
         typer.Option(
             min=1,
-            help="Inputs at once, which bounds the memory; what mc_dropout says depends on it.",
+            help="Inputs at once, which bounds the memory.",
         ),
     ] = 1024,
     module: Annotated[str | None, typer.Option(help=MODULE, show_default=False)] = None,

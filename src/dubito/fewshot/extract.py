@@ -7,6 +7,7 @@ of a folder are decoded batch by batch, so that no more than the features are ev
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -54,10 +55,22 @@ class Extractor:
     def __call__(self, inputs: Tensor) -> Tensor:
         """Features (N, D) of inputs (N, *shape), bytes or floats; on the CPU, finite."""
         x = self.preprocessing.standardised(inputs.to(self.device))
+        kinds = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        x = x.to(next(kinds, x.dtype))
         own = getattr(self.model, "features", None)
-        with torch.no_grad():
-            # a module called `features`, as some networks have, is only a part of the way
-            found = own(x) if callable(own) and not isinstance(own, nn.Module) else self.model(x)
+        try:
+            with torch.no_grad():
+                # a module called `features`, as some networks have, is only a part of the way
+                whole = not callable(own) or isinstance(own, nn.Module)
+                found = self.model(x) if whole else own(x)  # type: ignore[misc]
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            why = str(error).partition("\n")[0]
+            raise ValueError(
+                f"the network does not take inputs {tuple(x.shape)}, which --size and --grey "
+                f"decide: {why}"
+            ) from error
         return _checked(found, len(x)).float().cpu()
 
 
@@ -105,7 +118,12 @@ def from_module(
 
     The factory takes nothing. Its module has a method `features`, or gives features itself.
     """
-    network = factory_named(named)()  # type: ignore[call-arg]
+    factory = factory_named(named)
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise ValueError(f"{named} must take no arguments here: {error}") from error
+    network = factory()  # type: ignore[call-arg]
     if not isinstance(network, nn.Module):
         raise ValueError(f"{named} must make a torch module, not {type(network).__name__}")
     if weights is not None:

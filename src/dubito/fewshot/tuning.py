@@ -22,7 +22,15 @@ from dubito.fewshot.engine import Engine
 from dubito.fewshot.episodes import Pool, Setting
 from dubito.fewshot.heads import head
 from dubito.fewshot.lbfgs import Solver
-from dubito.fewshot.results import Figure, _fingerprint, _plain, described, evaluate, summary
+from dubito.fewshot.results import (
+    CONFIG,
+    Figure,
+    _fingerprint,
+    _plain,
+    described,
+    evaluate,
+    summary,
+)
 from dubito.fewshot.scalings import NONE, scaling
 from dubito.report import files
 
@@ -196,6 +204,11 @@ def tune(
         before = Tuned.stored(folder, {**context, "objective": objective, "search": search})
         if before is not None:
             return before
+        if (folder / CHOICE).exists() and (folder / CONFIG).exists():
+            raise ValueError(
+                f"{folder} holds episodes that another search chose for ({CHOICE}); name another "
+                "folder, or delete it"
+            )
 
     def attempt(candidate: Candidate) -> Trial:
         found = summary(evaluate(engine(candidate), episodes))
