@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -10,18 +9,13 @@ import torch
 from dubito import experiments
 
 
-def main(recipes: str, out: str, work: str, jobs: str) -> None:
+def main(recipes: Path, out: Path, work: Path, events: Path) -> str:
     torch.set_num_threads(1)
-    known = list(experiments.read_recipes(Path(recipes)).values())
+    known = list(experiments.read_recipes(recipes).values())
+    with events.open("w", encoding="utf-8", buffering=1) as told:
 
-    def tell(event: dict[str, object]) -> None:
-        print(event["event"], event["cell"], flush=True)
+        def tell(event: dict[str, object]) -> None:
+            print(event["event"], event["cell"], file=told)
 
-    done = experiments.reproduce(
-        known, out=Path(out), work=Path(work), device="cpu", jobs=int(jobs), tell=tell
-    )
-    print("ended", len(done.failed), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        done = experiments.reproduce(known, out=out, work=work, device="cpu", tell=tell)
+    return f"{len(done.failed)} failed"

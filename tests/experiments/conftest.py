@@ -16,7 +16,7 @@ tables = ["tab_small"]
 seeds = {seeds}
 
 [data]
-source = "digits"
+source = "{source}"
 
 [backbone]
 name = "mlp"
@@ -58,7 +58,7 @@ def write(tmp_path: Path, uniform: Path) -> Write:
 
     def one(name: str, *, extra: str = "", **values: object) -> Path:
         given: dict[str, object] = {"method": "iedl", "epochs": 3, "rate": 0.01, "patience": 10}
-        given |= {"seeds": "[1, 2]", "ood": uniform}
+        given |= {"source": "digits", "seeds": "[1, 2]", "ood": uniform}
         text = RECIPE.format(name=name, **{**given, **values})
         (folder / f"{name}.toml").write_text(text + extra)
         return folder

@@ -6,8 +6,6 @@ import gzip
 import json
 import multiprocessing
 import random
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -19,9 +17,9 @@ from filelock import FileLock
 
 from dubito import evaluation, experiments, runs
 from dubito.data import load
-from dubito.experiments import Outcome, Store
-
-JOB = Path(__file__).with_name("_job.py")
+from dubito.experiments import Outcome, Store, _recipe
+from tests.experiments import _job
+from tests.training.forked import Job
 
 
 class Told:
@@ -101,6 +99,76 @@ def test_a_changed_recipe_runs_again_and_the_old_record_is_kept(write: Any, run:
     assert json.loads(kept.read_text()) == old[0]
     assert {r["config"]["training"]["learning_rate"] for r in done.records[:2]} == {0.02}
     assert [r["recipe"] for r in done.records] == ["one", "one", "other"]
+
+
+def test_a_change_that_is_undone_brings_the_record_back(write: Any, run: Told) -> None:
+    write("one", seeds="[1]")
+    old = run().records
+    write("one", seeds="[1]", rate=0.02)
+    new = run().records
+    write("one", seeds="[1]")
+    done = run()
+    assert done.ran == []
+    assert done.records == old
+    kept = run.out / "one" / f"seed-1.{new[0]['id']}.stale"
+    assert json.loads(kept.read_text()) == new[0]
+
+
+def test_with_another_default_it_is_another_training(
+    write: Any, run: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the one before would be refused: it holds another run."""
+    write("one", seeds="[1]")
+    assert run().failed == {}
+    before = _recipe.RESOLVED["training"]
+
+    def moved(sections: Any) -> dict[str, dict[str, Any]]:
+        found = before(sections)
+        return {**found, "training": {**found["training"], "validate_every": 3}}
+
+    monkeypatch.setitem(_recipe.RESOLVED, "training", moved)
+    known = experiments.read_recipes(run.recipes)["one"]
+    _recipe._training_id.cache_clear()
+    try:
+        assert known.training_id not in {path.name.split("-")[-1] for path in run.work.iterdir()}
+    finally:
+        _recipe._training_id.cache_clear()
+    monkeypatch.undo()
+    assert known.training_id in {path.name.split("-")[-1] for path in run.work.iterdir()}
+
+
+def test_nothing_is_put_aside_before_it_can_run(write: Any, run: Told) -> None:
+    write("one", seeds="[1]")
+    run()
+    write("one", seeds="[1]", rate=0.02)
+    known = list(experiments.read_recipes(run.recipes).values())
+    with pytest.raises(ValueError, match="device"):
+        experiments.reproduce(known, out=run.out, work=run.work, device="bogus")
+    with FileLock(run.work / ".lock"), pytest.raises(OSError, match="is at work"):
+        run()
+    assert (run.out / "one" / "seed-1.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"result": {"accuracy": float("nan")}}, "NaN is no figure"),
+        ({"id": None}, "it does not tell the state"),
+        ({"config": None}, "it does not tell the state"),
+        ({"seed": 7}, "it is of 'one', seed 7"),
+        ({"recipe": "two"}, "it is of 'two', seed 1"),
+    ],
+)
+def test_a_record_of_something_else_is_named(
+    write: Any, run: Told, change: dict[str, Any], words: str
+) -> None:
+    write("one", seeds="[1]")
+    path = run.out / "one" / "seed-1.json"
+    path.parent.mkdir(parents=True)
+    held = {"format": 1, "id": "x", "recipe": "one", "seed": 1, "config": {}, "result": {}}
+    path.write_text(json.dumps({**held, "quick": False, **change}))
+    with pytest.raises(ValueError, match=f"seed-1.json can't be used: {words}"):
+        run()
 
 
 def test_a_changed_evaluation_does_not_train_again(write: Any, run: Told) -> None:
@@ -194,44 +262,40 @@ def test_quick_and_real_records_do_not_mix(write: Any, run: Told) -> None:
         experiments.reproduce([experiments.quick(recipe)], out=run.out, work=run.work)
 
 
-def _start(run: Told, env: dict[str, str], jobs: int = 1) -> subprocess.Popen[str]:
-    words = [str(JOB), str(run.recipes), str(run.out), str(run.work), str(jobs)]
-    return subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, env=env, text=True, bufsize=1
-    )
+def _lines(file: Path) -> int:
+    return file.read_text("utf-8").count("\n") if file.exists() else 0
 
 
-def test_killed_at_a_random_moment_it_ends_the_same(
-    write: Any, run: Told, tmp_path: Path, source_env: dict[str, str]
-) -> None:
+def test_killed_at_a_random_moment_it_ends_the_same(write: Any, run: Told, tmp_path: Path) -> None:
     write("one", epochs=6)
     write("two", method="mc_dropout", epochs=6, seeds="[7]")
     whole = Told(tmp_path / "whole")
     whole.recipes = run.recipes
     assert whole().failed == {}
     moment = random.SystemRandom().randrange(1, 20), random.SystemRandom().random() / 5
-    process = _start(run, source_env)
-    assert process.stdout is not None
-    for _ in range(moment[0]):
-        process.stdout.readline()
+    events = tmp_path / "events"
+    job = Job(_job.main, run.recipes, run.out, run.work, events)
+    while _lines(events) < moment[0] and job.running:
+        time.sleep(0.002)
     time.sleep(moment[1])
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    job.process.kill()
+    job.wait()
     assert run().failed == {}
     # of the lines that were read, five at most were no epochs: these are not trained again
     assert run.count("epoch") <= 18 - max(0, moment[0] - 5), moment
     assert run.results == whole.results, moment
 
 
-def test_jobs_give_the_same_and_a_lost_process_takes_one_unit(
-    write: Any, run: Told, tmp_path: Path
+def test_jobs_give_the_same_and_warn_once_and_a_lost_process_takes_one_unit(
+    write: Any, run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write("bad", method="softmax", rate=0.02, ood="missing-data", seeds="[1]")
-    write("one", method="softmax", seeds="[1, 2, 3]")
-    alone = Told(tmp_path / "alone")
-    alone.recipes = run.recipes
-    alone()
+    monkeypatch.setenv("DUBITO_DATA", str(tmp_path / "data"))
+    _few_digits(tmp_path / "data" / "mnist")
+    outside = tmp_path / "outside.npz"
+    np.savez(outside, images=_images(80)[:, None])
+    given = {"source": "mnist", "method": "softmax"}
+    write("bad", rate=0.02, ood="missing-data", seeds="[1]", **given)
+    write("one", ood=outside, seeds="[1, 2, 3]", **given)
     known = list(experiments.read_recipes(run.recipes).values())
     killed: list[Any] = []
 
@@ -240,41 +304,38 @@ def test_jobs_give_the_same_and_a_lost_process_takes_one_unit(
             killed.append(multiprocessing.active_children()[0])
             killed[0].kill()
 
-    done = experiments.reproduce(known, out=run.out, work=run.work, device="cpu", jobs=2, tell=tell)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("default")
+        done = experiments.reproduce(
+            known, out=run.out, work=run.work, device="cpu", jobs=2, tell=tell
+        )
+    texts = [str(one.message) for one in heard]
+    assert any("train-images" in text and "not the published file" in text for text in texts)
+    assert len(texts) == len(set(texts)), texts
     lost = {name for name, reason in done.failed.items() if "exit code -9" in reason}
     assert set(done.failed) == {"bad seed 1", *lost}
     assert len(lost) == 1
     assert len(done.ran) == 2
-    assert set(run().ran) == lost
+    alone = Told(tmp_path / "alone")
+    alone.recipes = run.recipes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert set(run().ran) == lost
+        alone()
     assert run.results == alone.results
 
 
-def test_warnings_of_processes_are_heard_once(
-    write: Any, run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DUBITO_DATA", str(tmp_path / "data"))
-    _few_digits(tmp_path / "data" / "mnist")
-    for name, rate in (("one", 0.01), ("two", 0.02)):
-        recipe = write(name, method="softmax", rate=rate, seeds="[1]") / f"{name}.toml"
-        recipe.write_text(recipe.read_text().replace('source = "digits"', 'source = "mnist"'))
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("default")
-        run(jobs=2)
-    texts = [str(one.message) for one in heard]
-    assert any("train-images" in text and "not the published file" in text for text in texts)
-    assert len(texts) == len(set(texts)), texts
+def _images(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(256, size=(count, 28, 28), dtype=np.uint8)
 
 
 def _few_digits(folder: Path) -> None:
-    """Files like MNIST's, with 60 images."""
+    """Files like MNIST's, with 600 images."""
     folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
+    sizes = b"".join(size.to_bytes(4, "big") for size in (600, 28, 28))
     for part in ("train", "t10k"):
-        images = rng.integers(256, size=(60, 28, 28), dtype=np.uint8).tobytes()
-        labels = bytes(range(10)) * 6
-        sizes = b"".join(size.to_bytes(4, "big") for size in (60, 28, 28))
         for name, head, data in (
-            (f"{part}-images-idx3-ubyte.gz", b"\0\0\x08\x03" + sizes, images),
-            (f"{part}-labels-idx1-ubyte.gz", b"\0\0\x08\x01" + sizes[:4], labels),
+            (f"{part}-images-idx3-ubyte.gz", b"\0\0\x08\x03" + sizes, _images(600).tobytes()),
+            (f"{part}-labels-idx1-ubyte.gz", b"\0\0\x08\x01" + sizes[:4], bytes(range(10)) * 60),
         ):
-            (folder / name).write_bytes(gzip.compress(head + data))
+            (folder / name).write_bytes(gzip.compress(head + data, 1))

@@ -192,6 +192,13 @@ def test_epochs_show_what_was_watched_and_where_the_loss_was_least() -> None:
         found, _ = drawings(Records(list(given)), {})
         return next(one for one in found if one.key == "epochs-cifar10-iedl")
 
+    watched = record(1, None)
+    held = watched["training"]["history"]["watched"]
+    for path in ("/a/outside.npz", "/b/outside.npz", "/b/other.npz"):
+        held[f"{path}/max_prob/aupr"] = held["svhn/max_prob/aupr"]
+    titles = [ax.get_title(loc="left") for ax in drawing(watched).draw().axes]
+    assert titles[2:5] == ["→ outside", "→ /b/outside.npz", "→ other"]
+
     # the first loss is the least, but the weight of a term was still rising
     axes = drawing(record(1, [0.1, 0.9, 0.4, 0.5]), record(2, [0.1, 0.9, 0.6, 0.5])).draw().axes
     assert [ax.get_title(loc="left") for ax in axes][:3] == [

@@ -101,6 +101,43 @@ def test_reading_gives_what_was_written(tmp_path: Path) -> None:
         reproduction.read(tmp_path)
 
 
+def written(folder: Path, record: object, seed: int = 322) -> None:
+    path = folder / "mnist-edl" / f"seed-{seed}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record))
+
+
+def test_seeds_of_another_state_of_a_recipe_are_left_out(tmp_path: Path) -> None:
+    old, new, faster = (synthetic.record("mnist-edl", seed) for seed in (322, 365, 382))
+    old["created"], new["created"], faster["created"] = "2026-01-01", "2026-01-03", "2026-01-02"
+    new["config"]["training"]["epochs"] = faster["config"]["training"]["epochs"] = 7
+    faster["config"]["training"]["compile"] = True  # which changes nothing
+    for record in (old, new, faster):
+        written(tmp_path, record, record["seed"])
+    words = r"'mnist-edl', seed 322, is left out: it has another training.epochs than the newest"
+    with pytest.warns(UserWarning, match=words):
+        assert reproduction.read(tmp_path) == [new, faster]
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ([1, 2], "a record is a table, not list"),
+        ({"config": None}, "has config None"),
+        ({"config": {"training": 3}}, "has config"),
+        ({"seed": "x"}, "has seed 'x'"),
+        ({"recipe": None}, "has recipe None"),
+        ({"result": {"accuracy": float("nan")}}, "NaN is no figure"),
+    ],
+)
+def test_a_foreign_record_is_named(tmp_path: Path, record: Any, words: str) -> None:
+    whole = synthetic.record("mnist-edl", 322)
+    written(tmp_path, {**whole, **record} if isinstance(record, dict) else record)
+    told = rf"seed-322.json (can't be reported|is no json): .*{words}"
+    with pytest.raises(ValueError, match=told):
+        reproduction.read(tmp_path)
+
+
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no records"):
         reproduction.read(tmp_path)
@@ -251,6 +288,15 @@ def test_each_published_number_is_counted_once(made: Made, paper: Any) -> None:
     assert str(counts["worse"]) in made.summary.sentence
 
 
+def test_a_name_that_is_spelt_like_a_methods_has_no_published_number(
+    records: Data, paper: Any
+) -> None:
+    total = sum(reproduction.report(records, paper).summary.counts.values())
+    more = [{**r, "recipe": "mnist-kl_pn"} for r in records if r["recipe"] == "mnist-kl-pn"]
+    assert more
+    assert sum(reproduction.report([*records, *more], paper).summary.counts.values()) == total
+
+
 def test_the_order_of_methods_is_checked(made: Made, records: Data, paper: Any) -> None:
     order = made.summary.order
     # the paper has I-EDL ahead in all of its 32 OOD cells and three on confidence and accuracy
@@ -264,6 +310,20 @@ def test_the_order_of_methods_is_checked(made: Made, records: Data, paper: Any) 
     assert swapped.kept == 16 - sum("MNIST" in words for words in swapped.broken)
     assert len(swapped.broken) > 12
     assert any(w.startswith("MNIST → KMNIST, AUPR Max.P: ") for w in swapped.broken)
+
+
+def test_the_order_of_what_both_methods_vary_is_counted_apart(records: Data, paper: Any) -> None:
+    assert reproduction.report(records, paper).summary.order.variants == ()
+    varied = {"mnist-edl": "mnist-iedl-averaged", "mnist-iedl": "mnist-edl-averaged"}  # swapped
+    more = [{**r, "recipe": varied[r["recipe"]]} for r in records if r["recipe"] in varied]
+    alone = [{**r, "recipe": "mnist-iedl-long"} for r in records if r["recipe"] == "mnist-iedl"]
+    plain = reproduction.report(records, paper).summary.order
+    order = reproduction.report([*records, *more, *alone], paper).summary.order
+    assert (order.kept, order.compared, order.broken) == (plain.kept, plain.compared, plain.broken)
+    ((name, kept, of),) = order.variants
+    assert (name, of) == ("averaged", 16)
+    assert kept < 4
+    assert f"(averaged in {kept} of 16)" in order.sentence
 
 
 def test_an_order_that_is_not_kept_is_named_and_explained(records: Data, paper: Any) -> None:

@@ -34,12 +34,15 @@ def report(
 ) -> None:
     """Write the reproduction's report again: a page, tables and figures, without training."""
     from dubito.report import reproduction
+    from dubito.report.reproduction.tables import unshown
 
     records, notes = reproduction.read(folder), reproduction.read_notes(folder)
     made = reproduction.report(records, _published(paper), notes)
     written = reproduction.write_report(made, folder / "report" if out is None else out)
     console = Console()
     _show(made.summary, console)
+    if left := unshown(made.records):
+        console.print(Text(f"No table is of the data of {', '.join(left)}."), soft_wrap=True)
     if made.records.quick:
         console.print(Text(reproduction.QUICK), style="yellow")
     console.print(
@@ -65,7 +68,8 @@ def _toml(path: Path) -> dict[str, Any]:
 def _show(summary: Summary, console: Console) -> None:
     from dubito.report.reproduction.summary import grouped
 
-    console.print(Text(summary.sentence), soft_wrap=True)
+    sentences = f"{summary.sentence} {summary.order.sentence}".strip()
+    console.print(Text(sentences), soft_wrap=True)
     for group in grouped(summary.worse):
         cells = ", ".join(
             f"{one.name} {one.entry.ours} (paper {one.entry.paper})" for one in group.findings

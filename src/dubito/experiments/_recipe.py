@@ -6,9 +6,11 @@ import copy
 import fnmatch
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -54,8 +56,8 @@ class Recipe:
 
     @property
     def training_id(self) -> str:
-        """What is trained, whatever the seed: a hash of the sections."""
-        return _digest(self.sections)
+        """What is trained, whatever the seed: a hash of the sections with every default."""
+        return _training_id(self.kind, json.dumps(self.sections))
 
     def cells(self, seeds: Sequence[int] | None = None) -> list[Cell]:
         """A cell for each seed."""
@@ -96,6 +98,11 @@ RESOLVED: dict[str, Callable[[Sections], dict[str, dict[str, Any]]]] = {
     TRAINING: _configured,
     _fewshot_recipe.FEWSHOT: _fewshot_recipe.resolved,
 }
+
+
+@cache
+def _training_id(kind: str, sections: str) -> str:
+    return _digest(RESOLVED[kind](json.loads(sections)))
 
 
 def recipes() -> dict[str, Recipe]:
@@ -151,10 +158,10 @@ def _recipes(name: str, values: dict[str, Any]) -> Iterator[Recipe]:
         if not isinstance(values.get(key), expected):
             raise ValueError(f"the recipe lacks {key!r} ({expected.__name__})")
     _checks.one_of(PROTOCOLS, values["protocol"], "protocol")
+    if not _of(values.get("tables", []), str):
+        raise ValueError(f"tables must be a list of names, not {values['tables']!r}")
     judged = values.get("evaluate", {})
-    for key in judged:
-        if key not in EVALUATE:
-            raise ValueError(runs.unknown(key, EVALUATE, "[evaluate]"))
+    _check_evaluate(judged)
     base = Recipe(
         name=name,
         title=values["title"],
@@ -177,8 +184,11 @@ def _recipes(name: str, values: dict[str, Any]) -> Iterator[Recipe]:
 
 def _swept(base: Recipe, sweep: Mapping[str, Any]) -> Iterator[Recipe]:
     """A recipe for each value of one key, which its name ends with."""
-    if set(sweep) != {"key", "values"} or not sweep["values"]:
+    whole = isinstance(sweep, Mapping) and set(sweep) == {"key", "values"} and sweep["values"]
+    if not whole or not _of([sweep["key"]], str) or not isinstance(sweep["values"], list):
         raise ValueError("[sweep] has a `key`, as method.fisher_weight, and a list of `values`")
+    if any("/" in str(value) for value in sweep["values"]):
+        raise ValueError("the values of a [sweep] become names of folders: they can't have a /")
     section, _, key = sweep["key"].partition(".")
     _checks.one_of(runs.SECTIONS, section, "section in [sweep]")
     for value in sweep["values"]:
@@ -205,7 +215,30 @@ def _check(recipe: Recipe) -> None:
         )
 
 
+def _check_evaluate(judged: Mapping[str, Any]) -> None:
+    """What would otherwise be told after the training."""
+    for key, value in judged.items():
+        if key not in EVALUATE:
+            raise ValueError(runs.unknown(key, EVALUATE, "[evaluate]"))
+        if isinstance(EVALUATE[key], bool) and not isinstance(value, bool):
+            raise ValueError(f"{key} in [evaluate] is true or false, not {value!r}")
+    if not _of(judged.get("ood", []), str):
+        raise ValueError(f"ood in [evaluate] must be a list of data, not {judged['ood']!r}")
+    noise = judged.get("noise", [])
+    if not _of(noise, (int, float)) or not all(0 <= level < math.inf for level in noise):
+        raise ValueError(f"noise in [evaluate] must be a list of numbers >= 0, not {noise!r}")
+
+
+def _of(values: object, kind: type | tuple[type, ...]) -> bool:
+    """Whether it is a list of that kind; true and false are no numbers."""
+    return isinstance(values, list) and all(
+        isinstance(value, kind) and not isinstance(value, bool) for value in values
+    )
+
+
 def _check_seeds(recipe: Recipe) -> None:
+    if not _of(list(recipe.seeds), int) or not all(abs(seed) < 2**63 for seed in recipe.seeds):
+        raise ValueError(f"seeds must be whole numbers: {list(recipe.seeds)}")
     if not recipe.seeds or len(set(recipe.seeds)) < len(recipe.seeds):
         raise ValueError(f"seeds must be different numbers, at least one: {list(recipe.seeds)}")
 

@@ -62,12 +62,12 @@ def reproduce(
     tell = tell or _silent
     store = Store(files.folder(out), quick=any(recipe.quick for recipe in recipes))
     every = [cell for recipe in recipes for cell in recipe.cells(seeds)]
-    left = _left(store, every, tell)
     known = list(among) if among is not None else list(recipes)
     store.records(known)  # a damaged one is told before the training, not after it
+    where = runs.device_named(device) if ray is None else None
+    together = where is not None and where.type == "cuda"
     with _alone(files.folder(work)):
-        where = runs.device_named(device) if ray is None else None
-        together = where is not None and where.type == "cuda"
+        left = _left(store, every, tell)
         units = _unit.units(left, together=together)
         if ray is not None:
             failed = _ray.on_cluster(units, ray, work.resolve(), device, gpus, tell, store.write)
@@ -99,20 +99,23 @@ def _silent(event: dict[str, Any]) -> None:
 
 
 def _left(store: Store, cells: Iterable[Cell], tell: Tell) -> list[Cell]:
-    """The cells to run; records of earlier states of their recipes are put aside."""
+    """The cells to run; records of earlier states of their recipes are put aside.
+
+    One that was put aside is taken back where its recipe is again what it was.
+    """
     left = []
     for cell in cells:
         state = store.state(cell)
         if state == CHANGED:
             aside = store.put_aside(cell)
             tell({"event": "aside", "cell": cell.name, "path": str(aside)})
-        if state != DONE:
+        if state != DONE and not store.take_back(cell):
             left.append(cell)
     return left
 
 
 def _outdated(store: Store, recipes: Iterable[Recipe]) -> list[str]:
-    cells = (cell for recipe in recipes for cell in recipe.cells())
+    cells = (cell for recipe in recipes for cell in recipe.cells(store.seeds(recipe)))
     return [cell.name for cell in cells if store.state(cell) == CHANGED]
 
 

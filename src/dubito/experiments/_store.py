@@ -16,6 +16,7 @@ from typing import Any
 from dubito.experiments._cell import FORMAT, Record
 from dubito.experiments._recipe import RESOLVED, Cell, Recipe
 from dubito.report import files
+from dubito.report.reproduction.records import WHERE, no_number
 from dubito.runs import AUTO
 
 __all__ = ["CHANGED", "DONE", "MISSING", "RESULTS", "Store"]
@@ -40,9 +41,13 @@ class Store:
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_text("utf-8"))
+            found = json.loads(path.read_text("utf-8"), parse_constant=no_number)
             if found["format"] != FORMAT or not isinstance(found["result"], dict):
                 raise ValueError(f"its format is {found['format']!r}, not {FORMAT}")
+            if not isinstance(found["id"], str) or not isinstance(found["config"], dict):
+                raise ValueError("it does not tell the state and the settings of its recipe")
+            if (found["recipe"], found["seed"]) != (cell.recipe.name, cell.seed):
+                raise ValueError(f"it is of {found['recipe']!r}, seed {found['seed']!r}")
             if found["quick"] != self.quick:
                 raise ValueError(
                     f"it is {'a quick' if found['quick'] else 'no quick'} record; choose another "
@@ -64,7 +69,22 @@ class Store:
         """Rename the record of an earlier state of the recipe."""
         path, found = self.path(cell), self.read(cell)
         assert found is not None
-        return path.rename(path.with_name(f"{path.stem}.{found['id']}.stale"))
+        return path.rename(self._aside(cell, found["id"]))
+
+    def take_back(self, cell: Cell) -> bool:
+        """Whether there was a record of this very cell among those put aside; it is one again."""
+        aside, path = self._aside(cell, cell.id), self.path(cell)
+        if path.exists() or not aside.exists():
+            return False
+        aside.rename(path)
+        if self.state(cell) == DONE:
+            return True
+        path.rename(aside)
+        return False
+
+    def _aside(self, cell: Cell, identity: str) -> Path:
+        path = self.path(cell)
+        return path.with_name(f"{path.stem}.{identity}.stale")
 
     def write(self, record: Record) -> Path:
         """Write a record, whole or not at all: a line for each of its parts."""
@@ -77,12 +97,13 @@ class Store:
         """All records of recipes as they stand, whichever seeds they have, in order."""
         found = []
         for recipe in sorted(recipes, key=lambda one: one.name):
-            for cell in recipe.cells(self._seeds(recipe)):
+            for cell in recipe.cells(self.seeds(recipe)):
                 if self.state(cell) == DONE and (record := self.read(cell)) is not None:
                     found.append(record)
         return found
 
-    def _seeds(self, recipe: Recipe) -> list[int]:
+    def seeds(self, recipe: Recipe) -> list[int]:
+        """The seeds that there are records of."""
         names = [path.stem.removeprefix("seed-") for path in self._files(recipe)]
         return sorted(int(name) for name in names if re.fullmatch(r"-?\d+", name))
 
@@ -113,10 +134,6 @@ def _moved(before: Mapping[str, Mapping[str, Any]], recipe: Recipe) -> bool:
             if key not in WHERE and key in known and not decided and known[key] != value:
                 return True
     return False
-
-
-#: settings that decide where and how fast, not what comes out; and what the identity has in it
-WHERE = ("graph", "compile", "workers", "channels_last", "seed", "source")
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 from dubito.report import figures
 from dubito.report.figures import Trajectory
@@ -32,19 +33,22 @@ def trajectories(records: Records, data: str) -> Iterator[Drawing]:
             for name in at(seen[0], ("training", "history", "watched"))
             if name == "accuracy" or name.endswith("/max_prob/aupr")
         ]
-        panels, ylabels = {}, []
+        panels: dict[str, list[Trajectory]] = {}
+        ylabels = []
         if all(at(record, ("training", "history", LOSSES)) for record in seen):
             panels[figures.LOSS] = [_trajectory(record, (LOSSES,), 1) for record in seen]
             ylabels.append("")
         for name in names:
-            ood = name.partition("/")[0]
-            title = "test accuracy" if name == "accuracy" else f"→ {ood_label(ood)}"
+            ood = name.removesuffix("/max_prob/aupr")  # which may be a path
+            title = "test accuracy" if name == "accuracy" else f"→ {ood_label(Path(ood).stem)}"
+            if title in panels:  # files of one name
+                title = f"→ {ood}"
             ylabels.append("%" if name == "accuracy" else "AUPR, Max.P (%)")
             panels[title] = [_trajectory(record, ("watched", name), 100) for record in seen]
-        label = f"{SETS[data].label}, {method_label(variant)}"
+        label, many = f"{SETS[data].label}, {method_label(variant)}", "s" * (len(seen) > 1)
         yield Drawing(
             f"epochs-{data}-{variant}", OOD, f"{label}: what the epochs do",
-            f"Test accuracy and detection at each check of {len(seen)} seeds; nothing in the "
+            f"Test accuracy and detection at each check of {len(seen)} seed{many}; nothing in the "
             "training depended on them. Diamonds are the weights that the validation samples "
             "chose, circles those with the least validation loss.",
             f"For {label}, test accuracy and AUPR against each OOD set over the epochs, a line a "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from dubito.measures import MEASURES
-from dubito.report.reproduction.names import label_of, set_of, variant_of
+from dubito.report.reproduction.names import base_of, label_of, set_of, variant_of
 from dubito.report.reproduction.published import Key, Published, Verdict, key_of, verdict
 from dubito.report.reproduction.records import Records
 from dubito.report.tables import NONE, Better, deviation
@@ -207,9 +207,10 @@ def _entry(
     records: Records, numbers: Mapping[Key, Published], column: Column, recipe: str
 ) -> Entry:
     runs = {s: column.factor * v for s, v in records.numbers(recipe, column.path).items()}
-    theirs = None
-    if column.key is not None and (data := set_of(recipe)) is not None:
-        theirs = numbers.get(key_of(data, variant_of(recipe), *column.key))
+    theirs, variant = None, variant_of(recipe)
+    # a name that is only spelt like a method's has a row of its own, and no number of the paper
+    if column.key is not None and (data := set_of(recipe)) and base_of(variant) == variant:
+        theirs = numbers.get(key_of(data, variant, *column.key))
     judged = None
     if runs and theirs is not None and column.better is not None:
         judged = verdict(mean(runs.values()), theirs, column.better)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from dubito.report.reproduction.records import Record, Records, at
+from dubito.report.reproduction.records import Record, Records, at, flattened
 
 __all__ = ["Origin", "Setup", "origins", "setup"]
 
@@ -44,7 +44,7 @@ def origins(records: Records) -> list[Origin]:
 
 
 def _origin(recipe: str, found: list[Record]) -> Origin:
-    flat = [_flat(record["config"]) for record in found]
+    flat = [flattened(record["config"]) for record in found]
     keys = dict.fromkeys(key for one in flat for key in one)
     differs = [
         key
@@ -107,15 +107,7 @@ def _numbers(found: list[Record], key: str) -> list[float]:
 def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The sections of a configuration, each as key=value."""
     return tuple(
-        (name, "  ".join(f"{key}={value}" for key, value in _flat(section).items()))
+        (name, "  ".join(f"{key}={value}" for key, value in flattened(section).items()))
         for name, section in config.items()
         if isinstance(section, Mapping)
     )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = isinstance(value, Mapping)
-        found |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,24 +16,75 @@ __all__ = ["FORMAT", "Records", "read"]
 
 FORMAT = 1
 NEEDED = ("format", "recipe", "seed", "config", "result")
+#: settings that decide where and how fast, not what comes out; and what the identity has in it
+WHERE = ("graph", "compile", "workers", "channels_last", "seed", "source")
 Record = Mapping[str, Any]
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The records in a folder of results, RECIPE/seed-S.json, in the order of their names."""
+    """The records in a folder of results, RECIPE/seed-S.json, in the order of their names.
+
+    Where seeds of a recipe were run with different settings, as after a change of it, those with
+    the settings of the newest count; a warning names the others.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     found = []
     for path in sorted(folder.glob("*/seed-*.json")):
         try:
-            found.append(json.loads(path.read_text("utf-8")))
+            record = json.loads(path.read_text("utf-8"), parse_constant=no_number)
         except ValueError as error:
             raise ValueError(f"{path} is no json: {error}") from error
+        try:
+            _check(record)
+        except ValueError as error:
+            raise ValueError(f"{path} can't be reported: {error}") from error
+        found.append(record)
     if not found:
         raise ValueError(
             f"{str(folder)!r} holds no records: expected RECIPE/seed-S.json, as "
             "`dubito reproduce` writes them"
         )
+    newest: dict[str, Record] = {}
+    for record in sorted(found, key=lambda one: str(one.get("created", "")), reverse=True):
+        newest.setdefault(record["recipe"], record)
+    return [record for record in found if not _is_outdated(record, newest[record["recipe"]])]
+
+
+def no_number(name: str) -> float:
+    """An error instead of NaN, which no figure of a record is."""
+    raise ValueError(f"{name} is no figure")
+
+
+def _is_outdated(record: Record, newest: Record) -> bool:
+    """Whether a record has other settings than the newest one of its recipe."""
+    differs = differences([record, newest])
+    if differs:
+        warnings.warn(
+            f"the record of {record['recipe']!r}, seed {record['seed']}, is left out: it "
+            f"has another {', '.join(differs)} than the newest of that recipe",
+            stacklevel=3,
+        )
+    return bool(differs)
+
+
+def differences(records: Sequence[Record]) -> list[str]:
+    """The settings in which records differ, but for those that do not change what comes out."""
+    flat = [flattened(record["config"]) for record in records]
+    keys = dict.fromkeys(key for one in flat for key in one if key.rpartition(".")[2] not in WHERE)
+    return [key for key in keys if len({repr(one.get(key)) for one in flat}) > 1]
+
+
+def flattened(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dots in its keys.
+
+    >>> flattened({"data": {"source": "mnist"}})
+    {'data.source': 'mnist'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        inner = isinstance(value, Mapping)
+        found |= flattened(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
     return found
 
 
@@ -111,7 +163,9 @@ def at(record: Mapping[str, Any], path: Iterable[str]) -> Any:
     return value
 
 
-def _check(record: Record) -> None:
+def _check(record: Any) -> None:
+    if not isinstance(record, Mapping):
+        raise ValueError(f"a record is a table, not {type(record).__name__}")
     lacking = [key for key in NEEDED if key not in record]
     if lacking:
         raise ValueError(f"a record of {record.get('recipe', '?')!r} lacks {', '.join(lacking)}")
@@ -120,3 +174,8 @@ def _check(record: Record) -> None:
             f"the record of {record['recipe']!r}, seed {record['seed']}, has format "
             f"{record['format']!r}: this version reads {FORMAT}"
         )
+    for key, kind in (("recipe", str), ("seed", int), ("config", Mapping), ("result", Mapping)):
+        if not isinstance(record[key], kind):
+            raise ValueError(f"a record of {record['recipe']!r} has {key} {record[key]!r}")
+    if not all(isinstance(section, Mapping) for section in record["config"].values()):
+        raise ValueError(f"a record of {record['recipe']!r} has config {record['config']!r}")

@@ -70,15 +70,18 @@ class Order:
     compared: int
     broken: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    #: what recipes of both vary, and the two counts for these
+    variants: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def sentence(self) -> str:
         """The counts in words; nothing where there is nothing to compare."""
         if not self.compared:
             return ""
+        varied = ", ".join(f"{name} in {kept} of {of}" for name, kept, of in self.variants)
         return (
             f"{self.ahead} is ahead of {self.behind} in {self.kept} of the {self.compared} cells "
-            "in which the paper has it so."
+            f"in which the paper has it so{f' ({varied})' if varied else ''}."
         )
 
 
@@ -147,21 +150,41 @@ def _note(label: str, notes: Mapping[str, str]) -> str:
     return " ".join(text for pattern, text in notes.items() if fnmatchcase(label, pattern))
 
 
-def _order(tables: Iterable[Table], ahead: str, behind: str, notes: Mapping[str, str]) -> Order:
-    told: dict[str, str] = {}  # label -> nothing where the order is kept, else words
-    for table in tables:
-        rows = {row.name: row for row in table.rows}
-        if ahead not in rows or behind not in rows:
-            continue
-        for ours, base in zip(rows[ahead].entries, rows[behind].entries, strict=True):
-            a, b = ours.mean, base.mean
-            if _claimed(ours, base) and a is not None and b is not None:
-                words = f"{table.title}, {ours.name}: {ours.ours} against {base.ours}"
-                told.setdefault(ours.label, "" if a > b else words.replace("\u00a0↑", ""))
+def _order(tables: Sequence[Table], ahead: str, behind: str, notes: Mapping[str, str]) -> Order:
+    told = _orders(tables, ahead, behind)
     broken = {label: words for label, words in told.items() if words}
     explained = dict.fromkeys(note for label in broken if (note := _note(label, notes)))
     kept = len(told) - len(broken)
-    return Order(ahead, behind, kept, len(told), tuple(broken.values()), tuple(explained))
+    counts = {
+        variant: list(_orders(tables, ahead, behind, variant).values())
+        for variant in _variants(tables, ahead, behind)
+    }
+    varied = tuple((name, found.count(""), len(found)) for name, found in counts.items() if found)
+    return Order(ahead, behind, kept, len(told), tuple(broken.values()), tuple(explained), varied)
+
+
+def _orders(tables: Iterable[Table], ahead: str, behind: str, variant: str = "") -> dict[str, str]:
+    """The label of each cell in which the paper has the order -> words where ours is another."""
+    told: dict[str, str] = {}
+    suffix = f" ({variant})" if variant else ""
+    for table in tables:
+        rows = {row.name: row.entries for row in table.rows}
+        asked = [ahead, behind, ahead + suffix, behind + suffix]
+        if not all(name in rows for name in asked):
+            continue
+        for said, of, ours, base in zip(*(rows[name] for name in asked), strict=True):
+            a, b = ours.mean, base.mean
+            if _claimed(said, of) and a is not None and b is not None:
+                words = f"{table.title}, {ours.name}: {ours.ours} against {base.ours}"
+                told.setdefault(ours.label, "" if a > b else words.replace("\u00a0↑", ""))
+    return told
+
+
+def _variants(tables: Iterable[Table], ahead: str, behind: str) -> list[str]:
+    """What recipes of both methods vary: the words in brackets after their names."""
+    names = {row.name for table in tables for row in table.rows}
+    found = [name[len(ahead) + 2 : -1] for name in names if name.startswith(f"{ahead} (")]
+    return sorted(variant for variant in found if f"{behind} ({variant})" in names)
 
 
 def _claimed(ours: Entry, base: Entry) -> bool:
