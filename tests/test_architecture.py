@@ -1,12 +1,9 @@
-"""Imports point one way, special functions have one home, and heavy imports are late."""
+"""Imports point one way, and special functions have one home."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,8 +37,6 @@ RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 SPECIAL_FUNCTIONS = {"lgamma", "digamma", "polygamma", "gammaln", "psi", "mvlgamma", "multigammaln"}
 SPECIAL_HOMES = {"special", "dirichlet", "kernels"}
-
-HEAVY = {"matplotlib", "pandas", "pydantic", "rich", "scipy", "sklearn", "typer"}
 
 
 def rank(unit: str) -> int:
@@ -206,28 +201,3 @@ def test_special_calls_are_found(call: str) -> None:
         assert len(special_calls(f"x = {call}", outside)) == 1
     for home in ("dubito.special", "dubito.dirichlet", "dubito.kernels.fisher", "dubito._exact"):
         assert special_calls(f"x = {call}", home) == []
-
-
-def packages_imported_by(statement: str, env: dict[str, str]) -> set[str]:
-    """Return the top-level packages a statement imports in a new process that has torch already."""
-    code = (
-        "import json, sys, torch\n"
-        "before = set(sys.modules)\n"
-        f"{statement}\n"
-        "print(json.dumps([name.split('.')[0] for name in set(sys.modules) - before]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout))
-
-
-def test_import_dubito_leaves_heavy_packages_out(source_env: dict[str, str]) -> None:
-    assert "dubito" in (imported := packages_imported_by("import dubito", source_env))
-    assert imported & HEAVY == set()
-
-
-def test_heavy_packages_are_seen_when_imported(source_env: dict[str, str]) -> None:
-    seen = packages_imported_by("import sklearn, rich", source_env)
-    assert {"sklearn", "scipy", "rich"} <= seen

@@ -152,13 +152,3 @@ def test_the_demo_from_end_to_end(source_env: dict[str, str], tmp_path: Path) ->
         assert words in done.stdout
     assert str(Path("dubito-demo") / "report.html") in done.stdout
     assert "Over 5 runs I-EDL is right on" in done.stdout
-
-
-def test_import_dubito_brings_no_command_line(source_env: dict[str, str]) -> None:
-    code = "import sys, dubito; print(*(name for name in sys.modules if name.startswith('dubito')))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=source_env, capture_output=True, text=True, check=True
-    )
-    loaded = {name.split(".")[1] for name in done.stdout.split() if "." in name}
-    assert "losses" in loaded
-    assert loaded.isdisjoint({"cli", "demo", "report", "data", "backbones"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,17 +118,14 @@ def known_sub_commands(help_text: str) -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def sub_commands(source_env: dict[str, str]) -> set[str]:
-    env = {**source_env, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-    done = subprocess.run(
-        [sys.executable, "-m", "dubito", "--help"],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return known_sub_commands(done.stdout)
+def sub_commands() -> set[str]:
+    from typer.testing import CliRunner
+
+    from dubito import cli
+
+    done = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert done.exit_code == 0, done.output
+    return known_sub_commands(done.output)
 
 
 def examples(languages: set[str]) -> list[object]:

@@ -107,7 +107,8 @@ def test_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     alpha, target = alphas(6, 4).requires_grad_(), labels(6, classes=4)
     torch._dynamo.reset()
-    step = torch.compile(losses.iedl, backend="aot_eager", fullgraph=True)
+    # this backend leaves the derivative to the operators that were traced, and so shows which
+    step = torch.compile(losses.iedl, backend="eager", fullgraph=True)
     compiled = step(alpha, target, scale="per_class")
     assert not is_fused(compiled)
     torch.testing.assert_close(compiled, losses.iedl(alpha, target, scale="per_class"))

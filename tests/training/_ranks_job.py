@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -84,7 +83,7 @@ def finished_before_the_other_looks(folder: Path) -> str:
     return plan.members[0].state
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path, rank: int) -> str:
     torch.set_num_threads(1)
     # a process that waits for the other in vain is to say so
     meeting, patience = f"file://{folder / 'meeting'}", timedelta(seconds=60)
@@ -92,7 +91,4 @@ def main(folder: Path, rank: int) -> None:
     torch.save(trainings(), folder / f"trainings-{rank}.pt")
     (folder / f"state-{rank}").write_text(finished_before_the_other_looks(folder / "run"))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    return "done"

@@ -16,7 +16,7 @@ SHAPE, CLASSES = (3, 32, 32), 4
 def _network(seed: int) -> nn.Module:
     """One with batch norm, whose memory moves, and with flows after it."""
     torch.manual_seed(seed)
-    method = methods.method("posterior_network")
+    method = methods.method("posterior_network", flow_length=2)
     backbone = backbones.build("vgg16", SHAPE, method.outputs(CLASSES), dropout=0.0)
     return method.model(backbone, CLASSES, [5] * CLASSES).train()
 

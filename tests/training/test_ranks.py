@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-JOB = Path(__file__).with_name("_ranks_job.py")
+from tests.training import _ranks_job
+from tests.training.forked import Job
+
 #: what one process saw in each kind of training
 Seen = dict[str, dict[str, list[torch.Tensor]]]
 
 
 def launch(folder: Path) -> list[str]:
     """Run both processes to their end; what each that failed complained of."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    both = [
-        subprocess.Popen(
-            [sys.executable, str(JOB), str(folder), str(rank)],
-            stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    both = [Job(_ranks_job.main, folder, rank) for rank in range(2)]
     try:
-        errors = [process.communicate(timeout=200)[1] for process in both]
+        said = [job.wait() for job in both]
     finally:
-        for process in both:
-            process.kill()
-    return [error for process, error in zip(both, errors, strict=True) if process.returncode]
+        for job in both:
+            job.process.kill()
+    return [one for job, one in zip(both, said, strict=True) if job.process.exitcode]
 
 
 def assert_one_network_is_judged(one: Seen, two: Seen) -> None:
