@@ -400,6 +400,18 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_a_file_for_which_there_is_no_room_is_named(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*long\.txt'"):
+            files.write(tmp_path / "long.txt", b"x" * 101)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("below", ["", "further/down"])
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "taken").write_text("")

@@ -145,6 +145,8 @@ NEGATIVE: dict[str, Callable[[], object]] = {
     "kl_weight": lambda: EDLLoss(kl_weight=-1.0),
     "fisher_weight ": lambda: losses.iedl(ALPHA, LABELS, fisher_weight=float("nan")),
     "kl_weight ": lambda: losses.edl(ALPHA, LABELS, kl_weight=-1),
+    "kl_weight  ": lambda: losses.edl(ALPHA, LABELS, kl_weight=torch.tensor(-1.0)),
+    "kl_weight   ": lambda: losses.edl(ALPHA, LABELS, kl_weight=torch.tensor(float("nan"))),
     "entropy_weight": lambda: losses.uce(ALPHA, LABELS, entropy_weight=-1),
     "weight": lambda: schedules.Constant(-1),
     "weight ": lambda: schedules.Linear(10, float("inf")),
@@ -158,6 +160,22 @@ NEGATIVE: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize(("name", "call"), NEGATIVE.items(), ids=NEGATIVE)
 def test_weights_out_of_range(name: str, call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=rf"^{name.strip()} must be"):
+        call()
+
+
+NO_NUMBER: dict[str, Callable[[], object]] = {
+    "fisher_weight": lambda: IEDLLoss(fisher_weight="0.1"),  # type: ignore[arg-type]
+    "kl_weight": lambda: losses.edl(ALPHA, LABELS, kl_weight=None),  # type: ignore[arg-type]
+    "ignore_index": lambda: losses.iedl(ALPHA, LABELS, ignore_index=None),  # type: ignore[typeddict-item]
+    "ignore_index ": lambda: IEDLLoss(ignore_index=1.5),  # type: ignore[typeddict-item]
+    "class_dim": lambda: losses.cross_entropy(LOGITS, LABELS, class_dim=1.0),  # type: ignore[typeddict-item]
+    "class_dim ": lambda: EDLLoss(class_dim=True),
+}
+
+
+@pytest.mark.parametrize(("name", "call"), NO_NUMBER.items(), ids=NO_NUMBER)
+def test_what_is_no_number(name: str, call: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match=rf"^{name.strip()} must be a (whole )?number, not"):
         call()
 
 

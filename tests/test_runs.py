@@ -404,7 +404,7 @@ def test_other_shapes_are_converted_only_if_asked(trained: Path, tmp_path: Path)
     colours = np.random.default_rng(0).integers(256, size=(6, 3, 16, 12), dtype=np.uint8)
     np.savez(tmp_path / "colours.npz", x=colours)
     outside = str(tmp_path / "colours.npz")
-    message = r"inputs of shape \(3, 16, 12\), but the run was trained with \(1, 8, 8\); --resize"
+    message = r"inputs of shape \(3, 16, 12\), but the network takes \(1, 8, 8\); `dubito evaluate"
     with pytest.raises(ValueError, match=message):
         runs.evaluate(run, ood=[outside])
     judged = runs.evaluate(run, ood=[outside], resize=True)
@@ -414,7 +414,7 @@ def test_other_shapes_are_converted_only_if_asked(trained: Path, tmp_path: Path)
     found = torch.from_numpy(judged.arrays["ood/colours/alpha"])
     torch.testing.assert_close(found, expected.alpha, rtol=0.05, atol=0.05)  # Pillow rounds
     np.savez(tmp_path / "rows.npz", x=np.zeros((4, 5), np.float32))
-    with pytest.raises(ValueError, match=r"\(5,\), but the run was trained with \(1, 8, 8\)$"):
+    with pytest.raises(ValueError, match=r"\(5,\), but the network takes \(1, 8, 8\)$"):
         runs.evaluate(run, ood=[str(tmp_path / "rows.npz")], resize=True)
 
 

@@ -1,10 +1,8 @@
 """Checks of arguments: what was seen, what is expected, and what to do about it.
 
 Shapes and types are always checked. Values are looked at where that is cheap and allowed: on the
-CPU,
-outside of torch.compile, torch.export and torch.func. On an accelerator a look would stop the
-stream,
-so there a bad value shows as a non-finite result, which nothing in dubito hides.
+CPU, outside of torch.compile, torch.export and torch.func. On an accelerator a look would stop the
+stream, so there a bad value shows as a non-finite result, which nothing in dubito hides.
 """
 
 from __future__ import annotations
@@ -195,7 +193,19 @@ def _sum_to_one(probs: Tensor, name: str) -> None:
 
 
 def non_negative(value: float | Tensor, name: str) -> float | Tensor:
-    """A weight: a finite number >= 0, or a tensor holding one."""
-    if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+    """A weight: a finite number >= 0, or a tensor of such."""
+    if isinstance(value, Tensor):
+        if visible(value) and not bool(((value >= 0) & value.isfinite()).all()):
+            raise ValueError(f"{name} must be finite and >= 0, not {value.tolist()!r}")
+        return value
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")
     return value
+
+
+def whole_number(value: object, name: str) -> None:
+    """An error unless it is one; true and false are none."""
+    if type(value) is not int and (isinstance(value, bool) or not hasattr(value, "__index__")):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")

@@ -27,6 +27,10 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         yield part
         os.replace(part, path)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # as of a disk that is full
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         part.unlink(missing_ok=True)
 

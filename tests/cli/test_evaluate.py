@@ -172,7 +172,7 @@ def test_other_shapes_need_the_flag(run: Path, tmp_path: Path) -> None:
     pixels = np.zeros((5, 3, 10, 10), np.uint8)
     np.savez(tmp_path / "colour.npz", x=pixels, y=np.zeros(5, int))
     done = invoke("evaluate", run, "--ood", tmp_path / "colour.npz")
-    message = r"shape (3, 10, 10), but the run was trained with (1, 8, 8); --resize converts"
+    message = "shape (3, 10, 10), but the network takes (1, 8, 8); `dubito evaluate --resize`"
     assert message in str(done.exception)
     done = invoke("evaluate", run, "--ood", tmp_path / "colour.npz", "--resize")
     assert done.exit_code == 0

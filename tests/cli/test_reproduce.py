@@ -70,6 +70,7 @@ def test_the_list_runs_nothing(folders: tuple[str, ...], tmp_path: Path) -> None
         (("tab_odd",), "unknown table or recipe 'tab_odd'; tables: 'ablation'"),
         (("--seeds", "a"), "--seeds must be whole numbers"),
         (("--address", "auto"), "needs --ray"),
+        (("--gpus", "0.5"), "needs --ray"),
         (("--ray", "--jobs", "2"), "no jobs with ray"),
     ],
 )

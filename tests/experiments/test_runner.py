@@ -128,13 +128,26 @@ def test_with_another_default_it_is_another_training(
 
     monkeypatch.setitem(_recipe.RESOLVED, "training", moved)
     known = experiments.read_recipes(run.recipes)["one"]
-    _recipe._training_id.cache_clear()
+    _recipe._resolved.cache_clear()
     try:
         assert known.training_id not in {path.name.split("-")[-1] for path in run.work.iterdir()}
     finally:
-        _recipe._training_id.cache_clear()
+        _recipe._resolved.cache_clear()
     monkeypatch.undo()
     assert known.training_id in {path.name.split("-")[-1] for path in run.work.iterdir()}
+
+
+def test_an_ood_set_of_another_shape_is_told_before_the_training(
+    write: Any, run: Told, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "colour.npz", images=np.zeros((9, 3, 8, 8), np.uint8))
+    write("one", seeds="[1]")
+    write("other", seeds="[1, 2]", ood=tmp_path / "colour.npz")  # the same training
+    done = run()
+    assert set(done.failed) == {"other seed 1", "other seed 2"}
+    assert "shape (3, 8, 8), but the network takes (1, 8, 8)" in done.failed["other seed 1"]
+    assert done.ran == ["one seed 1"]
+    assert {event["cell"] for event in run.events if event["event"] == "start"} == {"one seed 1"}
 
 
 def test_nothing_is_put_aside_before_it_can_run(write: Any, run: Told) -> None:

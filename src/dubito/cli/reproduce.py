@@ -92,6 +92,8 @@ def reproduce(
         return
     if address is not None and not ray:
         raise ValueError("--address is that of a Ray cluster: it needs --ray")
+    if gpus is not None and not ray:
+        raise ValueError("--gpus is a cell's share on a Ray cluster: it needs --ray")
     cluster = (address or "auto") if ray else None
     if quick:
         console.print(Text("quick: embedded data and two epochs; the figures mean nothing"))

@@ -37,7 +37,7 @@ from dubito.report.files import plain
 from dubito.runs import HELD_OUT, Evaluation, Plan, Run
 from dubito.training.loop import METRICS
 
-__all__ = ["FORMAT", "Record", "check_sources", "record"]
+__all__ = ["FORMAT", "Record", "check_shapes", "check_sources", "record"]
 
 FORMAT = 1
 #: of what `runs.evaluate` gives, what stands elsewhere in a record or changes from run to run
@@ -55,6 +55,12 @@ def check_sources(recipe: Recipe, folder: Path) -> None:
             raise FileNotFoundError(f"[evaluate] ood: {source!r} is no known set, file or folder")
     if recipe.evaluate["humans"]:
         _people(recipe, folder)
+
+
+def check_shapes(plan: Plan, folder: Path, recipe: Recipe) -> None:
+    """Read the OOD sets as the evaluation will: what the network can't take is told before it."""
+    for source in _quick.located(recipe, folder)[1]:
+        runs.inputs_of(plan.config, source)
 
 
 def record(cell: Cell, plan: Plan, run: Run, summary: Mapping[str, Any], folder: Path) -> Record:

@@ -19,7 +19,7 @@ from typing import Any
 from dubito import _checks, runs
 from dubito.experiments import _fewshot_recipe
 
-__all__ = ["RESOLVED", "Cell", "Recipe", "chosen", "paper", "read_recipes", "recipes", "tables"]
+__all__ = ["Cell", "Recipe", "chosen", "paper", "read_recipes", "recipes", "tables"]
 
 PROTOCOLS = ("paper", "dubito")
 REQUIRED = {"title": str, "protocol": str, "about": str, "seeds": list}
@@ -55,9 +55,14 @@ class Recipe:
     kind: str = TRAINING
 
     @property
+    def resolved(self) -> Sections:
+        """The sections with every default filled in, as plain values."""
+        return _resolved(self.kind, json.dumps(self.sections))
+
+    @property
     def training_id(self) -> str:
         """What is trained, whatever the seed: a hash of the sections with every default."""
-        return _training_id(self.kind, json.dumps(self.sections))
+        return _digest(self.resolved)
 
     def cells(self, seeds: Sequence[int] | None = None) -> list[Cell]:
         """A cell for each seed."""
@@ -101,8 +106,8 @@ RESOLVED: dict[str, Callable[[Sections], dict[str, dict[str, Any]]]] = {
 
 
 @cache
-def _training_id(kind: str, sections: str) -> str:
-    return _digest(RESOLVED[kind](json.loads(sections)))
+def _resolved(kind: str, sections: str) -> Sections:
+    return RESOLVED[kind](json.loads(sections))
 
 
 def recipes() -> dict[str, Recipe]:

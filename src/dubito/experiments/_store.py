@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dubito.experiments._cell import FORMAT, Record
-from dubito.experiments._recipe import RESOLVED, Cell, Recipe
+from dubito.experiments._recipe import Cell, Recipe
 from dubito.report import files
 from dubito.report.reproduction.records import WHERE, no_number
 from dubito.runs import AUTO
@@ -127,16 +126,10 @@ def _text(value: Any) -> str:
 
 def _moved(before: Mapping[str, Mapping[str, Any]], recipe: Recipe) -> bool:
     """Whether a default that the recipe leaves to dubito is another now than for the record."""
-    for name, values in _resolved(recipe.kind, json.dumps(recipe.sections)).items():
+    for name, values in recipe.resolved.items():
         for key, value in values.items():
             known = before.get(name, {})
             decided = value == AUTO  # when it ran, by its data
             if key not in WHERE and key in known and not decided and known[key] != value:
                 return True
     return False
-
-
-@cache
-def _resolved(kind: str, sections: str) -> dict[str, dict[str, Any]]:
-    """Sections, as json, with every default filled in."""
-    return RESOLVED[kind](json.loads(sections))

@@ -15,7 +15,7 @@ from dubito import runs
 from dubito.experiments import _cell, _fewshot_cell, _quick, _watch
 from dubito.experiments._cell import Record
 from dubito.experiments._fewshot_recipe import FEWSHOT
-from dubito.experiments._recipe import TRAINING, Cell
+from dubito.experiments._recipe import TRAINING, Cell, Recipe
 from dubito.report import files
 from dubito.training import NonFiniteLoss, Watch
 
@@ -117,16 +117,24 @@ def _checked(unit: Unit, work: Path, tell: Tell) -> tuple[Unit, Failures]:
     """The cells that have all they will be judged by, before hours of training; and the others."""
     from filelock import FileLock
 
-    data, failures = work / QUICK_DATA, Failures()
-    ready: tuple[Cell, ...] = ()
+    data = work / QUICK_DATA
+
+    def check(recipe: Recipe) -> None:
+        if recipe.quick:
+            with FileLock(files.folder(data) / ".lock"):
+                _quick.prepare(data)
+        _CHECKS[recipe.kind](recipe, data)
+
+    return _passing(unit, check, tell)
+
+
+def _passing(unit: Unit, check: Callable[[Recipe], None], tell: Tell) -> tuple[Unit, Failures]:
+    """The cells of recipes that a check lets pass, and what it says of the others."""
+    ready, failures = tuple[Cell, ...](), Failures()
     for name in dict.fromkeys(cell.recipe.name for cell in unit.cells):
         part = Unit(tuple(cell for cell in unit.cells if cell.recipe.name == name))
-        recipe = part.cells[0].recipe
         try:
-            if recipe.quick:
-                with FileLock(files.folder(data) / ".lock"):
-                    _quick.prepare(data)
-            _CHECKS[recipe.kind](recipe, data)
+            check(part.cells[0].recipe)
             ready += part.cells
         except Exception as error:
             failures |= _failed(part, error, tell)
@@ -153,6 +161,10 @@ def _train_and_judge(
     if where.type == "cuda":  # of a function torch compiles eight kinds and no more
         torch.compiler.reset()
     plan = runs.plan(config, place, seeds=unit.seeds, device=where)
+    ready, failures = _passing(unit, partial(_cell.check_shapes, plan, data), tell)
+    if failures:
+        again = partial(_train_and_judge, ready, place, data, device, tell, emit)
+        return failures | (again() if ready.cells else {})
     names = {seed: [cell.name for cell in unit.of(seed).cells] for seed in unit.seeds}
     for member in plan.members:
         for name in names[member.config.training["seed"]]:
@@ -163,7 +175,6 @@ def _train_and_judge(
             tell({"event": "epoch", "cell": name, **_figures(entry)})
 
     summaries = runs.train(plan, epoch, _watch_of(unit, plan))
-    failures = Failures()
     for seed, member, summary in zip(unit.seeds, plan.members, summaries, strict=True):
         trained = runs.load(member.folder, where)
         for cell in unit.of(seed).cells:

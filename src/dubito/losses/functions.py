@@ -62,6 +62,8 @@ class Loss:
     def __post_init__(self) -> None:
         _checks.one_of(_REDUCTIONS, self.reduction, "reduction")
         _checks.one_of(_SCALES, self.scale, "scale")
+        _checks.whole_number(self.ignore_index, "ignore_index")
+        _checks.whole_number(self.class_dim, "class_dim")
 
     def classes_last(self, predictions: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Both with the class axis at the end, where the target has one."""

@@ -87,9 +87,9 @@ def adapted(inputs: Tensor, shape: tuple[int, ...], name: str, resize: bool) -> 
         return inputs
     images = len(seen) == len(shape) == 3 and {seen[0], shape[0]} <= {1, 3}
     if not (images and resize):
-        remedy = "; --resize converts size and channels of images" if images else ""
+        remedy = "; `dubito evaluate --resize` converts images" if images else ""
         raise ValueError(
-            f"{name} has inputs of shape {seen}, but the run was trained with {shape}{remedy}"
+            f"{name} has inputs of shape {seen}, but the network takes {shape}{remedy}"
         )
     return torch.cat([_converted(batch, shape) for batch in inputs.split(AT_ONCE)])
 
