@@ -314,6 +314,11 @@ def test_counts_are_whole_numbers(name: str) -> None:
         Settings(**{name: 2.5})  # type: ignore[arg-type]
 
 
+def test_an_augmentation_is_told_when_it_is_given() -> None:
+    with pytest.raises(TypeError, match=r"augment must be a dubito\.data\.Augment, not \{'flip'"):
+        Settings(augment={"flip": 0.5})  # type: ignore[arg-type]
+
+
 # --- what a check counts --------------------------------------------------------------------------
 
 

@@ -96,6 +96,8 @@ class Settings:
         _checks.one_of(SCHEDULES, self.schedule, "schedule")
         _checks.one_of(KEEP, self.keep, "keep")
         _checks.one_of(PRECISIONS, self.precision, "precision")
+        if not isinstance(self.augment, Augment | None):
+            raise TypeError(f"augment must be a dubito.data.Augment, not {self.augment!r}")
 
     @property
     def averaged(self) -> int:
