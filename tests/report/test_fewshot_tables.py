@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dubito import experiments
+from dubito.fewshot import summary
 from dubito.report import reproduction
 from dubito.report.reproduction import fewshot
 from dubito.report.reproduction.formats import latex, markdown
 from dubito.report.reproduction.layout import Entry, Table
+from dubito.report.reproduction.provenance import origins
 
 PROBS = ("max_prob", "entropy_of_mean")
 ALPHA = (*PROBS, "alpha0", "max_alpha", "differential_entropy", "mutual_information")
@@ -141,3 +146,93 @@ def test_a_figure_that_no_episode_has(made: reproduction.Report) -> None:
     given[0]["result"]["figures"]["confidence/max_alpha/aupr"] |= {"mean": None, "interval": None}
     found = reproduction.report(given, experiments.paper())
     assert entry(found, "5w", "EDL", 1).ours == "–"
+
+
+# --- several seeds -------------------------------------------------------------------------------
+
+
+def seeds_of(name: str, counts: dict[int, int]) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Records of seeds with the accuracies of as many episodes, and those of all episodes."""
+    random, made, every = np.random.default_rng(0), [], []
+    for seed, count in counts.items():
+        every.append(random.beta(8, 4 + seed, count).astype(np.float32))
+        one = summary({"accuracy": every[-1]})["accuracy"]
+        made.append(record(name, seed=seed))
+        made[-1]["result"]["figures"]["accuracy"] = {
+            "mean": one.mean, "interval": one.interval, "episodes": one.episodes
+        }  # fmt: skip
+    return made, np.concatenate(every)
+
+
+def test_seeds_are_joined_as_one_run_of_all_their_episodes(tmp_path: Path) -> None:
+    given, values = seeds_of("edl-5w1s", {0: 500, 1: 300, 7: 200})
+    swept, of_sweep = seeds_of("iedl-lambda-5w5s-0.1", {0: 40, 1: 60})
+    made = reproduction.report([*given, *swept, record("edl-5w5s")], experiments.paper())
+    wanted = summary({"accuracy": values})["accuracy"]
+    accuracy = entry(made, "5w", "EDL", 0)
+    assert accuracy.mean == pytest.approx(100 * wanted.mean)
+    assert accuracy.pooled is not None
+    assert accuracy.pooled.interval == pytest.approx(100 * wanted.interval)
+    assert accuracy.spread == f"±{100 * wanted.interval:.2f}"
+    each = ", ".join(f"{r['seed']}: {100 * _mean(r):.2f}" for r in given)
+    assert accuracy.hint.startswith(f"1000 episodes of 3 seeds ({each})")
+    assert entry(made, "lambda", "0.1", 0).mean == pytest.approx(100 * of_sweep.mean())
+
+    assert table(made, "5w").rows[0].count == "1,000 to 29,970 (1 to 3 seeds)"
+    assert table(made, "lambda").rows[0].count == "100 to 19,980 (2 seeds)"
+    reproduction.write_report(replace(made, drawings=[]), tmp_path)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "<small>1,000 to 29,970 episodes, 1 to 3 seeds</small>" in page
+    curve = next(d for d in made.drawings if d.key == "fewshot-lambda").draw().axes[0]
+    line, _, _ = curve.containers[0]
+    assert np.asarray(line.get_ydata()) == pytest.approx([100 * of_sweep.mean()])
+
+
+def _mean(one: dict[str, Any]) -> float:
+    return float(one["result"]["figures"]["accuracy"]["mean"])
+
+
+def test_a_seed_of_one_episode_has_no_interval_and_so_have_all() -> None:
+    given = [record("edl-5w1s"), record("edl-5w1s", 0.7, seed=1)]
+    given[1]["result"]["figures"]["accuracy"] |= {"interval": None, "episodes": 1}
+    accuracy = entry(reproduction.report(given, experiments.paper()), "5w", "EDL", 0)
+    assert accuracy.mean == pytest.approx((10_000 * 60 + 70) / 10_001)
+    assert accuracy.spread == ""
+
+
+def tuned(seed: int, chosen: int, **used: Any) -> dict[str, Any]:
+    trials = [trial(0.1, 1.0, "none", 0.6, 0.6), trial(0.0, 0.0, "centred", 0.65, 0.75)]
+    choice, scaled = trials[chosen]["hyperparameters"], trials[chosen]["scaling"]
+    return record(
+        "iedl-tuned-5w1s", 0.66, seed=seed,
+        config={"setting": {}, "used": {"head": choice, "scaling": scaled, **used}},
+        tuning={"trials": trials, "choice": choice, "scaling": scaled},
+    )  # fmt: skip
+
+
+def read(folder: Path, *given: dict[str, Any]) -> list[dict[str, Any]]:
+    for one in given:
+        path = folder / one["recipe"] / f"seed-{one['seed']}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(one))
+    return reproduction.read(folder)
+
+
+def test_seeds_that_chose_differently_count_and_say_so(tmp_path: Path) -> None:
+    given = [tuned(0, 0, hash="a"), tuned(1, 1, hash="b"), tuned(2, 1, hash="b")]
+    assert read(tmp_path, *given) == given
+    made = reproduction.report(given, experiments.paper())
+    told = "I-EDL (tuned) 5w1s: λ 0.1 / KL 1 / none (seed 0), λ 0 / KL 0 / centred (seeds 1, 2)."
+    assert told in table(made, "tuned").note
+    drawing = next(d for d in made.drawings if d.key == "fewshot-tuning")
+    assert "a scaling, of one seed;" in drawing.caption
+    circles = [line for line in drawing.draw().axes[0].get_lines() if line.get_markersize() == 12]
+    assert [tuple(c.get_xydata()[0]) for c in circles] == [(60, 60), (65, 75), (65, 75)]
+    (origin,) = origins(made.records)
+    assert "used.head.kl_weight" in origin.differs
+
+
+def test_other_features_of_the_same_choice_are_another_state(tmp_path: Path) -> None:
+    given = [tuned(0, 1, hash="a"), {**tuned(1, 1, hash="b"), "created": "2026-11-15"}]
+    with pytest.warns(UserWarning, match=r"seed 0, is left out: it has another used.hash than"):
+        assert read(tmp_path, *given) == given[1:]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from dubito.report import reproduction
@@ -158,6 +159,16 @@ def test_the_same_figure_has_the_same_bytes(made: Made) -> None:
     drawing = of(made, "risk-coverage")
     forms = ("png", "pdf")
     assert drawn(drawing.draw(), forms) == drawn(drawing.draw(), forms)
+
+
+def test_a_dollar_in_a_name_begins_no_formula(paper: dict[str, Any]) -> None:
+    record = synthetic.record("mnist-iedl", 322) | {"recipe": r"mnist-iedl-$\x$ of 5"}
+    made = reproduction.report([record], paper)
+    for key in ("overview", "reliability-mnist"):
+        figure = of(made, key).draw()
+        shown = [text for text in figure.findobj(Text) if text.get_text().strip()]
+        assert r"I-EDL ($\x$ of 5)" in [text.get_text().strip() for text in shown]
+        drawn(figure)  # where a formula that is none would be an error
 
 
 def test_images_that_are_not_at_hand_are_left_out_with_a_note(

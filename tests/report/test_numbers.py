@@ -22,6 +22,16 @@ Made = reproduction.Report
 Data = list[dict[str, Any]]
 
 
+CELL = """[[table]]
+label = 'x'
+cell = [{ method = 'edl', ways = 5, shots = 1, metric = 'accuracy', mean = 61.0, deviation = 0.2 }]
+"""
+CODE = """[code]
+cell = [{ method = 'edl', ways = 5, shots = 1, accuracy = [60.0, 0.6], confidence = [79.0], \
+aupr = [74.0], auroc = [71.0] }]
+"""
+
+
 def table_of(made: Made, key: str) -> Table:
     return next(table for table in made.tables if table.key == key)
 
@@ -75,6 +85,11 @@ def test_numbers_that_are_printed_twice_and_differently_say_so(paper: dict[str, 
         ({"metric": "f1"}, r"unknown metric .*known: 'accuracy'"),
         ({"measure": "alpha"}, r"unknown measure .*'max_alpha'"),
         ({"mean": None}, r"lacks 'mean'"),
+        ({"mean": "x"}, r"'mean' in a cell of the table 'tab_x' of the paper must be a number"),
+        ({"deviation": math.nan}, r"'deviation' .* must be a number, not nan"),
+        ({"mean": True}, r"'mean' .* must be a number, not True"),
+        ({"method": 3}, r"'method' .* must be a text, not 3"),
+        ({"metric": ["aupr"]}, r"'metric' .* must be a text"),
     ],
 )
 def test_bad_cells_of_the_paper_are_named(change: dict[str, Any], words: str) -> None:
@@ -83,6 +98,41 @@ def test_bad_cells_of_the_paper_are_named(change: dict[str, Any], words: str) ->
     cell = {key: value for key, value in cell.items() if value is not None}
     with pytest.raises(ValueError, match=words):
         published({"table": [{"label": "tab_x", "cell": [cell]}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("=", "is no toml"),
+        ("\xff".encode("latin-1"), "is no toml: 'utf-8' codec"),
+        ("table = 3", "`table` must be a list of tables, not int"),
+        ("[table]\nlabel = 'x'", "`table` must be a list of tables, not dict"),
+        ("table = [3]", "`table` must be a list of tables, and 3 is none"),
+        ("[[table]]\ncell = []", "a table of the paper needs a text as its `label`, not None"),
+        ("[[table]]\nlabel = 3", "a table of the paper needs a text as its `label`, not 3"),
+        ("[[table]]\nlabel = 'x'\ncell = 3", "`cell` of the table 'x' must be a list of tables"),
+        ("[[table]]\nlabel = 'x'\ncell = ['y']", "and 'y' is none"),
+        (CELL.replace("61.0", "'61'"), "'mean' in a cell of the table 'x' .* must be a number"),
+        (CELL.replace("shots = 1, ", ""), "lacks 'shots'"),
+        (CELL.replace("ways = 5", "ways = 'five'"), "'ways' .* must be a whole number"),
+        (CELL.replace("accuracy", "aupr"), "lacks 'measure'"),
+        ("code = 3", "`code` must be a table that has a list `cell`, not 3"),
+        ("[code]\ncell = 3", "`cell` of `code` must be a list of tables"),
+        ("[code]\ncell = [{ ways = 5 }]", "a cell of `code` lacks 'method'"),
+        (CODE.replace("[60.0, 0.6]", "60.0"), r"'accuracy' .* must be \[mean\] or .*, not 60.0"),
+        (CODE.replace("[79.0]", "[1, 2, 3]"), "'confidence' in a cell of `code` must be"),
+    ],
+)
+def test_a_file_of_published_numbers_that_is_none_is_named(
+    tmp_path: Path, text: str | bytes, words: str
+) -> None:
+    path = tmp_path / "mine.toml"
+    for whole in (CELL, CODE):
+        path.write_text(whole)
+        assert reproduction.read_paper(path)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=rf"mine.toml .*{words}"):
+        reproduction.read_paper(path)
 
 
 # --- records -------------------------------------------------------------------------------------
@@ -326,6 +376,27 @@ def test_the_order_of_what_both_methods_vary_is_counted_apart(records: Data, pap
     assert f"(averaged in {kept} of 16)" in order.sentence
 
 
+def test_the_order_is_told_where_variants_alone_were_run(records: Data, paper: Any) -> None:
+    given = [
+        {**r, "recipe": f"{r['recipe']}-{variant}"}
+        for r in records
+        if r["recipe"] in ("mnist-edl", "mnist-iedl")
+        for variant in ("averaged", "long")
+    ]
+    summary = reproduction.report(given, paper).summary
+    (_, kept, of), again = summary.order.variants
+    assert again == ("long", kept, of)
+    assert of == 16
+    assert summary.sentence.endswith(
+        f"in the paper. I-EDL (averaged) is ahead of EDL (averaged) in {kept} of the 16 cells in "
+        f"which the paper has it so (long in {kept} of 16)."
+    )
+    alone = [r for r in given if r["recipe"] != "mnist-edl-long"]
+    order = reproduction.report(alone, paper).summary.order
+    assert order.sentence.endswith("cells in which the paper has it so.")
+    assert reproduction.report(given[:1], paper).summary.sentence.endswith("none in the paper.")
+
+
 def test_an_order_that_is_not_kept_is_named_and_explained(records: Data, paper: Any) -> None:
     other = {"mnist-edl": "mnist-iedl", "mnist-iedl": "mnist-edl"}
     for record in records:
@@ -369,6 +440,7 @@ def test_notes_are_read_from_beside_the_records(tmp_path: Path) -> None:
     (tmp_path / reproduction.NOTES).write_text("[mnist]\nedl = 1\n")
     with pytest.raises(ValueError, match=r"'mnist' must be a text in quotes"):
         reproduction.read_notes(tmp_path)
-    (tmp_path / reproduction.NOTES).write_text("=")
-    with pytest.raises(ValueError, match=r"is no toml"):
-        reproduction.read_notes(tmp_path)
+    for wrong in (b"=", b"'mnist-edl/*' = '\xff'"):
+        (tmp_path / reproduction.NOTES).write_bytes(wrong)
+        with pytest.raises(ValueError, match=rf"{reproduction.NOTES} is no toml"):
+            reproduction.read_notes(tmp_path)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from markdown_it import MarkdownIt
 
+from dubito import experiments
 from dubito.report import reproduction
 from dubito.report.reproduction.formats import QUICK, latex, markdown
+from dubito.report.reproduction.layout import Table
 from dubito.report.reproduction.provenance import origins, setup
 from dubito.report.reproduction.published import published
 from dubito.report.reproduction.records import Records
@@ -47,6 +52,11 @@ class Page(HTMLParser):
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes, _ in self.found if name == tag]
+
+
+def rendered(text: str) -> Page:
+    """What a reader of Markdown sees."""
+    return Page(MarkdownIt("commonmark", {"xhtmlOut": False}).enable("table").render(text))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +130,7 @@ def test_a_quick_run_is_marked_everywhere(page: Page, folder: Path) -> None:
 def test_notes_are_shown_and_escaped(page: Page, folder: Path) -> None:
     assert NOTE in page.words
     assert "<network>" not in (folder / "report.html").read_text("utf-8")
-    assert NOTE in (folder / "tables.md").read_text("utf-8")
+    assert NOTE in rendered((folder / "tables.md").read_text("utf-8")).words
 
 
 def test_seeds_time_versions_and_settings_are_below(page: Page) -> None:
@@ -141,6 +151,8 @@ def test_settings_that_differ_between_seeds_are_told() -> None:
     every[1]["versions"]["torch"] = "2.14"
     records = Records(every)
     assert origins(records)[0].differs == ("training.learning_rate",)
+    every[1]["config"]["training"]["compile"] = True  # which changes nothing, and is said
+    assert origins(Records(every))[0].differs == ("training.learning_rate", "training.compile")
     assert dict(setup(records).versions)["torch"] == "2.13.0 and 2.14"
     seconds = sum(record["training"]["seconds"] for record in every)
     assert setup(records).hours == pytest.approx(seconds / 3600)
@@ -162,13 +174,16 @@ def test_markdown_has_every_cell(made: Made) -> None:
 
 
 def test_latex_is_whole(made: Made) -> None:
-    text = latex(made.tables, made.summary, False)
+    assert_whole(latex(made.tables, made.summary, False), made.tables)
+
+
+def assert_whole(text: str, tables: list[Table]) -> None:
     code = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     assert code.isascii()
     assert code.count("{") == code.count("}")
     assert len(re.findall(r"(?<!\\)\$", code)) % 2 == 0
     assert not re.search(r"(?<!\\)[%#]", code.replace("{%\n", "{\n"))  # that one is meant
-    for table, block in zip(made.tables, code.split(r"\begin{tabular}")[1:], strict=True):
+    for table, block in zip(tables, code.split(r"\begin{tabular}")[1:], strict=True):
         width = len(table.columns) + 2
         assert block.startswith("{lr" + "r" * len(table.columns) + "}")
         body = block.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
@@ -195,3 +210,55 @@ def test_recipes_of_other_data_are_named(paper: dict[str, Any], tmp_path: Path) 
     page = Page(reproduction.write([record], {}, tmp_path)[0].read_text("utf-8"))
     assert "No table is of the data of these recipes: digits-iedl." in page.words
     assert len(published(paper)) == 127
+
+
+# --- names with signs ----------------------------------------------------------------------------
+
+#: a name of all that some format takes for more than text
+ODD = r"a|b $c$ 50% _d_ #1 & \\e <i> `f` *g* ~h~ [i](j) {k}^ $\frac$"
+
+
+@pytest.fixture(scope="module")
+def odd() -> Made:
+    """A report of a recipe and a data set with such names, and with lines that end within."""
+    record = synthetic.record("mnist-iedl", 322) | {"recipe": f"mnist-iedl-{ODD}\n\nz"}
+    for part in (record["result"]["ood"], record["curves"]["densities"]):
+        part[f"ood {ODD}\n\nz"] = part["kmnist"]
+    history = {"epoch": [1, 2], "watched": {"accuracy": [0.5, 0.6]}}
+    record["training"] |= {"history": history, "best_epoch": 2}
+    other = {**record, "recipe": f"mnist-edl-{ODD}\n\nz"}
+    notes = {"mnist-iedl/ood/kmnist/max_prob/aupr": f"Note {ODD}\n\nz"}
+    return reproduction.report([record, other], experiments.paper(), notes)
+
+
+def test_signs_in_names_are_text_in_markdown(odd: Made) -> None:
+    text = markdown(odd.sections, odd.summary, False, "figures")
+    assert "$" not in text
+    page = rendered(text)
+    for name in (f"I-EDL ({ODD}  z)", f"MNIST → ood {ODD}  z"):
+        assert name in page.words
+    assert not page.all("code") + page.all("i") + page.all("a") + page.all("del")
+    assert len(page.all("img")) == len(odd.drawings)
+    assert {str(a["src"]) for a in page.all("img")} >= {
+        f"figures/{quote(d.key)}.png" for d in odd.drawings
+    }
+    rows = len(page.all("tr"))
+    assert rows == sum(len(table.rows) + 1 for table in odd.tables)
+    cells = len(page.all("td")) + len(page.all("th"))
+    assert cells == sum((len(t.rows) + 1) * (len(t.columns) + 2) for t in odd.tables)
+
+
+def test_signs_in_names_are_text_in_latex(odd: Made) -> None:
+    text = latex(odd.tables, odd.summary, False)
+    assert_whole(text, odd.tables)
+    assert r"a\textbar{}b \$c\$ 50\% \_d\_ \#1 \& " in text
+    labels = re.findall(r"\\label\{(.*)\}", text)
+    assert len(labels) == len(set(labels)) == len(odd.tables)
+    assert all(re.fullmatch(r"tab:[A-Za-z0-9.-]+", label) for label in labels)
+    assert "\n\n\n" not in text
+    assert text.count("\n\n") == len(odd.tables)
+
+
+def test_signs_in_names_are_text_on_the_page(odd: Made, tmp_path: Path) -> None:
+    (path, *_) = reproduction.write_report(replace(odd, drawings=[]), tmp_path)
+    assert f"I-EDL ({ODD}\n\nz)" in Page(path.read_text("utf-8")).words

@@ -52,24 +52,15 @@ def report(
 
 def _published(path: Path | None) -> dict[str, Any]:
     from dubito import experiments
+    from dubito.report import reproduction
 
-    return experiments.paper() if path is None else _toml(path)
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is no toml: {error}") from error
+    return experiments.paper() if path is None else reproduction.read_paper(path)
 
 
 def _show(summary: Summary, console: Console) -> None:
     from dubito.report.reproduction.summary import grouped
 
-    sentences = f"{summary.sentence} {summary.order.sentence}".strip()
-    console.print(Text(sentences), soft_wrap=True)
+    console.print(Text(summary.sentence), soft_wrap=True)
     for group in grouped(summary.worse):
         cells = ", ".join(
             f"{one.name} {one.entry.ours} (paper {one.entry.paper})" for one in group.findings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dubito.report.figures.style import COLOURS, FAINT, INK
+from dubito.report.figures.style import COLOURS, FAINT, INK, drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,9 +72,7 @@ def densities(
         _heading(ax, panel.title, fill(panel.note, 38) if stacked else panel.note)
         _ends(ax, ends)
     figure.supxlabel(xlabel, fontsize=10, color=INK)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()
+    return drawn(figure)["png"]
 
 
 def _rows(ax: Axes, panel: Panel) -> None:

@@ -59,11 +59,8 @@ def confusion(counts: np.ndarray[Any, Any], names: Sequence[str]) -> Figure:
             column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=8,
             color="white" if shares[row, column] > DARK else INK,
         )  # fmt: skip
-    # A name is no formula, whatever signs it has.
-    ax.set_xticks(
-        range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", parse_math=False
-    )
-    ax.set_yticks(range(len(names)), names, parse_math=False)
+    ax.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(len(names)), names)
     ax.set_xlabel("answer", fontsize=9, color=INK)
     ax.set_ylabel("truth", fontsize=9, color=INK)
     ax.tick_params(length=0, labelsize=8)

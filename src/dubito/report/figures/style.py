@@ -61,7 +61,14 @@ def plain(ax: Axes, title: str = "", note: str = "", size: float = 11) -> None:
 
 
 def drawn(figure: Figure, forms: Sequence[str] = ("png",)) -> dict[str, bytes]:
-    """The figure in each form, "png" or "pdf"; the same figure always gives the same bytes."""
+    """The figure in each form, "png" or "pdf"; the same figure always gives the same bytes.
+
+    There are no formulas in it: a $ in a name is a sign like others.
+    """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     written = {}
     for form in forms:
         buffer = io.BytesIO()

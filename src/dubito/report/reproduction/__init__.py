@@ -13,6 +13,7 @@ from dubito.report.figures.style import drawn
 from dubito.report.reproduction import fewshot, fewshot_drawings
 from dubito.report.reproduction.drawing import Drawing
 from dubito.report.reproduction.drawings import drawings
+from dubito.report.reproduction.episodes import of_code, of_paper
 from dubito.report.reproduction.formats import LEGEND, QUICK, latex, markdown
 from dubito.report.reproduction.layout import Table
 from dubito.report.reproduction.names import METHODS_SHOWN
@@ -29,6 +30,7 @@ __all__ = [
     "Report",
     "read",
     "read_notes",
+    "read_paper",
     "report",
     "write",
     "write_report",
@@ -85,14 +87,29 @@ def read_notes(folder: Path) -> dict[str, str]:
     path = Path(folder) / NOTES
     if not path.exists():
         return {}
-    try:
-        notes = tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is no toml: {error}") from error
+    notes = _toml(path)
     for label, text in notes.items():
         if not isinstance(text, str):
             raise ValueError(f"{path}: {label!r} must be a text in quotes, not {text!r}")
     return notes
+
+
+def read_paper(path: Path) -> dict[str, Any]:
+    """Published numbers from a file that is like experiments/paper.toml."""
+    paper = _toml(path)
+    try:
+        for numbers in (published, of_paper, of_code):
+            numbers(paper)
+    except ValueError as error:
+        raise ValueError(f"{path} can't be compared with: {error}") from error
+    return paper
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except ValueError as error:  # of letters that are no UTF-8, too
+        raise ValueError(f"{path} is no toml: {error}") from error
 
 
 def write(

@@ -6,18 +6,27 @@ judged by is the published code on the same features, where it was run.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from dubito.report.reproduction.layout import Column, Entry
+from dubito.report.reproduction.layout import Column, Entry, Pooled
 from dubito.report.reproduction.names import label_of, plain
-from dubito.report.reproduction.published import Published, verdict
+from dubito.report.reproduction.published import (
+    Published,
+    cells,
+    check,
+    is_number,
+    listed,
+    of_cell,
+    verdict,
+)
 from dubito.report.reproduction.records import Record, Records, at
 
-__all__ = ["Episodes", "entry", "is_fewshot"]
+__all__ = ["Episodes", "entry", "is_fewshot", "of_code", "of_paper", "pooled"]
 
 PREFIX = "fewshot-"
 SWEPT = "iedl-lambda"
@@ -27,6 +36,8 @@ Key = tuple[str, int, int, str]
 ACCURACY = "accuracy"
 CONFIDENCE, OOD = "confidence/max_alpha/aupr", "ood/alpha0/aupr"
 _OOD_AUROC = "ood/alpha0/auroc"
+#: deviations of a mean in half of its 95 % interval, in records
+_HALF = 1.96
 
 
 def is_fewshot(recipe: str) -> bool:
@@ -46,24 +57,24 @@ class Episodes:
     paper: Mapping[str, Any]
 
     @cached_property
-    def by_setting(self) -> dict[tuple[str, int, int], Record]:
-        """Records but those of a sweep: (variant, ways, shots) -> the first seed's."""
+    def by_setting(self) -> dict[tuple[str, int, int], list[Record]]:
+        """Records but those of a sweep: (variant, ways, shots) -> those of its seeds."""
         found = {}
         for recipe, records in self.records.by_recipe.items():
             match = _NAME.fullmatch(recipe)
             if match and match["value"] is None:
-                found[match["variant"], int(match["ways"]), int(match["shots"])] = records[0]
+                found[match["variant"], int(match["ways"]), int(match["shots"])] = records
         return found
 
     @cached_property
-    def sweep(self) -> dict[tuple[int, int], dict[float, Record]]:
-        """(ways, shots) -> lambda -> its record."""
-        found: dict[tuple[int, int], dict[float, Record]] = {}
+    def sweep(self) -> dict[tuple[int, int], dict[float, list[Record]]]:
+        """(ways, shots) -> lambda -> the records of its seeds."""
+        found: dict[tuple[int, int], dict[float, list[Record]]] = {}
         for recipe, records in self.records.by_recipe.items():
             match = _NAME.fullmatch(recipe)
             if match and match["value"] is not None and match["variant"] == SWEPT:
                 place = found.setdefault((int(match["ways"]), int(match["shots"])), {})
-                place[float(match["value"])] = records[0]
+                place[float(match["value"])] = records
         return {where: dict(sorted(held.items())) for where, held in sorted(found.items())}
 
     def shots(self, ways: int, variants: Iterable[str]) -> list[int]:
@@ -79,31 +90,17 @@ class Episodes:
     @cached_property
     def published(self) -> dict[Key, Published]:
         """The paper's numbers."""
-        found: dict[Key, Published] = {}
-        for table in self.paper.get("table", ()):
-            for cell in table.get("cell", ()):
-                if "ways" in cell:
-                    key = (plain(cell["method"]), cell["ways"], cell["shots"], _figure(cell))
-                    number = Published(
-                        float(cell["mean"]), float(cell["deviation"]), table["label"]
-                    )
-                    found.setdefault(key, number)
-        return found
+        return of_paper(self.paper)
 
     @cached_property
     def code(self) -> dict[Key, tuple[float, ...]]:
         """What the published code gives on our features: a mean, and an interval if known."""
-        names = {ACCURACY: ACCURACY, "confidence": CONFIDENCE, "aupr": OOD, "auroc": _OOD_AUROC}
-        return {
-            (plain(cell["method"]), cell["ways"], cell["shots"], figure): tuple(cell[name])
-            for cell in self.paper.get("code", {}).get("cell", ())
-            for name, figure in names.items()
-        }
+        return of_code(self.paper)
 
     def entry(self, variant: str, where: tuple[int, int], column: Column) -> Entry:
         """One cell."""
-        record = self.by_setting.get((variant, *where))
-        made = entry(record, f"{PREFIX}{variant}-{where[0]}w{where[1]}s", column)
+        records = self.by_setting.get((variant, *where), [])
+        made = entry(records, f"{PREFIX}{variant}-{where[0]}w{where[1]}s", column)
         key = (plain(variant), *where, column.path[-1])
         theirs, code = self.published.get(key), self.code.get(key, ())
         beside: list[tuple[str, str]] = []
@@ -117,6 +114,41 @@ class Episodes:
         return replace(made, published=judged, verdict=said, source="code", beside=tuple(beside))
 
 
+def of_paper(paper: Mapping[str, Any]) -> dict[Key, Published]:
+    """The few-shot numbers of the paper's tables."""
+    found: dict[Key, Published] = {}
+    for table, cell in cells(paper):
+        if "ways" in cell:
+            measured = cell.get("metric") != ACCURACY
+            said = of_cell(cell, table, "shots", *["measure"] * measured)
+            key = (plain(cell["method"]), cell["ways"], cell["shots"], _figure(cell))
+            found.setdefault(key, said)
+    return found
+
+
+def of_code(paper: Mapping[str, Any]) -> dict[Key, tuple[float, ...]]:
+    """The numbers of the published code on our features, which stand beside the paper's."""
+    names = {ACCURACY: ACCURACY, "confidence": CONFIDENCE, "aupr": OOD, "auroc": _OOD_AUROC}
+    held = paper.get("code", {})
+    if not isinstance(held, Mapping):
+        raise ValueError(f"`code` must be a table that has a list `cell`, not {held!r}")
+    found: dict[Key, tuple[float, ...]] = {}
+    for cell in listed(held.get("cell", []), "`cell` of `code`"):
+        check(cell, ("method", "ways", "shots", *names), "`code`")
+        for name, figure in names.items():
+            said = cell[name]
+            if (
+                not isinstance(said, list)
+                or len(said) not in (1, 2)
+                or not all(map(is_number, said))
+            ):
+                raise ValueError(
+                    f"{name!r} in a cell of `code` must be [mean] or [mean, interval], not {said!r}"
+                )
+            found[plain(cell["method"]), cell["ways"], cell["shots"], figure] = tuple(said)
+    return found
+
+
 def _figure(cell: Mapping[str, Any]) -> str:
     """The name of a cell's figure in records."""
     if cell["metric"] == ACCURACY:
@@ -125,21 +157,49 @@ def _figure(cell: Mapping[str, Any]) -> str:
     return f"{task}/{cell['measure']}/{cell['metric']}"
 
 
-def entry(record: Record | None, label: str, column: Column) -> Entry:
-    """A record's figure with its interval; without one, why."""
-    figure = None if record is None else at(record, ("result", "figures", column.path[-1]))
+def entry(records: Sequence[Record], label: str, column: Column) -> Entry:
+    """A figure over the episodes of all seeds with its interval; without one, why."""
+    figure = column.path[-1]
     name = f"{column.group} {column.title}" if column.group else column.title
-    label = f"{label}/{column.path[-1]}"
-    if record is None:
+    label = f"{label}/{figure}"
+    if not records:
         return Entry(label, name, {}, reason="not run")
-    if figure is None or figure["mean"] is None:
-        measure = column.path[-1].split("/")[1]
+    held = pooled(records, figure)
+    if held is None:
+        measure = figure.split("/")[1]
         return Entry(label, name, {}, reason=f"this method has no {label_of(measure)}")
-    interval = figure["interval"]
-    return Entry(
-        label,
-        name,
-        {record["seed"]: 100 * figure["mean"]},
-        interval=None if interval is None else 100 * interval,
-        episodes=figure["episodes"],
-    )
+    runs = {seed: 100 * one["mean"] for seed, one in _by_seed(records, figure).items()}
+    return Entry(label, name, runs, pooled=held)
+
+
+def pooled(records: Sequence[Record], figure: str) -> Pooled | None:
+    """A figure in per cent over all episodes of all seeds, as one run of them would give it."""
+    each = _by_seed(records, figure).values()
+    found = [(one["episodes"], one["mean"], one["interval"]) for one in each]
+    if not found:
+        return None
+    if len(found) == 1:
+        ((total, mean, half),) = found
+    else:
+        total = sum(count for count, _, _ in found)
+        mean = sum(count * one for count, one, _ in found) / total
+        half = _joined(found, mean, total)
+    return Pooled(100 * mean, None if half is None else 100 * half, total)
+
+
+def _joined(
+    found: Iterable[tuple[int, float, float | None]], mean: float, total: int
+) -> float | None:
+    """Half of the interval of all, from each seed's; None where one has none."""
+    squares = 0.0
+    for count, one, half in found:
+        if half is None:
+            return None
+        squares += count * ((count - 1) * (half / _HALF) ** 2 + (one - mean) ** 2)
+    return _HALF * math.sqrt(squares / (total - 1) / total)
+
+
+def _by_seed(records: Sequence[Record], figure: str) -> dict[int, Mapping[str, Any]]:
+    """The figure of each seed that has it."""
+    found = {record["seed"]: at(record, ("result", "figures", figure)) for record in records}
+    return {seed: one for seed, one in found.items() if one and one["mean"] is not None}

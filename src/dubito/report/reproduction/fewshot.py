@@ -23,6 +23,7 @@ from dubito.report.reproduction.names import (
     method_label,
 )
 from dubito.report.reproduction.records import Records
+from dubito.report.tables import NONE
 
 __all__ = ["FEWSHOT", "METHODS", "tables"]
 
@@ -65,7 +66,7 @@ def _table(
     made = []
     for name, variant in rows:
         entries = tuple(held.entry(variant, where, column) for where, column in columns)
-        made.append(Row(name, f"{PREFIX}{variant}", (), entries, _episodes(entries)))
+        made.append(_row(name, variant, entries))
     shown = tuple(column for _, column in columns)
     return Table(
         f"{PREFIX}{key}", FEWSHOT, title, shown, tuple(with_best(made, shown)), first, note,
@@ -73,13 +74,22 @@ def _table(
     )  # fmt: skip
 
 
-def _episodes(entries: Iterable[Entry]) -> str:
-    """How many episodes the numbers of a row are of."""
-    counts = sorted({e.episodes for e in entries if e.episodes is not None})
-    if not counts:
-        return "–"
-    ends = [f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1]))]
-    return " to ".join(ends)
+def _row(name: str, variant: str, entries: tuple[Entry, ...]) -> Row:
+    """A row that tells how many episodes its numbers are of, and seeds where some have several."""
+    episodes = _ends(e.pooled.episodes for e in entries if e.pooled is not None)
+    seeds = [len(e.runs) for e in entries if e.runs]
+    of = f"{_ends(seeds)} seeds" if max(seeds, default=0) > 1 else ""
+    return Row(name, f"{PREFIX}{variant}", (), entries, episodes or NONE, of)
+
+
+def _ends(counts: Iterable[int]) -> str:
+    """The least and the largest of counts.
+
+    >>> _ends([9990, 10000, 9995]), _ends([2, 2]), _ends([])
+    ('9,990 to 10,000', '2', '')
+    """
+    found = sorted(counts)
+    return " to ".join(dict.fromkeys(f"{count:,}" for count in (*found[:1], *found[-1:])))
 
 
 def _methods(held: Episodes, ways: int) -> list[tuple[str, str]]:
@@ -168,10 +178,10 @@ def _sweep(held: Episodes) -> Iterator[Table]:
     rows = []
     for weight in weights:
         entries = tuple(
-            entry(held.sweep[where].get(weight), f"{PREFIX}{SWEPT}-{weight:g}", column)
+            entry(held.sweep[where].get(weight, []), f"{PREFIX}{SWEPT}-{weight:g}", column)
             for where, column in columns
         )
-        rows.append(Row(f"{weight:g}", f"{PREFIX}{SWEPT}", (), entries, _episodes(entries)))
+        rows.append(_row(f"{weight:g}", SWEPT, entries))
     shown = tuple(column for _, column in columns)
     if rows:
         yield Table(
@@ -208,15 +218,27 @@ _TUNED_SHOWN = {
 
 
 def _choices(held: Episodes) -> str:
-    """What the validation classes chose."""
+    """What the validation classes chose, seed by seed where that differs."""
     words = []
-    for (variant, ways, shots), record in sorted(held.by_setting.items()):
-        if (tuned := record.get("tuning")) is not None:
-            given = tuned["choice"]
-            told = [f"λ {given['fisher_weight']:g}"] if "fisher_weight" in given else []
-            told += [f"KL {given['kl_weight']:g}", tuned["scaling"]]
-            words.append(f"{method_label(variant)} {ways}w{shots}s: {' / '.join(told)}")
+    for (variant, ways, shots), records in sorted(held.by_setting.items()):
+        chosen: dict[str, list[str]] = {}
+        for record in records:
+            if (tuned := record.get("tuning")) is not None:
+                chosen.setdefault(_choice(tuned), []).append(str(record["seed"]))
+        if chosen:
+            told = [
+                f"{choice} (seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)})"
+                for choice, seeds in chosen.items()
+            ]
+            said = ", ".join(told if len(chosen) > 1 else chosen)
+            words.append(f"{method_label(variant)} {ways}w{shots}s: {said}")
     return f"Chosen: {'; '.join(words)}." if words else ""
+
+
+def _choice(tuned: Mapping[str, Any]) -> str:
+    given = tuned["choice"]
+    told = [f"λ {given['fisher_weight']:g}"] if "fisher_weight" in given else []
+    return " / ".join([*told, f"KL {given['kl_weight']:g}", tuned["scaling"]])
 
 
 _MAKERS: tuple[Callable[[Episodes], Iterator[Table]], ...] = (

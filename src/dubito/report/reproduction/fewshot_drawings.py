@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from dubito.report import figures
 from dubito.report.figures import Cloud, Curve, Interval
 from dubito.report.reproduction.drawing import Drawing
-from dubito.report.reproduction.episodes import ACCURACY, PREFIX, Episodes
+from dubito.report.reproduction.episodes import ACCURACY, PREFIX, Episodes, pooled
 from dubito.report.reproduction.fewshot import FEWSHOT, METHODS
 from dubito.report.reproduction.names import SHOWN, in_order, label_of, method_label, plain
-from dubito.report.reproduction.records import Record, Records, at
+from dubito.report.reproduction.records import Records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,13 +24,6 @@ def drawings(records: Records, paper: Mapping[str, Any]) -> list[Drawing]:
     """All few-shot figures that the records have the numbers for."""
     held = Episodes(records, paper)
     return [*_compared(held), *_sweep(held), *_tuning(held)]
-
-
-def _mean(record: Record, figure: str) -> tuple[float, float] | None:
-    found = at(record, ("result", "figures", figure))
-    if found is None or found["mean"] is None:
-        return None
-    return 100 * found["mean"], 100 * (found["interval"] or 0.0)
 
 
 def _setting(where: tuple[int, int]) -> str:
@@ -45,11 +38,11 @@ def _compared(held: Episodes) -> Iterator[Drawing]:
         rows = {}
         for variant in in_order(v for v, *at_ in held.by_setting if tuple(at_) == where):
             figure = f"ood/{measure}/aupr"
-            found = _mean(held.by_setting[variant, *where], figure)
+            found = pooled(held.by_setting[variant, *where], figure)
             theirs = held.published.get((plain(variant), *where, figure))
             if variant in METHODS and found is not None:
                 pair = None if theirs is None else (theirs.mean, theirs.deviation)
-                rows[method_label(variant)] = Interval([found[0]], pair)
+                rows[method_label(variant)] = Interval([found.mean], pair)
         if rows:
             given[f"by {label_of(measure)}"] = rows
     if given:
@@ -72,11 +65,11 @@ def _sweep(held: Episodes) -> Iterator[Drawing]:
         for ylabel, wanted in (("accuracy (%)", ["accuracy"]), ("AUPR (%)", list(names)[1:])):
             curves = {}
             for name in wanted:
-                found = {w: _mean(record, names[name]) for w, record in records.items()}
-                kept = {w: pair for w, pair in found.items() if pair is not None}
+                found = {w: pooled(given, names[name]) for w, given in records.items()}
+                kept = {w: one for w, one in found.items() if one is not None}
                 if kept:
-                    spread = [pair[1] for pair in kept.values()]
-                    curves[name] = Curve(list(kept), [p[0] for p in kept.values()], spread)
+                    spread = [one.interval or 0.0 for one in kept.values()]
+                    curves[name] = Curve(list(kept), [o.mean for o in kept.values()], spread)
             if curves:
                 panels[f"{title}: {ylabel.split(' ')[0]}"] = curves
                 ylabels.append(ylabel)
@@ -93,20 +86,22 @@ def _sweep(held: Episodes) -> Iterator[Drawing]:
 def _tuning(held: Episodes) -> Iterator[Drawing]:
     """Every candidate on the validation classes: a panel a setting."""
     panels: dict[str, list[Cloud]] = {}
-    settings = sorted({key[1:] for key, record in held.by_setting.items() if "tuning" in record})
-    for where in settings:
+    several = False
+    for where in sorted({key[1:] for key in held.by_setting}):
         clouds: list[Cloud] = []
         for variant in ("edl-tuned", "iedl-tuned"):
-            record = held.by_setting.get((variant, *where))
-            if record is not None and "tuning" in record:
-                clouds += _clouds(variant, record["tuning"])
+            records = held.by_setting.get((variant, *where), [])
+            tuned = [record["tuning"] for record in records if "tuning" in record]
+            clouds += [cloud for one in tuned for cloud in _clouds(variant, one)]
+            several = several or len(tuned) > 1
         if clouds:
             panels[_setting(where)] = clouds
     if panels:
         yield Drawing(
             f"{PREFIX}tuning", FEWSHOT, "Candidates on the validation classes",
-            "Each point is a λ, a KL weight and a scaling; OOD queries are of validation classes "
-            "outside the episode. Circled: what was chosen, by the sum of both figures.",
+            f"Each point is a λ, a KL weight and a scaling{', of one seed' * several}; OOD "
+            "queries are of validation classes outside the episode. Circled: what was chosen, by "
+            "the sum of both figures.",
             "Accuracy against AUPR by alpha0 of all candidates, EDL and I-EDL, in each setting.",
             partial(_drawn, panels),
         )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from dubito.report.reproduction.drawing import Drawing
 from dubito.report.reproduction.layout import Entry, Table
@@ -28,26 +30,26 @@ def markdown(
 ) -> str:
     """All figures, as links into a folder, and tables; the summary is on top."""
     order = summary.order
-    counted = f"{summary.sentence} {order.sentence}".strip()
-    parts = ["# Reproduction" + (f" ({QUICK})" if quick else ""), counted, LEGEND]
+    heading = "# Reproduction" + (f" ({QUICK})" if quick else "")
+    parts = [heading, md(summary.sentence), LEGEND]
     if summary.worse:
         parts.append("## Worse than published")
         parts.append("\n".join(_worse_item(group) for group in grouped(summary.worse)))
     if order.broken:
         parts.append(f"## Where {order.ahead} is not ahead of {order.behind}")
-        parts.append("\n".join(f"- {words}" for words in order.broken))
-        parts += order.notes
+        parts.append("\n".join(f"- {md(words)}" for words in order.broken))
+        parts += map(md, order.notes)
     for name, drawings, tables in sections:
         parts.append(f"## {name}")
         for drawing in drawings:
-            parts.append(f"![{drawing.alt}]({figures}/{drawing.key}.png)")
+            parts.append(f"![{md(drawing.alt)}]({figures}/{quote(drawing.key)}.png)")
             end = "" if drawing.title.endswith("?") else "."
-            parts.append(f"*{drawing.title}{end} {drawing.caption}*")
+            parts.append(f"*{md(f'{drawing.title}{end} {drawing.caption}')}*")
         for table in tables:
-            parts.append(f"### {table.title}" + (f" ({QUICK})" if table.quick else ""))
+            parts.append(f"### {md(table.title)}" + (f" ({QUICK})" if table.quick else ""))
             parts.append(_markdown_table(table))
             if table.note:
-                parts.append(table.note)
+                parts.append(md(table.note))
     return "\n\n".join(parts) + "\n"
 
 
@@ -56,18 +58,19 @@ def _worse_item(group: Group) -> str:
         f"{f.name} {f'{f.entry.ours} {f.entry.spread}'.strip()} (paper {f.entry.paper})"
         for f in group.findings
     ]
-    return " ".join([f"- {group.table.title}, {group.row}: {'; '.join(cells)}.", *group.notes])
+    said = f"{group.table.title}, {group.row}: {'; '.join(cells)}."
+    return f"- {md(' '.join([said, *group.notes]))}"
 
 
 def _markdown_table(table: Table) -> str:
-    heads = [f"{c.group}<br>{c.title}" if c.group else c.title for c in table.columns]
+    heads = ["<br>".join(md(w) for w in (c.group, c.title) if w) for c in table.columns]
     lines = [
-        "| " + " | ".join([table.first, table.counted, *heads]) + " |",
+        "| " + " | ".join([md(table.first), table.counted, *heads]) + " |",
         "| --- | ---: | " + " | ".join("---:" for _ in heads) + " |",
     ]
     for row in table.rows:
         texts = [_markdown_cell(entry) for entry in row.entries]
-        lines.append("| " + " | ".join([row.name, row.count, *texts]) + " |")
+        lines.append("| " + " | ".join([md(row.name), row.count, *texts]) + " |")
     return "\n".join(lines)
 
 
@@ -81,17 +84,33 @@ def _markdown_cell(entry: Entry) -> str:
     return "<br>".join(lines)
 
 
-_SIGNS = {
+#: What is more than text to Markdown, with tables and formulas: not all that read it know a
+#: backslash before the last ones.
+_MARKDOWN = {
+    **{sign: f"\\{sign}" for sign in "\\`*_#|"}, "](": r"]\(",
+    **{sign: f"&#{ord(sign)};" for sign in "<>&$~"},
+}  # fmt: skip
+_TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "\u00a0": "~", "α₀": r"$\alpha_0$", "α": r"$\alpha$", "λ": r"$\lambda$", "ρ": r"$\rho$",
     "→": r"$\rightarrow$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$",
     "−": "$-$", "∞": r"$\infty$", "≈": r"$\approx$", "▲": r"$\blacktriangle$",
     "▼": r"$\blacktriangledown$", "–": "--",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "`": r"\textasciigrave{}",
 }  # fmt: skip
 #: A sign alone has the room of a word in print.
 _MARKS = {"agrees": r"$^{\approx}$", "better": r"$^{\blacktriangle}$",
           "worse": r"$^{\blacktriangledown}$"}  # fmt: skip
+
+
+def md(text: str) -> str:
+    """Text as Markdown takes it.
+
+    >>> print(md("a|b, x_1 < $2"))
+    a\\|b, x\\_1 &#60; &#36;2
+    """
+    return _escaped(text, _MARKDOWN)
 
 
 def tex(text: str) -> str:
@@ -100,20 +119,24 @@ def tex(text: str) -> str:
     >>> tex("ECE (%) of α₀")
     'ECE (\\\\%) of $\\\\alpha_0$'
     """
-    kept, at = [], 0
-    while at < len(text):
-        pair = text[at : at + 2]
-        sign = pair if pair in _SIGNS else text[at]
-        kept.append(_SIGNS.get(sign, sign))
-        at += len(sign)
-    return "".join(kept)
+    return _escaped(text, _TEX)
+
+
+def _escaped(text: str, signs: Mapping[str, str]) -> str:
+    """Text on one line, with what stands for each sign that is not to be taken as it is."""
+    known = "|".join(map(re.escape, sorted(signs, key=len, reverse=True)))
+    return re.sub(known, lambda found: signs[found[0]], _line(text))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.splitlines())
 
 
 def latex(tables: Sequence[Table], summary: Summary, quick: bool) -> str:
     """Each table as a float with booktabs rules: our row, and below it the paper's."""
     head = (
         "% Needs \\usepackage{booktabs, amssymb, graphicx}.\n"
-        f"% {summary.sentence}\n"
+        f"% {_line(summary.sentence)}\n"
         "% Marks: \\approx agrees, \\blacktriangle better, \\blacktriangledown worse."
     )
     if quick:
@@ -128,7 +151,7 @@ def _latex_table(table: Table) -> str:
     lines = [
         r"\begin{table}[t]",
         rf"\caption{{{tex(caption + '.' + note)}}}",
-        rf"\label{{tab:{table.key}}}",
+        rf"\label{{tab:{_slug(table.key)}}}",
         r"\centering\resizebox{\textwidth}{!}{%",
         rf"\begin{{tabular}}{{lr{'r' * width}}}",
         r"\toprule",
@@ -140,6 +163,15 @@ def _latex_table(table: Table) -> str:
         r"\end{table}",
     ]
     return "\n".join(lines)
+
+
+def _slug(key: str) -> str:
+    """A key as a label takes it.
+
+    >>> _slug("ood-mnist-/my data/50%_#1.npz")
+    'ood-mnist-my-data-50-1.npz'
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", key)
 
 
 def _latex_head(table: Table) -> list[str]:

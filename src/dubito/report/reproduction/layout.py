@@ -13,7 +13,7 @@ from dubito.report.reproduction.published import Key, Published, Verdict, key_of
 from dubito.report.reproduction.records import Records
 from dubito.report.tables import NONE, Better, deviation
 
-__all__ = ["Column", "Entry", "Row", "Table", "number", "table", "with_best"]
+__all__ = ["Column", "Entry", "Pooled", "Row", "Table", "number", "table", "with_best"]
 
 #: keys of a record that say nothing to a reader
 _SILENT = ("result", "curves", "detection")
@@ -44,11 +44,20 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Pooled:
+    """A mean over the episodes of all seeds, half of its 95 % interval, and how many they are."""
+
+    mean: float
+    interval: float | None
+    episodes: int
+
+
+@dataclass(frozen=True)
 class Entry:
     """One cell: our numbers by seed, the published one, and what is to be said of both.
 
-    Of few-shot `episodes` the `interval` stands for the seeds' deviation. `source` says whose the
-    published number is, and `beside` are others that ours is not judged by.
+    Of few-shot episodes what is `pooled` stands for the seeds' mean and deviation. `source` says
+    whose the published number is, and `beside` are others that ours is not judged by.
     """
 
     label: str
@@ -59,14 +68,15 @@ class Entry:
     verdict: Verdict | None = None
     reason: str = ""
     best: bool = False
-    interval: float | None = None
-    episodes: int | None = None
+    pooled: Pooled | None = None
     source: str = "paper"
     beside: tuple[tuple[str, str], ...] = ()
 
     @property
     def mean(self) -> float | None:
-        """The mean over the seeds, None without any."""
+        """The mean over the seeds, or over the episodes of all; None without any."""
+        if self.pooled is not None:
+            return self.pooled.mean
         return mean(self.runs.values()) if self.runs else None
 
     @property
@@ -83,7 +93,7 @@ class Entry:
     @property
     def spread(self) -> str:
         """Our deviation, or half of our interval, as text; nothing without one."""
-        off = self.deviation if self.interval is None else self.interval
+        off = self.deviation if self.pooled is None else self.pooled.interval
         return "" if off is None else f"±{number(off, self.form)}"
 
     @property
@@ -103,14 +113,11 @@ class Entry:
     @property
     def hint(self) -> str:
         """What does not fit into the cell: every seed's number, and the table it is beside."""
-        if not self.runs:
-            told = self.reason
-        elif self.episodes is not None:
-            told = f"{self.episodes} episodes"
-        else:
-            each = ", ".join(f"{s}: {number(v, self.form)}" for s, v in self.runs.items())
-            count = len(self.runs)
-            told = f"{count} seed{'s' if count > 1 else ''} ({each})"
+        each = ", ".join(f"{s}: {number(v, self.form)}" for s, v in self.runs.items())
+        count = len(self.runs)
+        told = f"{count} seed{'s' if count > 1 else ''} ({each})" if count else self.reason
+        if self.pooled is not None:
+            told = f"{self.pooled.episodes} episodes" + (f" of {told}" if count > 1 else "")
         if self.published is not None:
             also = "".join(f"; {words}" for words in self.published.also)
             told += f"; {self.source}: {self.paper}, {self.published.table}{also}"
@@ -121,7 +128,8 @@ class Entry:
 class Row:
     """A row: its name, the recipe, the seeds it was run with, and an entry for each column.
 
-    `told` stands for the number of seeds where there is something else to count.
+    `told` stands for the number of seeds where there is something else to count, and `of` says how
+    many seeds that is of, if of several.
     """
 
     name: str
@@ -129,10 +137,13 @@ class Row:
     seeds: tuple[int, ...]
     entries: tuple[Entry, ...]
     told: str = ""
+    of: str = ""
 
     @property
     def count(self) -> str:
         """How many seeds, or whatever is counted, as text."""
+        if self.of:
+            return f"{self.told} ({self.of})"
         return self.told or (str(len(self.seeds)) if self.seeds else NONE)
 
 

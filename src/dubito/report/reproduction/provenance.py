@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from dubito.report.reproduction.records import Record, Records, at, flattened
+from dubito.report.reproduction.records import Record, Records, at, differences, flattened
 
 __all__ = ["Origin", "Setup", "origins", "setup"]
 
@@ -44,13 +44,6 @@ def origins(records: Records) -> list[Origin]:
 
 
 def _origin(recipe: str, found: list[Record]) -> Origin:
-    flat = [flattened(record["config"]) for record in found]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    differs = [
-        key
-        for key in keys
-        if key != "training.seed" and len({repr(one.get(key)) for one in flat}) > 1
-    ]
     accuracy = _numbers(found, "validation_accuracy")
     seconds = _numbers(found, "seconds")
     return Origin(
@@ -62,7 +55,7 @@ def _origin(recipe: str, found: list[Record]) -> Origin:
         duration(mean(seconds)) if seconds else "–",
         ", ".join(dict.fromkeys(str(r["device"]) for r in found if "device" in r)) or "–",
         _settings(found[0]["config"]),
-        tuple(differs),
+        tuple(differences(found, but=("seed",))),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,10 @@ from dubito.measures import MEASURES
 from dubito.report.reproduction.names import METHODS_SHOWN, SETS, plain
 from dubito.report.tables import Better
 
-__all__ = ["VERDICTS", "Key", "Published", "Verdict", "published", "verdict"]
+__all__ = [
+    "VERDICTS", "Key", "Published", "Verdict", "cells", "check", "is_number", "listed", "of_cell",
+    "published", "verdict",
+]  # fmt: skip
 
 Verdict = Literal["agrees", "better", "worse"]
 #: verdict -> the sign that goes with the word
@@ -47,24 +50,78 @@ def published(paper: Mapping[str, Any]) -> dict[Key, Published]:
     Where tables give one number twice and differently, the first one counts and says so.
     """
     found: dict[Key, Published] = {}
-    for table in paper.get("table", ()):
-        for cell in table.get("cell", ()):
-            if plain(str(cell.get("data", ""))) not in SETS or "ways" in cell:
-                continue  # few-shot tables are another report's
-            key, number = _read(cell, str(table["label"]))
-            before = found.setdefault(key, number)
-            if (before.mean, before.deviation) != (number.mean, number.deviation):
-                also = f"{number.table} has {number.mean:.2f} ±{number.deviation:g}"
-                found[key] = Published(
-                    before.mean, before.deviation, before.table, (*before.also, also)
-                )
+    for table, cell in cells(paper):
+        if plain(str(cell.get("data", ""))) not in SETS or "ways" in cell:
+            continue  # few-shot tables are another report's
+        key, said = _read(cell, table)
+        before = found.setdefault(key, said)
+        if (before.mean, before.deviation) != (said.mean, said.deviation):
+            also = f"{said.table} has {said.mean:.2f} ±{said.deviation:g}"
+            found[key] = Published(
+                before.mean, before.deviation, before.table, (*before.also, also)
+            )
     return found
 
 
-def _read(cell: Mapping[str, Any], table: str) -> tuple[Key, Published]:
-    for name in ("method", "metric", "mean", "deviation"):
+def cells(paper: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All cells of the paper's tables, each with the label of its table."""
+    for table in listed(paper.get("table", []), "`table`"):
+        label = table.get("label")
+        if not isinstance(label, str):
+            raise ValueError(f"a table of the paper needs a text as its `label`, not {label!r}")
+        for cell in listed(table.get("cell", []), f"`cell` of the table {label!r}"):
+            yield label, cell
+
+
+def listed(values: object, what: str) -> list[Mapping[str, Any]]:
+    """A list of tables, or an error that says what came instead."""
+    if not isinstance(values, list):
+        raise ValueError(f"{what} must be a list of tables, not {type(values).__name__}")
+    for one in values:
+        if not isinstance(one, Mapping):
+            raise ValueError(f"{what} must be a list of tables, and {one!r} is none")
+    return values
+
+
+def check(cell: Mapping[str, Any], needed: Iterable[str], where: str) -> None:
+    """An error that says what a cell lacks, or what of it can't be right."""
+    for name in needed:
         if name not in cell:
-            raise ValueError(f"a cell of the table {table!r} of the paper lacks {name!r}: {cell}")
+            raise ValueError(f"a cell of {where} lacks {name!r}: {cell}")
+    for name, (kind, fits) in _KINDS.items():
+        if name in cell and not fits(cell[name]):
+            raise ValueError(f"{name!r} in a cell of {where} must be {kind}, not {cell[name]!r}")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number; true and false are none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return math.isfinite(value)
+
+
+def of_cell(cell: Mapping[str, Any], table: str, *needed: str) -> Published:
+    """What a cell of a table says, where it has all that it takes."""
+    check(
+        cell,
+        ("method", "metric", "mean", "deviation", *needed),
+        f"the table {table!r} of the paper",
+    )
+    return Published(float(cell["mean"]), float(cell["deviation"]), table)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("mean", "deviation"), ("a number", is_number)),
+    **dict.fromkeys(("ways", "shots"), ("a whole number", lambda value: type(value) is int)),
+    **dict.fromkeys(
+        ("method", "metric", "measure", "data", "ood"),
+        ("a text", lambda value: isinstance(value, str)),
+    ),
+}
+
+
+def _read(cell: Mapping[str, Any], table: str) -> tuple[Key, Published]:
+    said = of_cell(cell, table)
     known = [plain(name) for name in METHODS_SHOWN]
     _checks.one_of(known, plain(cell["method"]), f"method in the table {table!r} of the paper:")
     _checks.one_of(METRICS, cell["metric"], f"metric in the table {table!r} of the paper:")
@@ -72,7 +129,7 @@ def _read(cell: Mapping[str, Any], table: str) -> tuple[Key, Published]:
     if measure:
         _checks.one_of(MEASURES, measure, f"measure in the table {table!r} of the paper:")
     key = key_of(cell["data"], cell["method"], cell.get("ood", ""), measure, cell["metric"])
-    return key, Published(float(cell["mean"]), float(cell["deviation"]), table)
+    return key, said
 
 
 def verdict(ours: float, theirs: Published, better: Better = "higher") -> Verdict | None:

@@ -59,6 +59,8 @@ def no_number(name: str) -> float:
 def _is_outdated(record: Record, newest: Record) -> bool:
     """Whether a record has other settings than the newest one of its recipe."""
     differs = differences([record, newest])
+    if _choice(record) != _choice(newest):  # and so another head on other features was used
+        differs = [key for key in differs if not key.startswith("used.")]
     if differs:
         warnings.warn(
             f"the record of {record['recipe']!r}, seed {record['seed']}, is left out: it "
@@ -68,10 +70,15 @@ def _is_outdated(record: Record, newest: Record) -> bool:
     return bool(differs)
 
 
-def differences(records: Sequence[Record]) -> list[str]:
-    """The settings in which records differ, but for those that do not change what comes out."""
+def _choice(record: Record) -> tuple[Any, Any]:
+    """What the validation classes chose where some were asked, which is no setting."""
+    return at(record, ("tuning", "choice")), at(record, ("tuning", "scaling"))
+
+
+def differences(records: Sequence[Record], but: Sequence[str] = WHERE) -> list[str]:
+    """The settings in which records differ, but for those that don't change what comes out."""
     flat = [flattened(record["config"]) for record in records]
-    keys = dict.fromkeys(key for one in flat for key in one if key.rpartition(".")[2] not in WHERE)
+    keys = dict.fromkeys(key for one in flat for key in one if key.rpartition(".")[2] not in but)
     return [key for key in keys if len({repr(one.get(key)) for one in flat}) > 1]
 
 

@@ -76,12 +76,16 @@ class Order:
     @property
     def sentence(self) -> str:
         """The counts in words; nothing where there is nothing to compare."""
-        if not self.compared:
+        plain = [("", self.kept, self.compared)] if self.compared else []
+        counts = [*plain, *self.variants]
+        if not counts:
             return ""
-        varied = ", ".join(f"{name} in {kept} of {of}" for name, kept, of in self.variants)
+        (first, kept, of), *others = counts
+        suffix = f" ({first})" if first else ""
+        more = ", ".join(f"{name} in {kept} of {of}" for name, kept, of in others)
         return (
-            f"{self.ahead} is ahead of {self.behind} in {self.kept} of the {self.compared} cells "
-            f"in which the paper has it so{f' ({varied})' if varied else ''}."
+            f"{self.ahead}{suffix} is ahead of {self.behind}{suffix} in {kept} of the {of} cells "
+            f"in which the paper has it so{f' ({more})' if more else ''}."
         )
 
 
@@ -97,13 +101,14 @@ class Summary:
 
     @property
     def sentence(self) -> str:
-        """The counts in words."""
+        """The counts and the order of methods in words."""
         total, counts = sum(self.counts.values()), self.counts
-        return (
+        counted = (
             f"Of {total} published numbers {counts['agrees']} agree with ours, {counts['better']} "
             f"are surpassed, {counts['worse']} are not reached and {counts['missing']} have "
             f"no counterpart here; {self.alone} more numbers of ours have none in the paper."
         )
+        return f"{counted} {self.order.sentence}".strip()
 
 
 def summary(tables: Sequence[Table], notes: Mapping[str, str] | None = None) -> Summary:
