@@ -98,6 +98,9 @@ def test_a_network_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "running your code: own_line:factory" in done.output
     assert "inputs (N, 3) float32 -> label, probs" in done.output
+    done = invoke(folder, tmp_path / "other.onnx", *words, "--floats")
+    assert "leave --floats out" in str(done.exception)
+    assert not (tmp_path / "other.onnx").exists()
     done = invoke(folder, tmp_path / "other.onnx", "--module", "own_line:none")
     assert "has no attribute 'none'" in str(done.exception)
 

@@ -218,7 +218,20 @@ def test_what_it_refuses(own: str, done: Path, photos: Path, tmp_path: Path) -> 
     cases: dict[tuple[Any, ...], str] = {
         (novel, *out): "Give --weights or --module for a trained network, or --train",
         (novel, "--train", "--weights", network, *out): "Give --weights or --module",
-        (novel, "--weights", network, "--epochs", "3", *out): "they need --train",
+        (novel, "--weights", network, "--epochs", "3", "--set", "a=1", *out): (
+            "leave --epochs, --set out: nothing is trained without --train"
+        ),
+        (novel, "--weights", network, "--method", "softmax", *out): "leave --method out",
+        (novel, "--weights", network, "--grey", *own_size): (
+            "leave --size, --grey out: the bundle .* knows its network and its images"
+        ),
+        (novel, "--weights", network, "--backbone", "mlp", *out): "leave --backbone out",
+        (novel, "--module", f"{own}:flat", "--backbone", "mlp", *own_size): (
+            f"leave --backbone out: the network is that of --module {own}:flat"
+        ),
+        ("digits", "--module", f"{own}:flat", "--grey", *own_size): (
+            "leave --size, --grey out: the inputs of digits have a shape already"
+        ),
         (novel, "--weights", tmp_path / "none", *own_size): "there are no weights",
         (novel, "--weights", tmp_path / "net.pt", "--backbone", "vgg16", *own_size): "pickles",
         (novel, "--weights", tmp_path / "other.safetensors", *own_size): "Give --backbone",

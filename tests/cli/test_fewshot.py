@@ -141,6 +141,8 @@ def test_bad_input_is_told_in_a_line(files: dict[str, Path], tmp_path: Path) -> 
     np.savez(holes, features=features, labels=np.arange(80) % 4)
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, features=np.ones((80, 4)), labels=np.arange(80) % 4)
+    copied = tmp_path / "copied.npz"
+    copied.write_bytes(files["novel"].read_bytes())
     out = ("--out", tmp_path / "out")
     cases = {
         (strange,): "Foreign",
@@ -150,16 +152,29 @@ def test_bad_input_is_told_in_a_line(files: dict[str, Path], tmp_path: Path) -> 
         (files["novel"], "--shots", "26"): "need 52 samples of each class",
         (files["novel"], "--method", "magic"): "unknown head 'magic'; known: 'iedl'",
         (files["novel"], "--shard", "3/2"): "shard must be i/n",
-        (files["novel"], "--method", "edl", "--weight", "1"): "unknown hyperparameter",
-        (files["novel"], "--tune", files["novel"], "--weight", "1"): "leave the options out",
+        (files["novel"], "--method", "edl", "--weight", "0"): "leave --weight out: the head 'edl'",
+        (files["novel"], "--method", "softmax", "--weight", "1", "--kl-ramp", "0"): (
+            "leave --weight, --kl-ramp out: the head 'softmax' has no such term"
+        ),
+        (files["novel"], "--ood", files["novel"]): "holds the features of .* itself: name a file",
+        (files["novel"], "--ood", copied): "copied.npz holds the features of .* itself",
+        (
+            files["novel"],
+            "--tune",
+            copied,
+        ): "--tune .* holds the features of novel itself",
+        (files["novel"], "--tune", files["validation"], "--weight", "1"): "leave the options out",
         (tmp_path / "none.npz",): "none.npz",
         (files["novel"], "--preset", "best"): "unknown preset 'best'; known: 'published'",
         (files["novel"], "--preset", "centred"): "needs a reference",
         (files["novel"], "--preset", "centred", "--method", "edl"): "leave --method out",
-        (files["novel"], "--address", "auto"): "they need --ray",
-        (files["novel"], "--tune-kl", "--objective", "magic"): "--tune-kl, --objective need --tune",
-        (files["novel"], "--search", "optuna"): "--search need --tune",
-        (files["novel"], "--reference", files["validation"]): "--reference is for a scaling",
+        (files["novel"], "--address", "auto"): "no cluster without --ray",
+        (files["novel"], "--tune-kl", "--objective", "magic"): (
+            "leave --tune-kl, --objective out: nothing is chosen without --tune"
+        ),
+        (files["novel"], "--search", "optuna"): "leave --search out",
+        (files["novel"], "--tune-episodes", "9"): "leave --tune-episodes out",
+        (files["novel"], "--reference", files["validation"]): "it is for --scaling unit or centred",
         (files["novel"], "--tune", narrow): "novel has features of 64 numbers, and narrow of 4",
         (files["novel"], "--scaling", "unit", "--reference", narrow): "of the same network",
         (
@@ -179,10 +194,19 @@ def test_bad_input_is_told_in_a_line(files: dict[str, Path], tmp_path: Path) -> 
         assert "\n" not in str(told.value)
 
 
+def test_a_ramp_below_0_is_told_by_its_option(files: dict[str, Path]) -> None:
+    done = invoke(files["novel"], *SMALL, "--kl-ramp", "-1")
+    assert done.exit_code == 2
+    assert "Invalid value for '--kl-ramp'" in done.output
+
+
+@pytest.mark.parametrize("what", ["parts", "candidates"])
 def test_ctrl_c_is_told_and_the_same_command_goes_on(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (files["novel"], "--ood", files["ood"], *SMALL, "--out", tmp_path)
+    if what == "candidates":
+        words = (*words, "--tune", files["validation"], "--tune-episodes", "2", "--method", "edl")
     values, seen = Engine.values, []
 
     def interrupted(self: Engine, *given: Any) -> Any:
@@ -193,6 +217,6 @@ def test_ctrl_c_is_told_and_the_same_command_goes_on(
     stopped = invoke(*words)
     assert seen
     assert stopped.exit_code == 130
-    assert "the same command goes on" in stopped.output
+    assert f"the {what} that are done stay, and the same command goes on" in stopped.output
     monkeypatch.setattr(Engine, "values", values)
     assert invoke(*words).exit_code == 0

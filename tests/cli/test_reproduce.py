@@ -69,8 +69,8 @@ def test_the_list_runs_nothing(folders: tuple[str, ...], tmp_path: Path) -> None
     [
         (("tab_odd",), "unknown table or recipe 'tab_odd'; tables: 'ablation'"),
         (("--seeds", "a"), "--seeds must be whole numbers"),
-        (("--address", "auto"), "needs --ray"),
-        (("--gpus", "0.5"), "needs --ray"),
+        (("--address", "auto"), "no cluster without --ray"),
+        (("--gpus", "0.5"), "no cluster without --ray"),
         (("--ray", "--jobs", "2"), "no jobs with ray"),
     ],
 )

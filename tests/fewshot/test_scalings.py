@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,3 +73,28 @@ def test_presets_are_heads_and_scalings(name: str) -> None:
     assert preset.scaling in SCALINGS
     made = head(preset.method, **preset.hyperparameters).hyperparameters()
     assert made.items() >= dict(preset.hyperparameters).items()
+
+
+def scaled(factor: float) -> Engine:
+    data = pool()
+    features = data.features * factor
+    return Engine(replace(data, features=features), None, Setting(ways=3, shots=2), head("iedl"))
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-5, 1e5, 1e30])
+def test_features_too_short_or_long_are_told_with_a_remedy(factor: float) -> None:
+    words = f"made-0 have a mean length of {4.3 * factor:.2g};"
+    with pytest.warns(RuntimeWarning, match=re.escape(words)) as told:
+        engine = scaled(factor)
+    remedy = float(str(told[0].message).split()[-1])
+    assert remedy == pytest.approx(1 / factor)
+    wanted = scaled(1).values(0, 20)["accuracy"].mean()
+    assert scaled(factor * remedy).values(0, 20)["accuracy"].mean() == pytest.approx(wanted)
+    assert wanted > 0.9
+    if factor < 1:
+        assert engine.values(0, 20)["accuracy"].mean() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("length", [2.1, 490])
+def test_nothing_is_told_of_ordinary_features(length: float) -> None:
+    scaled(length / float(pool().features.norm(dim=-1).mean()))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dubito.fewshot import Engine, Figure, Setting, evaluate, head, scaling, summary
+from dubito.fewshot import Engine, Figure, Head, Setting, evaluate, head, scaling, summary, tuning
 from dubito.fewshot.tuning import KL_GRID, OBJECTIVES, Trial, Tuned, tune
 from fewshot.samples import pool
 
@@ -90,6 +91,76 @@ def test_the_same_search_is_found_again(tmp_path: Path) -> None:
     (tmp_path / "tuning.json").write_text("{}")
     assert search("accuracy") == first
     assert told == [1, 2] * 3
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Head]:
+    """The heads whose episodes were computed."""
+    heads: list[Head] = []
+
+    def noted(engine: Engine, episodes: int) -> Any:
+        heads.append(engine.head)
+        return evaluate(engine, episodes)
+
+    monkeypatch.setattr(tuning, "evaluate", noted)
+    return heads
+
+
+def stopped(*given: Any, after: int, **options: Any) -> None:
+    """A search that ends with Ctrl+C."""
+
+    def tell(done: int, *_: Any) -> None:
+        if done == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(*given, **options, tell=tell)
+
+
+@pytest.mark.parametrize("search", ["grid", "optuna"])
+def test_a_stopped_search_goes_on_to_the_same_choice(
+    search: str, tmp_path: Path, tried: list[Head]
+) -> None:
+    if search == "optuna":
+        pytest.importorskip("optuna")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    grid, count = [0.002 * i for i in range(13)], 13  # optuna's first ten are drawn
+    options: dict[str, Any] = {"episodes": 4, "grid": grid, "search": search, "trials": count}
+    wanted = tune(pool(), SETTING, **options, folder=whole)
+    for after in (11, 12):
+        stopped(pool(), SETTING, **options, folder=parts, after=after)
+        assert not (parts / "tuning.json").exists()
+    assert tune(pool(), SETTING, **options, folder=parts) == wanted
+    assert tried[:count] == tried[count:]
+    assert {one.name for one in parts.iterdir()} == {"tuning.json", "pareto.png"}
+    assert (parts / "tuning.json").read_bytes() == (whole / "tuning.json").read_bytes()
+
+
+def test_another_search_takes_nothing_of_a_stopped_one(tmp_path: Path, tried: list[Head]) -> None:
+    given: dict[str, Any] = {"validation": pool(), "setting": SETTING, "episodes": 4}
+    given |= {"grid": (0.0, 0.1), "folder": tmp_path}
+    stopped(**given, after=1)
+    others: list[dict[str, Any]] = [
+        {"setting": Setting(ways=3, shots=2, seed=1)}, {"setting": Setting(ways=3, shots=3)},
+        {"validation": pool(seed=5)}, {"episodes": 5}, {"objective": "accuracy"},
+        {"reference": pool(seed=5)},
+    ]  # fmt: skip
+    for other in others:
+        tried.clear()
+        stopped(**{**given, **other}, after=2)
+        assert len(tried) == 2, other
+    tried.clear()
+    tune(**given)
+    assert tried == [head("iedl", fisher_weight=0.1)]
+
+
+def test_trials_that_can_not_be_read_are_named(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"episodes": 2, "grid": (0.0, 0.1), "folder": tmp_path}
+    stopped(pool(), SETTING, **given, after=1)
+    (path,) = tmp_path.iterdir()
+    path.write_text("[{}]")
+    with pytest.raises(ValueError, match=r"trials-\w+\.json holds no trials: .*; delete it"):
+        tune(pool(), SETTING, **given)
 
 
 def test_scalings_are_tried_with_the_mean_of_the_validation_classes() -> None:

@@ -1,4 +1,4 @@
-"""Sections of a configuration from a file, from flags and from `--set key=value`."""
+"""What several commands do with options: sections of a configuration, a cluster, refusals."""
 
 from __future__ import annotations
 
@@ -7,9 +7,30 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["merged", "numbers"]
+import typer
+
+__all__ = ["ADDRESS", "GPUS", "cluster", "merged", "numbers", "refuse"]
 
 Sections = dict[str, dict[str, Any]]
+ADDRESS: Any = typer.Option(
+    help="The cluster's address; by default that on this machine, else a new one here."
+)
+GPUS: Any = typer.Option(min=0, help="GPUs, or the share of one, for each task on a cluster.")
+
+
+def refuse(options: Mapping[str, Any], why: str) -> None:
+    """An error that names the options that are given, where they would do nothing."""
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise ValueError(f"leave {', '.join(given)} out: {why}")
+
+
+def cluster(ray: bool, address: str | None, gpus: float | None) -> str | None:
+    """The address of the Ray cluster that was asked for, if one was."""
+    if not ray:
+        refuse({"--address": address, "--gpus": gpus}, "there is no cluster without --ray")
+        return None
+    return address or "auto"
 
 
 def merged(file: Path | None, flags: Mapping[str, Mapping[str, Any]], sets: Iterable[str]) -> Any:

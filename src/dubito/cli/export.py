@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dubito.cli._options import refuse
 from dubito.cli.features import MODULE, own_factory
 
 NOTES = (
@@ -44,6 +45,8 @@ def export(
 
     console = Console(soft_wrap=True)
     loaded = bundle.load(folder, factory=own_factory(module, console))
+    if not loaded.preprocessing.pixels:
+        refuse({"--floats": floats}, f"{folder} is no bundle of images, and takes numbers anyway")
     with console.status("tracing, writing and comparing ..."):
         done = to_onnx(loaded, out, measures=measures or None, floats=floats)
     found, inputs = done.differences, json.loads(done.metadata["inputs"])

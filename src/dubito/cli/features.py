@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dubito.cli._options import merged, refuse
 from dubito.cli._stop import stoppable
 
 if TYPE_CHECKING:
@@ -63,8 +64,9 @@ def features(
         Path | None, _option("The training's folder. Default: beside OUT.", panel=_TRAINING)
     ] = None,
     method: Annotated[
-        str, typer.Option(help="What to train with.", rich_help_panel=_TRAINING)
-    ] = "softmax",
+        str | None,
+        typer.Option(help="What to train with.", show_default="softmax", rich_help_panel=_TRAINING),
+    ] = None,
     epochs: Annotated[int | None, _option("Most passes over the data.", panel=_TRAINING)] = None,
     assignments: Annotated[
         list[str] | None,
@@ -97,14 +99,17 @@ def features(
             "data": {"source": parts.get(extract.BASE, source), "size": size,
                      "mode": "L" if grey else None},
             "backbone": {"name": backbone or "wide_resnet"},
-            "method": {"name": method},
+            "method": {"name": method or "softmax"},
             "training": {"epochs": epochs},
         }  # fmt: skip
         network = _trained(flags, assignments or (), home, place, console)
     else:
-        if assignments or epochs is not None or run is not None:
-            raise ValueError("--run, --epochs and --set are for a training: they need --train")
-        network = _given(backbone, weights, module, _shape(source, size, grey), place, console)
+        training = {
+            "--run": run, "--method": method, "--epochs": epochs, "--set": bool(assignments),
+        }  # fmt: skip
+        refuse(training, "nothing is trained without --train")
+        images = {"--size": size, "--grey": grey}
+        network = _given(source, backbone, weights, module, images, place, console)
     for name, target in targets.items():
         _extracted(network, name, target, batch_size, workers, console)
 
@@ -137,39 +142,44 @@ def _targets(source: str, out: Path, parts: Mapping[str, str], train: bool) -> d
     return {path: out / f"{name}.npz" for name, path in held.items()}
 
 
-def _shape(source: str, size: int | None, grey: bool) -> tuple[int, ...]:
+def _shape(source: str, images: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape of inputs, from the data or from the size that was asked for."""
     from dubito import data
 
-    place = Path(source).expanduser()
-    if source not in data.DATASETS and place.is_dir():
-        return () if size is None else (1 if grey else 3, size, size)
-    return data.load(source, "all").shape
+    if source in data.DATASETS or not Path(source).expanduser().is_dir():
+        refuse(images, f"the inputs of {source} have a shape already")
+        return data.load(source, "all").shape
+    size = images["--size"]
+    if size is None:
+        raise ValueError("of which size are the network's images? Give --size")
+    return (1 if images["--grey"] else 3, size, size)
 
 
 def _given(
+    source: str,
     backbone: str | None,
     weights: Path | None,
     module: str | None,
-    shape: tuple[int, ...],
+    images: Mapping[str, Any],
     device: torch.device,
     console: Console,
 ) -> Extractor:
     """A network that is trained already."""
     from dubito.fewshot import extract
 
-    factory = own_factory(module, console)
+    network = {"--backbone": backbone}
     if weights is not None and weights.is_dir():
-        return extract.from_bundle(weights, device, factory)
+        refuse({**network, **images}, f"the bundle {weights} knows its network and its images")
+        return extract.from_bundle(weights, device, own_factory(module, console))
     if weights is not None and not weights.exists():
         raise FileNotFoundError(f"there are no weights {weights}")
-    if not shape:
-        raise ValueError("of which size are the network's images? Give --size")
     if module is not None:
-        return extract.from_module(module, shape, device, weights)
+        refuse(network, f"the network is that of --module {module}")
+        own_factory(module, console)
+        return extract.from_module(module, _shape(source, images), device, weights)
     if backbone is None or weights is None:
         raise ValueError(f"which network has the weights {weights}? Give --backbone")
-    return extract.from_weights(weights, backbone, shape, device)
+    return extract.from_weights(weights, backbone, _shape(source, images), device)
 
 
 def _trained(
@@ -181,7 +191,6 @@ def _trained(
 ) -> Extractor:
     """The network in a folder, trained as far as it is not yet."""
     from dubito import runs
-    from dubito.cli._options import merged
     from dubito.cli._progress import shown
     from dubito.fewshot import extract
 

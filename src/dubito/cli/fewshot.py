@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from dubito.cli._options import ADDRESS, GPUS, cluster, refuse
 from dubito.cli._stop import stoppable
 
 if TYPE_CHECKING:
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from dubito.fewshot.tuning import Trial, Tuned
     from dubito.report.tables import Table
 
-GOES_ON = "the parts that are done stay, and the same command goes on"
+OPTIONS = {"fisher_weight": "--weight", "kl_weight": "--kl-weight", "kl_ramp": "--kl-ramp"}
+TUNE_EPISODES = 1000
+GOES_ON = "the {} that are done stay, and the same command goes on"
 NOTES = (
     "Feature files are .npz, .safetensors or .pkl with `features` (N, D) and `labels`. Episodes "
-    "follow from the seed and their number. Finished parts are kept in DIR/parts: start the same "
-    "command again and it goes on; copy the parts of all shards into one folder and it joins them. "
-    "Figures are printed in per cent and written as fractions to DIR/result.json."
+    "follow from the seed and their number. Finished parts are kept in DIR/parts, and what --tune "
+    "has tried in DIR: start the same command again and it goes on; copy the parts of all shards "
+    "into one folder and it joins them. Figures are printed in per cent and written as fractions "
+    "to DIR/result.json."
 )
 
 
@@ -60,7 +64,7 @@ def fewshot(
         float | None, typer.Option(help="What the weight of the KL term rises to.")
     ] = None,
     kl_ramp: Annotated[
-        int | None, typer.Option(help="Rounds in which the weight of the KL term rises.")
+        int | None, typer.Option(min=0, help="Rounds in which the weight of the KL term rises.")
     ] = None,
     preset: Annotated[
         str | None,
@@ -96,23 +100,17 @@ def fewshot(
     tune_scaling: Annotated[
         bool, typer.Option("--tune-scaling", help="Search the scaling of the features as well.")
     ] = False,
-    tune_episodes: Annotated[int, typer.Option(min=1, help="Episodes for each candidate.")] = 1000,
+    tune_episodes: Annotated[
+        int, typer.Option(min=1, help="Episodes for each candidate.")
+    ] = TUNE_EPISODES,
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Compute only every N-th part, from the I-th.")
     ] = "1/1",
     ray: Annotated[
         bool, typer.Option("--ray", help="Compute the parts on a Ray cluster: see --address.")
     ] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="The cluster's address; by default that on this machine, else a new one here.",
-        ),
-    ] = None,
-    gpus: Annotated[
-        float | None,
-        typer.Option(min=0, help="GPUs, or the share of one, that a part takes on a cluster."),
-    ] = None,
+    address: Annotated[str | None, ADDRESS] = None,
+    gpus: Annotated[float | None, GPUS] = None,
     seed: Annotated[int, typer.Option(min=0, help="The episodes follow from it.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = Path(
@@ -128,24 +126,26 @@ def fewshot(
 
     console = Console()
     place = runs.device_named(device)
-    if (address is not None or gpus is not None) and not ray:
-        raise ValueError("--address and --gpus are those of a Ray cluster: they need --ray")
+    where = cluster(ray, address, gpus)
     setting = core.Setting(ways, shots, protocol, seed)
     chosen = {"fisher_weight": weight, "kl_weight": kl_weight, "kl_ramp": kl_ramp}
     given = {name: value for name, value in chosen.items() if value is not None}
     name, given, scaled = _preset(preset, method, given, scaling)
-    inside, outside = _pool(features), _pool(ood) if ood is not None else None
+    inside = _pool(features)
+    outside, validation = _others(inside, "--ood", ood), _others(inside, "--tune", tune)
     part = core.Shard.named(shard)
-    validation = None if tune is None else _pool(tune)
     known = validation if reference is None else _pool(reference)
     core.Sampler(inside, outside, setting)  # what can't be drawn is told before a search
     _check_widths(inside, known, validation)
     if validation is None:
         needless = {
             "--tune-kl": tune_kl, "--tune-scaling": tune_scaling,
+            "--tune-episodes": tune_episodes != TUNE_EPISODES,
             "--objective": objective != "pareto", "--search": search != "grid",
         }  # fmt: skip
-        _check_needed(needless, reference is not None and scaled == "none")
+        refuse(needless, "nothing is chosen without --tune")
+        if scaled == "none":
+            refuse({"--reference": reference}, "it is for --scaling unit or centred")
     else:
         _check_free(preset, [*given, *(["scaling"] if scaling is not None else [])])
         options = {"objective": objective, "search": search, "episodes": tune_episodes}
@@ -158,13 +158,13 @@ def fewshot(
         prepared.of(inside), None if outside is None else prepared.of(outside), setting,
         core.head(name, **given), device=place,
     )  # fmt: skip
-    with stoppable(console, GOES_ON), progress_bar(console) as bar:
+    with stoppable(console, GOES_ON.format("parts")), progress_bar(console) as bar:
         share = _share(episodes, part)
         task = bar.add_task(f"{setting} {name}", total=share)
         result = core.run(
             engine, episodes, out, shard=part, keep_episodes=save_episodes,
             tell=lambda done: bar.advance(task, done),
-            ray=(address or "auto") if ray else None, gpus=gpus,
+            ray=where, gpus=gpus,
         )  # fmt: skip
     _show(console, result, out, part)
 
@@ -174,22 +174,18 @@ def _preset(
 ) -> tuple[str, dict[str, Any], str]:
     """The head, its hyperparameters and the scaling, which a preset may decide."""
     from dubito import _checks
-    from dubito.fewshot import PRESETS
+    from dubito.fewshot import PRESETS, head
 
     if name is None:
-        return method or "iedl", given, scaling or "none"
+        method = method or "iedl"
+        terms = head(method).hyperparameters()
+        without = {OPTIONS[key]: value for key, value in given.items() if key not in terms}
+        refuse(without, f"the head {method!r} has no such term")
+        return method, given, scaling or "none"
     if method is not None:
         raise ValueError(f"--preset {name} has a head of its own: leave --method out")
     found = _checks.entry(PRESETS, name, "preset")
     return found.method, {**found.hyperparameters, **given}, scaling or found.scaling
-
-
-def _check_needed(options: dict[str, bool], reference: bool) -> None:
-    """An error where an option that was given would do nothing without --tune."""
-    if names := [name for name, is_given in options.items() if is_given]:
-        raise ValueError(f"{', '.join(names)} need --tune, which names the classes to choose on")
-    if reference:
-        raise ValueError("--reference is for a scaling: give --scaling unit or centred")
 
 
 def _check_free(preset: str | None, decided: list[str]) -> None:
@@ -209,6 +205,17 @@ def _check_widths(inside: Pool, *others: Pool | None) -> None:
                 f"{inside.name} has features of {width} numbers, and {other.name} of "
                 f"{other.features.shape[1]}: they are not of the same network"
             )
+
+
+def _others(inside: Pool, option: str, path: Path | None) -> Pool | None:
+    """Other classes than those that are judged, if an option names a file of them."""
+    found = None if path is None else _pool(path)
+    if found is not None and found.features.equal(inside.features):
+        raise ValueError(
+            f"{option} {path} holds the features of {inside.name} itself: name a file of other "
+            "classes, or leave it out"
+        )
+    return found
 
 
 def _pool(path: os.PathLike[str]) -> Pool:
@@ -250,7 +257,7 @@ def _tuned(
 
     kl_grid = tuning.KL_GRID if grids[0] else tuning.KL_GRID[:1]
     scalings = tuple(SCALINGS) if grids[1] else ("none",)
-    with progress_bar(console) as bar:
+    with stoppable(console, GOES_ON.format("candidates")), progress_bar(console) as bar:
         task = bar.add_task("Tuning", total=None)
 
         def tell(done: int, total: int, trial: Trial) -> None:

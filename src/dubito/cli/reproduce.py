@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dubito.cli._options import ADDRESS, GPUS, cluster, numbers
 from dubito.cli._stop import stoppable
 
 if TYPE_CHECKING:
@@ -56,16 +57,8 @@ def reproduce(
         bool,
         typer.Option("--ray", help="Run each cell as a task of a Ray cluster: see --address."),
     ] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="The cluster's address; by default that on this machine, else a new one here.",
-        ),
-    ] = None,
-    gpus: Annotated[
-        float | None,
-        typer.Option(min=0, help="GPUs, or the share of one, that a cell takes on a cluster."),
-    ] = None,
+    address: Annotated[str | None, ADDRESS] = None,
+    gpus: Annotated[float | None, GPUS] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     listed: Annotated[
         bool, typer.Option("--list", help="Show tables, recipes and what is done; run nothing.")
@@ -77,7 +70,6 @@ def reproduce(
 
     from dubito import experiments
     from dubito.cli._cells import shown
-    from dubito.cli._options import numbers
 
     known = experiments.recipes()
     if quick:
@@ -90,11 +82,7 @@ def reproduce(
     if listed:
         _list(chosen, experiments.Store(out, quick=quick), given, console)
         return
-    if address is not None and not ray:
-        raise ValueError("--address is that of a Ray cluster: it needs --ray")
-    if gpus is not None and not ray:
-        raise ValueError("--gpus is a cell's share on a Ray cluster: it needs --ray")
-    cluster = (address or "auto") if ray else None
+    where = cluster(ray, address, gpus)
     if quick:
         console.print(Text("quick: embedded data and two epochs; the figures mean nothing"))
         torch.set_num_threads(1)  # on so little data threads only wait for each other
@@ -104,7 +92,7 @@ def reproduce(
     with stoppable(console), shown(console, total) as tell:
         outcome = experiments.reproduce(
             chosen, out=out, work=work, among=known.values(), seeds=given, device=device,
-            jobs=jobs, ray=cluster, gpus=gpus, tell=tell,
+            jobs=jobs, ray=where, gpus=gpus, tell=tell,
         )  # fmt: skip
     _show(outcome, console)
     if report:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +27,8 @@ __all__ = ["Engine", "Values"]
 Values = dict[str, NDArray[np.float32]]
 _CPU_BUDGET = 2**29  # bytes: larger batches leave the caches, and gain nothing
 _SHARE = 0.5  # of the free memory at most
+_SHORT, _LONG = 2.0, 500.0  # mean lengths that the solver's first step and tolerances are made for
+_SAMPLES = 1000  # about as many tell the mean length
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampler", Sampler(self.pool, self.outside, self.setting))
+        _check_length(self.pool)
         inside = self.pool.features.to(self.device).contiguous()
         others = self.sampler.outside.features.to(self.device).contiguous()
         object.__setattr__(self, "_features", (inside, others))
@@ -107,6 +112,22 @@ class Engine:
                     f"{first + int(bad[0])} of {self.setting} with {self.head}"
                 )
             return scores(self.head.prediction(logits), self.sampler.query_labels)
+
+
+def _check_length(pool: Pool) -> None:
+    """A warning where a round of the solver would end too early, with nothing learnt."""
+    some = pool.features[:: 1 + len(pool.features) // _SAMPLES].double()
+    length = float(some.norm(dim=-1).mean())
+    if not (0 < length < _SHORT or length > _LONG):
+        return
+    factor = 10.0 ** round(1 - math.log10(length))
+    warnings.warn(
+        f"the features of {pool.name} have a mean length of {length:.2g}; heads learn well between "
+        f"{_SHORT:g} and {_LONG:g}, and nothing far beyond: multiply the features in all files by "
+        f"{factor:g}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 @contextmanager

@@ -306,9 +306,15 @@ def head(name: str, **hyperparameters: Any) -> Head:
     >>> head("edl", fisher_weight=0.1)
     Traceback (most recent call last):
     ValueError: unknown hyperparameter of the head 'edl': 'fisher_weight'; known: ...
+    >>> head("softmax", kl_weight=0.1)
+    Traceback (most recent call last):
+    ValueError: the head 'softmax' has no hyperparameters: leave 'kl_weight' out
     """
     chosen = _checks.entry(HEADS, name, "head")
     known = [field.name for field in fields(chosen) if field.init]
+    if hyperparameters and not known:
+        given = _checks.listed(hyperparameters)
+        raise ValueError(f"the head {name!r} has no hyperparameters: leave {given} out")
     for hyperparameter in hyperparameters:
         _checks.one_of(known, hyperparameter, f"hyperparameter of the head {name!r}:")
     return chosen(**hyperparameters)

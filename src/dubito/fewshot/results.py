@@ -198,13 +198,18 @@ def _fingerprint(pool: Pool) -> dict[str, Any]:
     return found if pool.scaling == NONE else {**found, "scaling": pool.scaling}
 
 
+def _identity(config: Mapping[str, Any]) -> str:
+    """A name for what figures depend on."""
+    text = json.dumps(config, sort_keys=True).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
 class _Store:
     """The parts in a folder, and what they are parts of."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder, self.config = folder, config
-        text = json.dumps(config, sort_keys=True).encode()
-        self.identity = hashlib.blake2b(text, digest_size=16).hexdigest()
+        self.identity = _identity(config)
         self._claim()
         files.folder(folder / PARTS)
 

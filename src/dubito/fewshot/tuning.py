@@ -26,6 +26,7 @@ from dubito.fewshot.results import (
     CONFIG,
     Figure,
     _fingerprint,
+    _identity,
     _plain,
     described,
     evaluate,
@@ -41,7 +42,7 @@ GRID = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 #: (kl_weight, kl_ramp): published first; a lower end, a steeper rise, and no KL at all
 KL_GRID = ((1.0, 10), (0.1, 10), (1.0, 3), (0.0, 10))
 ACCURACY, CONFIDENCE, OOD = "accuracy", "confidence/max_alpha/aupr", "ood/alpha0/aupr"
-CHOICE, FRONT = "tuning.json", "pareto.png"
+CHOICE, FRONT, UNFINISHED = "tuning.json", "pareto.png", "trials-{}.json"
 
 Parameters = dict[str, Any]
 
@@ -180,8 +181,8 @@ def tune(
     The search "grid" tries `scalings` times `kl_grid` times `grid`; "optuna" makes `trials` trials
     between the least and the greatest of them. A head without -log det has no `grid`. `tell` hears
     of each trial: its number, how many there are, the trial. The evidence goes to `folder`, where
-    the same search is found again instead of made. Scalings take theirs from the classes of
-    `reference`, by default the validation classes.
+    the same search is found again instead of made, and goes on if it was stopped. Scalings take
+    theirs from the classes of `reference`, by default the validation classes.
     """
     choose = _checks.entry(OBJECTIVES, objective, "objective")
     proposals = _checks.entry(SEARCHES, search, "search")
@@ -200,8 +201,9 @@ def tune(
         "scalings": list(scalings), "count": total,
         "reference": None if reference is None else _fingerprint(reference),
     }  # fmt: skip
+    wanted = {**context, "objective": objective, "search": search}
     if folder is not None:
-        before = Tuned.stored(folder, {**context, "objective": objective, "search": search})
+        before = Tuned.stored(folder, wanted)
         if before is not None:
             return before
         if (folder / CHOICE).exists() and (folder / CONFIG).exists():
@@ -209,12 +211,18 @@ def tune(
                 f"{folder} holds episodes that another search chose for ({CHOICE}); name another "
                 "folder, or delete it"
             )
+    tried = _Tried(folder, wanted)
 
     def attempt(candidate: Candidate) -> Trial:
+        before = tried.of(candidate)
+        if before is not None:
+            return before
         found = summary(evaluate(engine(candidate), episodes))
-        return Trial(
-            candidate.hyperparameters, found[ACCURACY], found[OOD], found[CONFIDENCE],
-            candidate.scaling,
+        return tried.keep(
+            Trial(
+                candidate.hyperparameters, found[ACCURACY], found[OOD], found[CONFIDENCE],
+                candidate.scaling,
+            )
         )  # fmt: skip
 
     done: list[Trial] = []
@@ -226,7 +234,44 @@ def tune(
     made = Tuned(objective, search, done, choose(done), front(done), context)
     if folder is not None:
         made.write(folder)
+        tried.forget()
     return made
+
+
+class _Tried:
+    """The trials of a search so far, in a file that goes once the choice is written."""
+
+    def __init__(self, folder: Path | None, wanted: Mapping[str, Any]) -> None:
+        self.trials: list[Trial] = []
+        name = UNFINISHED.format(_identity(wanted))
+        self.path = None if folder is None else files.folder(folder) / name
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            found = json.loads(self.path.read_text("utf-8"))
+            self.trials = [Trial.of(values) for values in found]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.path} holds no trials: {error}; delete it") from error
+
+    def of(self, candidate: Candidate) -> Trial | None:
+        """The trial of a candidate, if there was one."""
+        for trial in self.trials:
+            if Candidate(trial.scaling, trial.hyperparameters) == candidate:
+                return trial
+        return None
+
+    def keep(self, trial: Trial) -> Trial:
+        """The same trial, written down."""
+        self.trials.append(trial)
+        if self.path is not None:
+            found = _plain([asdict(one) for one in self.trials])
+            files.write(self.path, json.dumps(found, allow_nan=False))
+        return trial
+
+    def forget(self) -> None:
+        """Leave nothing behind."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 def _tunable(name: str, grid: Sequence[float]) -> Sequence[float | None]:
