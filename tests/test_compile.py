@@ -45,6 +45,20 @@ def test_a_new_kl_weight_needs_no_new_graph() -> None:
     assert len(set(values)) == 3
 
 
+@pytest.mark.parametrize("name", ["iedl", "edl"])
+def test_a_weight_that_is_a_new_number_each_time_stays_in_the_graph(name: str) -> None:
+    alpha, target = 1 + torch.rand(16, 4), torch.randint(4, (16,))
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    loss = getattr(losses, name)
+    step = torch.compile(
+        lambda weight: loss(alpha, target, kl_weight=weight), backend=counter, fullgraph=True
+    )
+    for weight in (0.1, 0.2, 0.3, 0.4):
+        assert step(weight).item() == pytest.approx(loss(alpha, target, kl_weight=weight).item())
+    assert counter.frame_count == 2  # the second is for all numbers
+
+
 def test_compiled_gradients_are_the_eager_ones() -> None:
     criterion, target = IEDLLoss(), torch.randint(4, (16,))
     logits = (5 * torch.randn(16, 4)).requires_grad_()

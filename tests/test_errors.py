@@ -170,6 +170,7 @@ NO_NUMBER: dict[str, Callable[[], object]] = {
     "ignore_index ": lambda: IEDLLoss(ignore_index=1.5),  # type: ignore[typeddict-item]
     "class_dim": lambda: losses.cross_entropy(LOGITS, LABELS, class_dim=1.0),  # type: ignore[typeddict-item]
     "class_dim ": lambda: EDLLoss(class_dim=True),
+    "ignore_index  ": lambda: losses.edl(ALPHA, LABELS, ignore_index=torch.tensor(0.5)),  # type: ignore[typeddict-item]
 }
 
 

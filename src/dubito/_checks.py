@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from operator import index
 from typing import TypeVar
 
 import torch
@@ -198,7 +199,7 @@ def non_negative(value: float | Tensor, name: str) -> float | Tensor:
         if visible(value) and not bool(((value >= 0) & value.isfinite()).all()):
             raise ValueError(f"{name} must be finite and >= 0, not {value.tolist()!r}")
         return value
-    if not hasattr(value, "__float__"):
+    if type(value) not in (int, float) and not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {value!r}")
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")
@@ -207,5 +208,12 @@ def non_negative(value: float | Tensor, name: str) -> float | Tensor:
 
 def whole_number(value: object, name: str) -> None:
     """An error unless it is one; true and false are none."""
-    if type(value) is not int and (isinstance(value, bool) or not hasattr(value, "__index__")):
+    if type(value) is int:
+        return
+    try:
+        index(value)  # type: ignore[arg-type]
+        whole = not isinstance(value, bool)
+    except TypeError:
+        whole = False
+    if not whole:
         raise TypeError(f"{name} must be a whole number, not {value!r}")

@@ -251,7 +251,12 @@ def test_what_it_refuses(own: str, done: Path, photos: Path, tmp_path: Path) -> 
         (novel, "--module", f"{own}:flat", *out): "Give --size",
         (novel, "--module", own, *own_size): "package.module:factory",
         (novel, "--module", f"{own}:asked", *own_size): "must take no arguments here: missing a",
-        (novel, "--module", f"{own}:double", *own_size): r"does not take inputs \(64, 3, 8, 8\)",
+        (
+            novel,
+            "--module",
+            f"{own}:double",
+            *own_size,
+        ): r"the network fails on inputs \(64, 3, 8, 8\)",
         (novel, "--module", f"{own}:absent", *own_size): "has no attribute 'absent'",
         (novel, "--module", f"{own}:nothing", *own_size): "must make a torch module, not int",
         (novel, "--module", f"{own}:strange", *own_size): r"features \(N, D\).*\(64, 2, 6, 6\)",

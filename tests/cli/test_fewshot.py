@@ -164,6 +164,9 @@ def test_bad_input_is_told_in_a_line(files: dict[str, Path], tmp_path: Path) -> 
             copied,
         ): "--tune .* holds the features of novel itself",
         (files["novel"], "--tune", files["validation"], "--weight", "1"): "leave the options out",
+        (files["novel"], "--tune", files["validation"], "--reference", files["ood"]): (
+            "leave --reference out: scalings are not searched without --tune-scaling"
+        ),
         (tmp_path / "none.npz",): "none.npz",
         (files["novel"], "--preset", "best"): "unknown preset 'best'; known: 'published'",
         (files["novel"], "--preset", "centred"): "needs a reference",

@@ -150,6 +150,50 @@ def test_an_ood_set_of_another_shape_is_told_before_the_training(
     assert {event["cell"] for event in run.events if event["event"] == "start"} == {"one seed 1"}
 
 
+def test_who_can_not_be_judged_leaves_no_trace_in_the_training_of_others(
+    write: Any, run: Told, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "colour.npz", images=np.zeros((9, 3, 8, 8), np.uint8))
+    write("one", seeds="[1]")
+    watched = {"seeds": "[1]", "extra": "watch = true\n"}
+    write("two", ood=tmp_path / "colour.npz", **watched)  # the same training
+    assert run().ran == ["one seed 1"]
+    write("two", **watched)
+    assert run().ran == ["two seed 1"]
+
+
+def test_records_put_aside_do_not_take_each_others_place(
+    write: Any, run: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("one", seeds="[1]")
+    (first,) = run().records
+    store, folder = Store(run.out), run.out / "one"
+    for rate in (0.5, 0.7):  # as defaults that have moved: the recipe is the same
+        config = {**first["config"], "training": {**first["config"]["training"], "epochs": rate}}
+        store.write({**first, "config": config})
+        (cell,) = experiments.read_recipes(run.recipes)["one"].cells()
+        assert store.state(cell) == experiments.CHANGED
+        store.put_aside(cell)
+    store.write(first)
+    store.put_aside(cell)
+    assert len(list(folder.glob("*.stale"))) == 3
+    done = run()
+    assert (done.ran, done.records) == ([], [first])
+    assert len(list(folder.glob("*.stale"))) == 2
+
+
+def test_a_damaged_record_that_was_put_aside_stays_there(write: Any, run: Told) -> None:
+    write("one", seeds="[1]")
+    run()
+    write("one", seeds="[1]", rate=0.02)
+    run()
+    (aside,) = (run.out / "one").glob("*.stale")
+    aside.write_text(aside.read_text()[:100])
+    write("one", seeds="[1]")
+    assert run().ran == ["one seed 1"]
+    assert len(aside.read_text()) == 100
+
+
 def test_nothing_is_put_aside_before_it_can_run(write: Any, run: Told) -> None:
     write("one", seeds="[1]")
     run()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dubito.fewshot import Engine, Figure, Head, Setting, evaluate, head, scaling, summary, tuning
@@ -72,6 +73,13 @@ def test_the_evidence_is_written(tuned: Tuned, tmp_path: Path) -> None:
     assert len(found["trials"]) == 6
     assert found["features"]["name"] == "made-0"
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"episodes": np.int64(2), "grid": np.array([0.0, 0.5], np.float32)}
+    found = [tune(pool(), SETTING, **given, folder=folder) for folder in (None, tmp_path)]
+    assert found[0].trials == found[1].trials
+    assert found[0].trials == tune(pool(), SETTING, episodes=2, grid=[0.0, 0.5]).trials
 
 
 def test_the_same_search_is_found_again(tmp_path: Path) -> None:

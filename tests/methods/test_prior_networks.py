@@ -27,6 +27,31 @@ def test_divergences_are_those_of_torch(name: str) -> None:
     torch.testing.assert_close(terms["ood_kl"], expected[6:])
 
 
+def least(name: str, odds: tuple[float, ...]) -> torch.Tensor:
+    """The alpha whose expected loss is least for labels with these odds."""
+    logits = torch.zeros(len(odds), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        outputs = logits.expand(2 * len(odds), -1)  # the second half are OOD inputs
+        each = method(name).terms_of(outputs, torch.arange(len(odds)))["id_kl"]
+        total = each @ torch.tensor(odds, dtype=torch.float64)
+        total.backward()
+        return total
+
+    optimizer.step(loss)
+    return logits.detach().exp()
+
+
+def test_with_the_reverse_divergence_doubt_costs_no_evidence() -> None:
+    odds = (0.5, 0.3, 0.2, 0.0)
+    torch.testing.assert_close(
+        least("rkl_pn", odds), 1 + 99 * torch.tensor(odds, dtype=torch.float64), rtol=1e-4, atol=0.0
+    )
+    assert least("kl_pn", odds).sum() < 4 < 102 < least("kl_pn", (1.0, 0, 0, 0)).sum()
+
+
 @BOTH
 def test_noise_is_uniform_new_and_repeatable(name: str) -> None:
     x = torch.zeros(512, 1, 8, 8)

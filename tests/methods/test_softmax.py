@@ -223,8 +223,8 @@ class Wrapped(nn.Module):
         return self.network(x)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_compiled_network_is_drawn_too(inside: bool) -> None:
+@pytest.mark.parametrize("where", ["network", "within", "forward"])
+def test_a_compiled_network_is_drawn_too(where: str) -> None:
     network, x = Wrapped(small()).eval(), torch.randn(6, 4)
     before, traced = network(x), []
 
@@ -232,14 +232,45 @@ def test_a_compiled_network_is_drawn_too(inside: bool) -> None:
         traced.append(graph)
         return graph.forward
 
-    compiled = network if inside else torch.compile(network, backend=backend)
-    if inside:
+    compiled: nn.Module = network
+    if where == "network":
+        compiled = torch.compile(network, backend=backend)  # type: ignore[assignment]
+    elif where == "within":
         network.compile(backend=backend)
+    else:
+        network.forward = torch.compile(network.forward, backend=backend)  # type: ignore[method-assign]
     torch.testing.assert_close(compiled(x), before)
     for _ in range(2):
         assert (predict(MCDropout(passes=3), compiled, x).mutual_information > 0).all()
     torch.testing.assert_close(compiled(x), before)
     assert len(traced) == 1  # not again for every draw
+
+
+def test_masks_are_on_the_device_of_the_layer() -> None:
+    class Parts(nn.Module):
+        """The second part is elsewhere; "meta" stands for another GPU."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Linear(4, 8), nn.Dropout())
+            self.second = nn.Sequential(nn.Dropout(), nn.Linear(8, 3)).to("meta")
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.second(self.first(x).to("meta"))
+            return found
+
+    said = MCDropout(passes=3).outputs_for(Parts().eval(), torch.randn(6, 4))
+    assert (said.shape, said.device.type) == ((3, 6, 3), "meta")
+
+
+def test_masks_are_drawn_under_vmap() -> None:
+    network, x = small().eval(), torch.randn(6, 4)
+    mc = MCDropout(passes=3)
+    said = torch.func.vmap(
+        lambda one: mc.outputs_for(network, one[None]), randomness="different", out_dims=1
+    )(x)
+    assert said.shape == (3, 6, 1, 3)
+    assert not torch.equal(said[0], said[1])
 
 
 def test_passes_are_samples_whose_mean_is_told() -> None:

@@ -147,6 +147,8 @@ def fewshot(
         if scaled == "none":
             refuse({"--reference": reference}, "it is for --scaling unit or centred")
     else:
+        if not tune_scaling:
+            refuse({"--reference": reference}, "scalings are not searched without --tune-scaling")
         _check_free(preset, [*given, *(["scaling"] if scaling is not None else [])])
         options = {"objective": objective, "search": search, "episodes": tune_episodes}
         grids = (tune_kl, tune_scaling)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ class Store:
     def read(self, cell: Cell) -> Record | None:
         """The record of a cell, of whatever state of the recipe; None where there is none."""
         path = self.path(cell)
-        if not path.exists():
-            return None
+        return self._read(path, cell) if path.exists() else None
+
+    def _read(self, path: Path, cell: Cell) -> Record:
         try:
             found = json.loads(path.read_text("utf-8"), parse_constant=no_number)
             if found["format"] != FORMAT or not isinstance(found["result"], dict):
@@ -59,31 +61,32 @@ class Store:
     def state(self, cell: Cell) -> str:
         """Whether the cell is done, missing, or done for another state of its recipe."""
         found = self.read(cell)
-        if found is None:
-            return MISSING
+        return MISSING if found is None else self._judged(found, cell)
+
+    def _judged(self, found: Record, cell: Cell) -> str:
         same = found["id"] == cell.id and not _moved(found["config"], cell.recipe)
         return DONE if same else CHANGED
 
     def put_aside(self, cell: Cell) -> Path:
-        """Rename the record of an earlier state of the recipe."""
+        """Rename the record of an earlier state of the recipe; none put aside before is lost."""
         path, found = self.path(cell), self.read(cell)
         assert found is not None
-        return path.rename(self._aside(cell, found["id"]))
+        stem = f"{path.stem}.{found['id']}"
+        places = (path.with_name(f"{stem}{f'-{n}' if n > 1 else ''}.stale") for n in count(1))
+        return path.rename(next(place for place in places if not place.exists()))
 
     def take_back(self, cell: Cell) -> bool:
         """Whether there was a record of this very cell among those put aside; it is one again."""
-        aside, path = self._aside(cell, cell.id), self.path(cell)
-        if path.exists() or not aside.exists():
-            return False
-        aside.rename(path)
-        if self.state(cell) == DONE:
-            return True
-        path.rename(aside)
-        return False
-
-    def _aside(self, cell: Cell, identity: str) -> Path:
         path = self.path(cell)
-        return path.with_name(f"{path.stem}.{identity}.stale")
+        for aside in sorted(path.parent.glob(f"{path.stem}.{cell.id}*.stale")):
+            try:
+                done = self._judged(self._read(aside, cell), cell) == DONE
+            except ValueError:  # it is damaged, and stays where it is
+                continue
+            if done:
+                aside.rename(path)
+                return True
+        return False
 
     def write(self, record: Record) -> Path:
         """Write a record, whole or not at all: a line for each of its parts."""

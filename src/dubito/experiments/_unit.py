@@ -61,6 +61,13 @@ class Unit:
         return Unit(tuple(cell for cell in self.cells if cell.seed == seed))
 
 
+class _Unfit(Exception):
+    """Some cells can't be judged by what they name; the others can."""
+
+    def __init__(self, others: Unit, failures: Failures) -> None:
+        self.others, self.failures = others, failures
+
+
 def units(cells: Iterable[Cell], *, together: bool) -> list[Unit]:
     """Cells by what they train, all seeds `together` or each on its own.
 
@@ -93,6 +100,8 @@ def run(unit: Unit, work: Path, device: str, tell: Tell, emit: Emit) -> Failures
         return failures
     try:
         return failures | _run(ready, work, device, tell, emit)
+    except _Unfit as found:  # the folder is named by who trains in it
+        return failures | found.failures | run(found.others, work, device, tell, emit)
     except _ONE_SEED as error:
         if len(ready.seeds) == 1:
             return failures | _failed(ready, error, tell)
@@ -161,10 +170,9 @@ def _train_and_judge(
     if where.type == "cuda":  # of a function torch compiles eight kinds and no more
         torch.compiler.reset()
     plan = runs.plan(config, place, seeds=unit.seeds, device=where)
-    ready, failures = _passing(unit, partial(_cell.check_shapes, plan, data), tell)
-    if failures:
-        again = partial(_train_and_judge, ready, place, data, device, tell, emit)
-        return failures | (again() if ready.cells else {})
+    others, unfit = _passing(unit, partial(_cell.check_shapes, plan, data), tell)
+    if unfit:
+        raise _Unfit(others, unfit)
     names = {seed: [cell.name for cell in unit.of(seed).cells] for seed in unit.seeds}
     for member in plan.members:
         for name in names[member.config.training["seed"]]:
@@ -175,6 +183,7 @@ def _train_and_judge(
             tell({"event": "epoch", "cell": name, **_figures(entry)})
 
     summaries = runs.train(plan, epoch, _watch_of(unit, plan))
+    failures = Failures()
     for seed, member, summary in zip(unit.seeds, plan.members, summaries, strict=True):
         trained = runs.load(member.folder, where)
         for cell in unit.of(seed).cells:

@@ -55,8 +55,9 @@ class Extractor:
     def __call__(self, inputs: Tensor) -> Tensor:
         """Features (N, D) of inputs (N, *shape), bytes or floats; on the CPU, finite."""
         x = self.preprocessing.standardised(inputs.to(self.device))
-        kinds = (p.dtype for p in self.model.parameters() if p.is_floating_point())
-        x = x.to(next(kinds, x.dtype))
+        kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        if len(kinds) == 1:  # of several the network makes its own
+            x = x.to(kinds.pop())
         own = getattr(self.model, "features", None)
         try:
             with torch.no_grad():
@@ -67,10 +68,7 @@ class Extractor:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             why = str(error).partition("\n")[0]
-            raise ValueError(
-                f"the network does not take inputs {tuple(x.shape)}, which --size and --grey "
-                f"decide: {why}"
-            ) from error
+            raise ValueError(f"the network fails on inputs {tuple(x.shape)}: {why}") from error
         return _checked(found, len(x)).float().cpu()
 
 

@@ -186,7 +186,8 @@ def tune(
     """
     choose = _checks.entry(OBJECTIVES, objective, "objective")
     proposals = _checks.entry(SEARCHES, search, "search")
-    weights: Sequence[float | None] = _tunable(name, grid)
+    weights: Sequence[float | None] = files.plain(list(_tunable(name, grid)))
+    kl_grid, episodes, trials = files.plain(list(kl_grid)), int(episodes), int(trials)
     pools = {one: scaling(one, reference or validation).of(validation) for one in scalings}
     device = torch.device("cpu") if device is None else device
 
@@ -243,9 +244,12 @@ class _Tried:
 
     def __init__(self, folder: Path | None, wanted: Mapping[str, Any]) -> None:
         self.trials: list[Trial] = []
+        self.path = None
+        if folder is None:
+            return
         name = UNFINISHED.format(_identity(wanted))
-        self.path = None if folder is None else files.folder(folder) / name
-        if self.path is None or not self.path.exists():
+        self.path = files.folder(folder) / name
+        if not self.path.exists():
             return
         try:
             found = json.loads(self.path.read_text("utf-8"))

@@ -9,7 +9,8 @@ with f_s the network under the s-th draw of its dropout; mutual information is t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +103,7 @@ def networks_drawn(model: nn.Module, x: Tensor) -> Iterator[None]:
     so of torch's own layers that see the inputs along their first axis.
     """
     layers = _dropouts(model)
-    with _ALONE, _as_written(model):
+    with _ALONE, _as_written():
         modes, masks = [layer.training for layer in layers], _Masks(x)
         ours = [layer for layer in layers if type(layer) in _KINDS and "forward" not in vars(layer)]
         try:
@@ -126,13 +127,13 @@ class _Masks:
     """
 
     def __init__(self, x: Tensor) -> None:
-        drawn = int(torch.randint(2**62, ()))
+        drawn = torch.randint(2**62, (1,)).to(x.device)
         bits = x.detach().unsqueeze(-1).flatten(1)
         if x.is_floating_point():
             bits = (bits.float() + 0.0).view(torch.int32)  # -0.0 is 0.0
         places = torch.arange(1, bits.shape[1] + 1, device=x.device)
         self.rows = _hash((bits.long() * _hash(places)).sum(1) + drawn)  # (N,)
-        self.all = _hash(torch.tensor([drawn], device=x.device))
+        self.all = _hash(drawn)
         self.count = 0
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Masks:
@@ -145,20 +146,22 @@ class _Masks:
             dropped = torch.zeros_like(x)
         elif isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
             squared = (1 - layer.p) * (1 + layer.p * _DROPPED**2)  # so that mean and variance stay
-            low = torch.where(self._kept(_drawn_for(layer, x), layer.p), x, _DROPPED)
+            low = torch.where(self._kept(layer, x), x, _DROPPED)
             dropped = (low - layer.p * _DROPPED) / math.sqrt(squared)
         else:
-            dropped = torch.where(self._kept(_drawn_for(layer, x), layer.p), x / (1 - layer.p), 0)
+            dropped = torch.where(self._kept(layer, x), x / (1 - layer.p), 0)
         return x.copy_(dropped) if layer.inplace else dropped
 
-    def _kept(self, shape: Sequence[int], p: float) -> Tensor:
+    def _kept(self, layer: _DropoutNd, x: Tensor) -> Tensor:
         """A mask, along the first axis by input, or by nothing where that is no axis of inputs."""
+        shape = _drawn_for(layer, x)
         rows = self.rows if shape[0] % max(len(self.rows), 1) == 0 else self.all
         self.count += 1
-        rows = _hash(rows + self.count)
+        rows = _hash(rows.to(x.device) + self.count)
         units = torch.arange(math.prod(shape) // max(len(rows), 1), device=rows.device) * _STEP
         some = rows.split(max(1, _AT_ONCE // max(len(units), 1)))
-        parts = [(_hash(part[:, None] + units) >> 40 & 0xFFFFFF) >= p * 2**24 for part in some]
+        bound = layer.p * 2**24
+        parts = [(_hash(part[:, None] + units) >> 40 & 0xFFFFFF) >= bound for part in some]
         return torch.cat(parts).view(shape)
 
 
@@ -178,10 +181,9 @@ def _hash(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _as_written(model: nn.Module) -> Iterator[None]:
+def _as_written() -> Iterator[None]:
     """No code in which dropout is not called: fused attention, and what was compiled before."""
-    modules = list(model.modules())
-    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in modules)
+    compiled = "torch._dynamo" in sys.modules  # if anything was
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

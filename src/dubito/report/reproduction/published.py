@@ -102,16 +102,17 @@ def is_number(value: object) -> bool:
 
 def of_cell(cell: Mapping[str, Any], table: str, *needed: str) -> Published:
     """What a cell of a table says, where it has all that it takes."""
-    check(
-        cell,
-        ("method", "metric", "mean", "deviation", *needed),
-        f"the table {table!r} of the paper",
-    )
+    where = f"the table {table!r} of the paper"
+    check(cell, ("method", "metric", "mean", "deviation", *needed), where)
+    _checks.one_of(METRICS, cell["metric"], f"metric in {where}:")
+    if cell.get("measure"):
+        _checks.one_of(MEASURES, cell["measure"], f"measure in {where}:")
     return Published(float(cell["mean"]), float(cell["deviation"]), table)
 
 
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(("mean", "deviation"), ("a number", is_number)),
+    "mean": ("a number", is_number),
+    "deviation": ("a number >= 0", lambda value: is_number(value) and value >= 0),
     **dict.fromkeys(("ways", "shots"), ("a whole number", lambda value: type(value) is int)),
     **dict.fromkeys(
         ("method", "metric", "measure", "data", "ood"),
@@ -124,12 +125,8 @@ def _read(cell: Mapping[str, Any], table: str) -> tuple[Key, Published]:
     said = of_cell(cell, table)
     known = [plain(name) for name in METHODS_SHOWN]
     _checks.one_of(known, plain(cell["method"]), f"method in the table {table!r} of the paper:")
-    _checks.one_of(METRICS, cell["metric"], f"metric in the table {table!r} of the paper:")
-    measure = cell.get("measure", "")
-    if measure:
-        _checks.one_of(MEASURES, measure, f"measure in the table {table!r} of the paper:")
-    key = key_of(cell["data"], cell["method"], cell.get("ood", ""), measure, cell["metric"])
-    return key, said
+    ood, measure = cell.get("ood", ""), cell.get("measure", "")
+    return key_of(cell["data"], cell["method"], ood, measure, cell["metric"]), said
 
 
 def verdict(ours: float, theirs: Published, better: Better = "higher") -> Verdict | None:
