@@ -222,12 +222,13 @@ def test_tuning_scales_by_the_reference_that_is_used_later(tmp_path: Path) -> No
 
 
 def test_the_reference_reaches_the_tuning(features: Path, tmp_path: Path) -> None:
-    base = tmp_path / "base.npz"
-    data = arrays(seed=3)
-    np.savez(base, features=data.inputs.numpy(), labels=data.labels.numpy())
+    base, validation = tmp_path / "base.npz", tmp_path / "validation.npz"
+    for path, seed in ((base, 3), (validation, 4)):
+        data = arrays(seed=seed)
+        np.savez(path, features=data.inputs.numpy(), labels=data.labels.numpy())
     done = fewshot(
-        features, *SMALL, "--episodes", "5", "--tune", features, "--tune-episodes", "5",
-        "--reference", base, "--out", tmp_path / "out",
+        features, *SMALL, "--episodes", "5", "--tune", validation, "--tune-episodes", "5",
+        "--tune-scaling", "--reference", base, "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert json.loads((tmp_path / "out/tuning.json").read_text())["reference"]["name"] == "base"
