@@ -374,10 +374,10 @@ def test_the_order_of_what_both_methods_vary_is_counted_apart(records: Data, pap
     plain = reproduction.report(records, paper).summary.order
     order = reproduction.report([*records, *more, *alone], paper).summary.order
     assert (order.kept, order.compared, order.broken) == (plain.kept, plain.compared, plain.broken)
-    ((name, kept, of),) = order.variants
-    assert (name, of) == ("averaged", 16)
+    ((name, kept, of, on),) = order.variants
+    assert (name, of, on) == ("averaged", 16, "MNIST")
     assert kept < 4
-    assert f"(averaged in {kept} of 16)" in order.sentence
+    assert f"(averaged in {kept} of 16 on MNIST)" in order.sentence
 
 
 def test_the_order_is_told_where_variants_alone_were_run(records: Data, paper: Any) -> None:
@@ -388,12 +388,12 @@ def test_the_order_is_told_where_variants_alone_were_run(records: Data, paper: A
         for variant in ("averaged", "long")
     ]
     summary = reproduction.report(given, paper).summary
-    (_, kept, of), again = summary.order.variants
-    assert again == ("long", kept, of)
+    (_, kept, of, on), again = summary.order.variants
+    assert again == ("long", kept, of, on)
     assert of == 16
     assert summary.sentence.endswith(
         f"in the paper. I-EDL (averaged) is ahead of EDL (averaged) in {kept} of the 16 cells in "
-        f"which the paper has it so (long in {kept} of 16)."
+        f"which the paper has it so (long in {kept} of 16 on MNIST)."
     )
     alone = [r for r in given if r["recipe"] != "mnist-edl-long"]
     order = reproduction.report(alone, paper).summary.order

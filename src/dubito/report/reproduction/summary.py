@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from dubito.report.reproduction.layout import Entry, Table
+from dubito.report.reproduction.names import SETS, set_of
 
 __all__ = ["Finding", "Group", "Order", "Summary", "grouped", "summary"]
 
@@ -70,19 +71,19 @@ class Order:
     compared: int
     broken: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    #: what recipes of both vary, and the two counts for these
-    variants: tuple[tuple[str, int, int], ...] = ()
+    #: what recipes of both vary, the two counts for these, and the data that they are of
+    variants: tuple[tuple[str, int, int, str], ...] = ()
 
     @property
     def sentence(self) -> str:
         """The counts in words; nothing where there is nothing to compare."""
-        plain = [("", self.kept, self.compared)] if self.compared else []
+        plain = [("", self.kept, self.compared, "")] if self.compared else []
         counts = [*plain, *self.variants]
         if not counts:
             return ""
-        (first, kept, of), *others = counts
+        (first, kept, of, _), *others = counts
         suffix = f" ({first})" if first else ""
-        more = ", ".join(f"{name} in {kept} of {of}" for name, kept, of in others)
+        more = ", ".join(f"{name} in {kept} of {of} on {on}" for name, kept, of, on in others)
         return (
             f"{self.ahead}{suffix} is ahead of {self.behind}{suffix} in {kept} of the {of} cells "
             f"in which the paper has it so{f' ({more})' if more else ''}."
@@ -160,12 +161,15 @@ def _order(tables: Sequence[Table], ahead: str, behind: str, notes: Mapping[str,
     broken = {label: words for label, words in told.items() if words}
     explained = dict.fromkeys(note for label in broken if (note := _note(label, notes)))
     kept = len(told) - len(broken)
-    counts = {
-        variant: list(_orders(tables, ahead, behind, variant).values())
-        for variant in _variants(tables, ahead, behind)
-    }
-    varied = tuple((name, found.count(""), len(found)) for name, found in counts.items() if found)
-    return Order(ahead, behind, kept, len(told), tuple(broken.values()), tuple(explained), varied)
+    varied = []
+    for variant in _variants(tables, ahead, behind):
+        if found := _orders(tables, ahead, behind, variant):
+            on = dict.fromkeys(name for label in found if (name := set_of(label)) is not None)
+            shown = " and ".join(SETS[name].label for name in on)
+            varied.append((variant, list(found.values()).count(""), len(found), shown))
+    return Order(
+        ahead, behind, kept, len(told), tuple(broken.values()), tuple(explained), tuple(varied)
+    )
 
 
 def _orders(tables: Iterable[Table], ahead: str, behind: str, variant: str = "") -> dict[str, str]:
