@@ -47,11 +47,9 @@ Record = dict[str, Any]
 
 
 def check_sources(recipe: Recipe, folder: Path) -> None:
-    """Find what the recipe is judged by, so that a missing set is known before the training."""
+    """Find what the recipe is judged by; OOD sets are read by `check_shapes`."""
     for source in _quick.located(recipe, folder)[1]:
-        if source in data.DATASETS:
-            data.load(source, "test")
-        elif not Path(source).expanduser().exists():
+        if source not in data.DATASETS and not Path(source).expanduser().exists():
             raise FileNotFoundError(f"[evaluate] ood: {source!r} is no known set, file or folder")
     if recipe.evaluate["humans"]:
         _people(recipe, folder)

@@ -230,8 +230,8 @@ def _check_evaluate(judged: Mapping[str, Any]) -> None:
     if not _of(judged.get("ood", []), str):
         raise ValueError(f"ood in [evaluate] must be a list of data, not {judged['ood']!r}")
     noise = judged.get("noise", [])
-    if not _of(noise, (int, float)) or not all(0 <= level < math.inf for level in noise):
-        raise ValueError(f"noise in [evaluate] must be a list of numbers >= 0, not {noise!r}")
+    if not _of(noise, (int, float)) or not all(0 < level < math.inf for level in noise):
+        raise ValueError(f"noise in [evaluate] must be a list of numbers > 0, not {noise!r}")
 
 
 def _of(values: object, kind: type | tuple[type, ...]) -> bool:

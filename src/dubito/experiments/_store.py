@@ -100,7 +100,8 @@ class Store:
         found = []
         for recipe in sorted(recipes, key=lambda one: one.name):
             for cell in recipe.cells(self.seeds(recipe)):
-                if self.state(cell) == DONE and (record := self.read(cell)) is not None:
+                record = self.read(cell)
+                if record is not None and self._judged(record, cell) == DONE:
                     found.append(record)
         return found
 
