@@ -226,3 +226,13 @@ def test_epochs_show_what_was_watched_and_where_the_loss_was_least() -> None:
     axes = drawing(record(1, None)).draw().axes
     assert axes[0].get_title(loc="left") == "test accuracy"
     assert "least loss" not in {line.get_label() for line in axes[1].get_lines()}
+
+    # where alpha0 was watched in all trainings, its mean stands beside Max.P's
+    assert axes[1].get_ylabel() == "AUPR, Max.P (%)"
+    both, alone = record(1, None), record(2, None)
+    both["training"]["history"]["watched"]["svhn/alpha0/aupr"] = [0.4, 0.3, 0.2, 0.1]
+    ax = drawing(both).draw().axes[1]
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert (ax.get_ylabel(), names) == ("AUPR (%)", ["by Max.P", "by α₀"])
+    assert [40, 30, 20, 10] in [[round(y) for y in line.get_ydata()] for line in ax.get_lines()]
+    assert drawing(both, alone).draw().axes[1].get_legend() is None

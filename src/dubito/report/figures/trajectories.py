@@ -34,11 +34,17 @@ class Trajectory:
 
 
 def trajectories(
-    given: Mapping[str, Sequence[Trajectory]], ylabels: Sequence[str], *, narrow: bool = False
+    given: Mapping[str, Sequence[Trajectory]],
+    ylabels: Sequence[str],
+    other: Mapping[str, Sequence[Trajectory]] | None = None,
+    names: tuple[str, str] = ("", ""),
+    *,
+    narrow: bool = False,
 ) -> Figure:
     """A panel for each quantity: a thin line a seed, their mean as a thick one, dots where kept.
 
-    The mean ends where the first seed does: beyond, it would be one of others.
+    The mean ends where the first seed does: beyond, it would be one of others. `other` has what
+    another measure says in some of the panels, drawn as its mean; `names` are those of the two.
     """
     across = 2 if len(given) == 4 else 3
     figure, axes = panels(len(given), 1 if narrow else across, (4.6, 3.1))
@@ -46,16 +52,18 @@ def trajectories(
         plain(ax, title)
         for seed in seeds:
             ax.plot(seed.epochs, seed.values, color=FAINT, linewidth=0.7, alpha=0.8)
-        least = min(len(seed.values) for seed in seeds)
-        mean = np.mean([seed.values[:least] for seed in seeds], axis=0)
-        ax.plot(seeds[0].epochs[:least], mean, color=COLOURS[0], linewidth=2.2, label="mean")
+        epochs, mean = _mean(seeds)
+        ax.plot(epochs, mean, color=COLOURS[0], linewidth=2.2, label="mean")
         low = [s.at(s.least_loss) for s in seeds if s.least_loss is not None]
         if low:
             style: dict[str, Any] = {"markerfacecolor": "none", "markersize": 9, "zorder": 4}
             ax.plot(*zip(*low, strict=True), "o", color=COLOURS[2], label="least loss", **style)
         kept = [s.at(s.kept) for s in seeds]
         ax.plot(*zip(*kept, strict=True), "D", color=COLOURS[1], markersize=5, label="kept")
-        settled = mean[least // 4 :]  # the first epochs would leave the rest no room
+        if other and title in other:
+            (line,) = ax.plot(*_mean(other[title]), "--", color=COLOURS[3], linewidth=1.6)
+            ax.legend([ax.lines[len(seeds)], line], names, frameon=False, fontsize=9)
+        settled = mean[len(mean) // 4 :]  # the first epochs would leave the rest no room
         room = 0.5 * (settled.max() - settled.min())
         if title == LOSS and room > 0:
             ax.set_ylim(settled.min() - room, settled.max() + room)
@@ -64,3 +72,8 @@ def trajectories(
     rising = axes[1] if LOSS in given else axes[0]
     rising.legend(frameon=False, fontsize=9, loc="lower right")
     return figure
+
+
+def _mean(seeds: Sequence[Trajectory]) -> tuple[Sequence[int], np.ndarray]:
+    least = min(len(seed.values) for seed in seeds)
+    return seeds[0].epochs[:least], np.mean([seed.values[:least] for seed in seeds], axis=0)

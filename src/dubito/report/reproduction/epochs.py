@@ -16,6 +16,7 @@ from dubito.report.reproduction.tables import OOD, methods
 __all__ = ["trajectories"]
 
 LOSSES = "validation_loss"
+SHOWN, BESIDE = "/max_prob/aupr", "/alpha0/aupr"
 
 
 def trajectories(records: Records, data: str) -> Iterator[Drawing]:
@@ -28,23 +29,26 @@ def trajectories(records: Records, data: str) -> Iterator[Drawing]:
         ]
         if not seen:
             continue
-        names = [
-            name
-            for name in at(seen[0], ("training", "history", "watched"))
-            if name == "accuracy" or name.endswith("/max_prob/aupr")
-        ]
+        watched = at(seen[0], ("training", "history", "watched"))
+        names = [name for name in watched if name == "accuracy" or name.endswith(SHOWN)]
         panels: dict[str, list[Trajectory]] = {}
+        other: dict[str, list[Trajectory]] = {}
         ylabels = []
         if all(at(record, ("training", "history", LOSSES)) for record in seen):
             panels[figures.LOSS] = [_trajectory(record, (LOSSES,), 1) for record in seen]
             ylabels.append("")
         for name in names:
-            ood = name.removesuffix("/max_prob/aupr")  # which may be a path
+            ood = name.removesuffix(SHOWN)  # which may be a path
             title = "test accuracy" if name == "accuracy" else f"→ {ood_label(Path(ood).stem)}"
             if title in panels:  # files of one name
                 title = f"→ {ood}"
-            ylabels.append("%" if name == "accuracy" else "AUPR, Max.P (%)")
             panels[title] = [_trajectory(record, ("watched", name), 100) for record in seen]
+            path = "watched", ood + BESIDE
+            both = all(at(record, ("training", "history", *path)) for record in seen)
+            if both:
+                other[title] = [_trajectory(record, path, 100) for record in seen]
+            measure = "AUPR (%)" if both else "AUPR, Max.P (%)"
+            ylabels.append("%" if name == "accuracy" else measure)
         label, many = f"{SETS[data].label}, {method_label(variant)}", "s" * (len(seen) > 1)
         yield Drawing(
             f"epochs-{data}-{variant}", OOD, f"{label}: what the epochs do",
@@ -53,7 +57,7 @@ def trajectories(records: Records, data: str) -> Iterator[Drawing]:
             "chose, circles those with the least validation loss.",
             f"For {label}, test accuracy and AUPR against each OOD set over the epochs, a line a "
             "seed, with the epoch whose weights were kept.",
-            partial(figures.trajectories, panels, ylabels),
+            partial(figures.trajectories, panels, ylabels, other, ("by Max.P", "by α₀")),
         )  # fmt: skip
 
 
