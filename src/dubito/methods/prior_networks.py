@@ -102,7 +102,8 @@ class ReverseKLPriorNetwork(PriorNetwork):
     """RKL-PN: the model first, mode seeking.
 
     Labels with probabilities p ask for alpha = 1 + (beta - 1) p: doubt shares evidence out among
-    classes and leaves `alpha0` as it is. `max_prob` and `differential_entropy` tell of it.
+    classes and leaves `alpha0` as it is; `max_prob` tells of it. In long trainings `alpha0` may
+    turn round: more of it where the network is wrong.
 
     >>> ReverseKLPriorNetwork(ood_weight=0.5).weights(epoch=0, epochs=1)
     {'id_kl': 1.0, 'ood_kl': 0.5}
