@@ -52,6 +52,16 @@ def test_with_the_reverse_divergence_doubt_costs_no_evidence() -> None:
     assert least("kl_pn", odds).sum() < 4 < 102 < least("kl_pn", (1.0, 0, 0, 0)).sum()
 
 
+def test_with_the_reverse_divergence_too_little_evidence_costs_more_than_too_much() -> None:
+    """About (K - 1)(u - 1 + exp(-u)) with u = ln(alpha / beta): a line and an exponential."""
+    u = torch.linspace(-1.5, 1.5, 7, dtype=torch.float64)
+    logits = torch.zeros(2 * len(u), 10, dtype=torch.float64)
+    logits[: len(u), 0] = u + torch.tensor(100.0).log()
+    cost = method("rkl_pn").terms_of(logits, torch.zeros(len(u), dtype=torch.long))["id_kl"]
+    torch.testing.assert_close(cost, 9 * (u - 1 + (-u).exp()), rtol=0.25, atol=1e-6)
+    assert cost[0] > 2 * cost[-1]
+
+
 @BOTH
 def test_noise_is_uniform_new_and_repeatable(name: str) -> None:
     x = torch.zeros(512, 1, 8, 8)
