@@ -170,7 +170,7 @@ def test_a_study_changes_what_its_name_says(name: str) -> None:
         for key in changed[part] | base[part]
         if base[part].get(key) != changed[part].get(key)
     }
-    assert different == expected
+    assert different - {"compile"} == expected  # which is for speed alone
 
 
 def test_names_are_tables_recipes_sweeps_or_patterns() -> None:
