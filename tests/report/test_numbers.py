@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -435,6 +436,22 @@ def test_notes_explain_by_label_and_by_pattern(records: Data, paper: Any) -> Non
     wrong = label.replace("alpha0", "alpha")
     with pytest.raises(ValueError, match=f"{wrong}' is about no cell.* mean '{label}'"):
         reproduction.report(records, paper, {wrong: "Why?"})
+
+
+def test_a_variant_that_reaches_a_number_is_named_beside_it(records: Data, paper: Any) -> None:
+    label = "mnist-kl-pn/ood/kmnist/alpha0/aupr"
+    for variant, aupr in (("short", 0.95), ("long", 0.99), ("worst", 0.1)):
+        record = copy.deepcopy(next(r for r in records if r["recipe"] == "mnist-kl-pn"))
+        record["recipe"] += f"-{variant}"
+        record["result"]["ood"]["kmnist"]["detection"]["alpha0"]["aupr"] = aupr
+        records.append(record)
+    made = reproduction.report(records, paper)
+    found = {f.entry.label: f for f in made.summary.worse}
+    assert found[label].reached == "KL-PN (long): 99.00"
+    assert label.replace("alpha0", "max_prob") in found  # which they all have as it was
+    assert not found[label.replace("alpha0", "max_prob")].reached
+    text = markdown(made.sections, made.summary, False, "figures")
+    assert f"(paper {found[label].entry.paper}; KL-PN (long): 99.00)" in text
 
 
 def test_notes_are_read_from_beside_the_records(tmp_path: Path) -> None:

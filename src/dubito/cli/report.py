@@ -62,8 +62,6 @@ def _show(summary: Summary, console: Console) -> None:
 
     console.print(Text(summary.sentence), soft_wrap=True)
     for group in grouped(summary.worse):
-        cells = ", ".join(
-            f"{one.name} {one.entry.ours} (paper {one.entry.paper})" for one in group.findings
-        )
+        cells = ", ".join(f"{one.name} {one.entry.ours} ({one.compared})" for one in group.findings)
         words = Text.assemble(("▼ ", "red"), f"{group.table.title}, {group.row}: {cells}")
         console.print(words, soft_wrap=True)

@@ -55,7 +55,7 @@ def markdown(
 
 def _worse_item(group: Group) -> str:
     cells = [
-        f"{f.name} {f'{f.entry.ours} {f.entry.spread}'.strip()} (paper {f.entry.paper})"
+        f"{f.name} {f'{f.entry.ours} {f.entry.spread}'.strip()} ({f.compared})"
         for f in group.findings
     ]
     said = f"{group.table.title}, {group.row}: {'; '.join(cells)}."

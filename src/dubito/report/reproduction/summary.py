@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from dubito.report.reproduction.layout import Entry, Table
 from dubito.report.reproduction.names import SETS, set_of
+from dubito.report.reproduction.published import verdict
 
 __all__ = ["Finding", "Group", "Order", "Summary", "grouped", "summary"]
 
@@ -24,11 +25,18 @@ class Finding:
     row: str
     entry: Entry
     note: str = ""
+    #: the best variant of the row that is not worse than the published number, with ours of it
+    reached: str = ""
 
     @property
     def name(self) -> str:
         """The column in words."""
         return self.entry.name.replace("\u00a0↑", "")
+
+    @property
+    def compared(self) -> str:
+        """What ours is set beside, in words."""
+        return f"paper {self.entry.paper}" + (f"; {self.reached}" if self.reached else "")
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ def summary(tables: Sequence[Table], notes: Mapping[str, str] | None = None) -> 
     found = _findings(tables, notes or {})
     judged = [f for f in found if not f.table.apart]
     compared = [f for f in judged if f.entry.published is not None]
-    worse = [f for f in compared if f.entry.verdict == "worse"]
+    worse = [replace(f, reached=_reached(f)) for f in compared if f.entry.verdict == "worse"]
     missing = [f for f in compared if f.entry.verdict is None]
     counts: dict[Count, int] = {
         "agrees": sum(f.entry.verdict == "agrees" for f in compared),
@@ -147,6 +155,24 @@ def _findings(tables: Sequence[Table], notes: Mapping[str, str]) -> list[Finding
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"the note on {pattern!r} is about no cell of the report{hint}")
     return list(found.values())
+
+
+def _reached(finding: Finding) -> str:
+    table, theirs = finding.table, finding.entry.published
+    place = next(
+        place
+        for row in table.rows if row.name == finding.row
+        for place, entry in enumerate(row.entries) if entry.label == finding.entry.label
+    )  # fmt: skip
+    better, found = table.columns[place].better or "higher", []
+    for row in table.rows:
+        ours = row.entries[place].mean
+        if theirs is None or ours is None or not row.name.startswith(f"{finding.row} ("):
+            continue
+        if verdict(ours, theirs, better) in ("agrees", "better"):
+            found.append((ours, f"{row.name}: {row.entries[place].ours}"))
+    best = max if better == "higher" else min
+    return best(found)[1] if found else ""
 
 
 def _note(label: str, notes: Mapping[str, str]) -> str:
