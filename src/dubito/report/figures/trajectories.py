@@ -53,7 +53,7 @@ def trajectories(
         for seed in seeds:
             ax.plot(seed.epochs, seed.values, color=FAINT, linewidth=0.7, alpha=0.8)
         epochs, mean = _mean(seeds)
-        ax.plot(epochs, mean, color=COLOURS[0], linewidth=2.2, label="mean")
+        (thick,) = ax.plot(epochs, mean, color=COLOURS[0], linewidth=2.2, label="mean")
         low = [s.at(s.least_loss) for s in seeds if s.least_loss is not None]
         if low:
             style: dict[str, Any] = {"markerfacecolor": "none", "markersize": 9, "zorder": 4}
@@ -61,8 +61,8 @@ def trajectories(
         kept = [s.at(s.kept) for s in seeds]
         ax.plot(*zip(*kept, strict=True), "D", color=COLOURS[1], markersize=5, label="kept")
         if other and title in other:
-            (line,) = ax.plot(*_mean(other[title]), "--", color=COLOURS[3], linewidth=1.6)
-            ax.legend([ax.lines[len(seeds)], line], names, frameon=False, fontsize=9)
+            (dashed,) = ax.plot(*_mean(other[title]), "--", color=COLOURS[3], linewidth=1.6)
+            ax.legend([thick, dashed], names, frameon=False, fontsize=9)
         settled = mean[len(mean) // 4 :]  # the first epochs would leave the rest no room
         room = 0.5 * (settled.max() - settled.min())
         if title == LOSS and room > 0:

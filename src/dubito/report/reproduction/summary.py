@@ -23,6 +23,7 @@ class Finding:
 
     table: Table
     row: str
+    column: int
     entry: Entry
     note: str = ""
     #: the best variant of the row that is not worse than the published number, with ours of it
@@ -146,9 +147,9 @@ def _findings(tables: Sequence[Table], notes: Mapping[str, str]) -> list[Finding
     found: dict[str, Finding] = {}
     for table in tables:
         for row in table.rows:
-            for entry in row.entries:
+            for place, entry in enumerate(row.entries):
                 note = _note(entry.label, notes)
-                found.setdefault(entry.label, Finding(table, row.name, entry, note))
+                found.setdefault(entry.label, Finding(table, row.name, place, entry, note))
     for pattern in notes:
         if not any(fnmatchcase(label, pattern) for label in found):
             near = difflib.get_close_matches(pattern, found, n=1)
@@ -158,19 +159,15 @@ def _findings(tables: Sequence[Table], notes: Mapping[str, str]) -> list[Finding
 
 
 def _reached(finding: Finding) -> str:
-    table, theirs = finding.table, finding.entry.published
-    place = next(
-        place
-        for row in table.rows if row.name == finding.row
-        for place, entry in enumerate(row.entries) if entry.label == finding.entry.label
-    )  # fmt: skip
-    better, found = table.columns[place].better or "higher", []
-    for row in table.rows:
-        ours = row.entries[place].mean
-        if theirs is None or ours is None or not row.name.startswith(f"{finding.row} ("):
-            continue
-        if verdict(ours, theirs, better) in ("agrees", "better"):
-            found.append((ours, f"{row.name}: {row.entries[place].ours}"))
+    theirs, better = finding.entry.published, finding.table.columns[finding.column].better
+    assert theirs is not None  # or it would not be judged
+    assert better is not None
+    found = []
+    for row in finding.table.rows:
+        entry = row.entries[finding.column]
+        ours, varied = entry.mean, row.name.startswith(f"{finding.row} (")
+        if varied and ours is not None and verdict(ours, theirs, better) in ("agrees", "better"):
+            found.append((ours, f"{row.name}: {entry.ours}"))
     best = max if better == "higher" else min
     return best(found)[1] if found else ""
 
