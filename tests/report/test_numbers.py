@@ -438,7 +438,7 @@ def test_notes_explain_by_label_and_by_pattern(records: Data, paper: Any) -> Non
         reproduction.report(records, paper, {wrong: "Why?"})
 
 
-def test_a_variant_that_reaches_a_number_is_named_beside_it(records: Data, paper: Any) -> None:
+def test_variants_that_reach_a_number_are_named_beside_it(records: Data, paper: Any) -> None:
     label = "mnist-kl-pn/ood/kmnist/alpha0/aupr"
     for variant, aupr in (("short", 0.95), ("long", 0.99), ("worst", 0.1)):
         record = copy.deepcopy(next(r for r in records if r["recipe"] == "mnist-kl-pn"))
@@ -447,11 +447,16 @@ def test_a_variant_that_reaches_a_number_is_named_beside_it(records: Data, paper
         records.append(record)
     made = reproduction.report(records, paper)
     found = {f.entry.label: f for f in made.summary.worse}
-    assert found[label].reached == "KL-PN (long): 99.00"
+    assert found[label].reached == ("long 99.00", "short 95.00")
     assert label.replace("alpha0", "max_prob") in found  # which they all have as it was
     assert not found[label.replace("alpha0", "max_prob")].reached
+    reached = sum(bool(finding.reached) for finding in made.summary.worse)
+    assert 0 < reached < len(found)
+    assert f" are not reached (a variant of the method reaches {reached} of them) and " in (
+        made.summary.sentence
+    )
     text = markdown(made.sections, made.summary, False, "figures")
-    assert f"(paper {found[label].entry.paper}; KL-PN (long): 99.00)" in text
+    assert f"(paper {found[label].entry.paper}; variants: long 99.00, short 95.00)" in text
 
 
 def test_notes_are_read_from_beside_the_records(tmp_path: Path) -> None:

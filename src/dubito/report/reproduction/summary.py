@@ -26,8 +26,8 @@ class Finding:
     column: int
     entry: Entry
     note: str = ""
-    #: the best variant of the row that is not worse than the published number, with ours of it
-    reached: str = ""
+    #: variants of the row that are not worse than the published number, each with ours of it
+    reached: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -37,7 +37,8 @@ class Finding:
     @property
     def compared(self) -> str:
         """What ours is set beside, in words."""
-        return f"paper {self.entry.paper}" + (f"; {self.reached}" if self.reached else "")
+        variants = f"; variants: {', '.join(self.reached)}" if self.reached else ""
+        return f"paper {self.entry.paper}{variants}"
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,12 @@ class Summary:
     def sentence(self) -> str:
         """The counts and the order of methods in words."""
         total, counts = sum(self.counts.values()), self.counts
+        varied = sum(bool(finding.reached) for finding in self.worse)
+        many = "all" if varied == counts["worse"] else varied
+        but = f" (a variant of the method reaches {many} of them)" if varied else ""
         counted = (
             f"Of {total} published numbers {counts['agrees']} agree with ours, {counts['better']} "
-            f"are surpassed, {counts['worse']} are not reached and {counts['missing']} have "
+            f"are surpassed, {counts['worse']} are not reached{but} and {counts['missing']} have "
             f"no counterpart here; {self.alone} more numbers of ours have none in the paper."
         )
         return f"{counted} {self.order.sentence}".strip()
@@ -158,18 +162,17 @@ def _findings(tables: Sequence[Table], notes: Mapping[str, str]) -> list[Finding
     return list(found.values())
 
 
-def _reached(finding: Finding) -> str:
+def _reached(finding: Finding) -> tuple[str, ...]:
     theirs, better = finding.entry.published, finding.table.columns[finding.column].better
     assert theirs is not None  # or it would not be judged
     assert better is not None
     found = []
     for row in finding.table.rows:
-        entry = row.entries[finding.column]
-        ours, varied = entry.mean, row.name.startswith(f"{finding.row} (")
-        if varied and ours is not None and verdict(ours, theirs, better) in ("agrees", "better"):
-            found.append((ours, f"{row.name}: {entry.ours}"))
-    best = max if better == "higher" else min
-    return best(found)[1] if found else ""
+        entry, (method, _, variant) = row.entries[finding.column], row.name.partition(" (")
+        ours = entry.mean if variant and method == finding.row else None
+        if ours is not None and verdict(ours, theirs, better) in ("agrees", "better"):
+            found.append(f"{variant.removesuffix(')')} {entry.ours} {entry.spread}".strip())
+    return tuple(found)
 
 
 def _note(label: str, notes: Mapping[str, str]) -> str:
