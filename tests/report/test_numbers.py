@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -455,6 +456,8 @@ def test_variants_that_reach_a_number_are_named_beside_it(records: Data, paper: 
     assert f" are not reached (a variant of the method reaches {reached} of them) and " in (
         made.summary.sentence
     )
+    only = replace(made.summary, worse=(found[label],), counts=made.summary.counts | {"worse": 1})
+    assert " 1 are not reached (a variant of the method reaches all of them) and " in only.sentence
     text = markdown(made.sections, made.summary, False, "figures")
     assert f"(paper {found[label].entry.paper}; variants: long 99.00, short 95.00)" in text
 
