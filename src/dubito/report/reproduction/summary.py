@@ -168,10 +168,10 @@ def _reached(finding: Finding) -> tuple[str, ...]:
     assert better is not None
     found = []
     for row in finding.table.rows:
-        entry, (method, _, variant) = row.entries[finding.column], row.name.partition(" (")
-        ours = entry.mean if variant and method == finding.row else None
+        entry, variant = row.entries[finding.column], _variant(row.name, finding.row)
+        ours = entry.mean if variant else None
         if ours is not None and verdict(ours, theirs, better) in ("agrees", "better"):
-            found.append(f"{variant.removesuffix(')')} {entry.ours} {entry.spread}".strip())
+            found.append(f"{variant} {entry.ours} {entry.spread}".strip())
     return tuple(found)
 
 
@@ -216,10 +216,15 @@ def _orders(tables: Iterable[Table], ahead: str, behind: str, variant: str = "")
 
 
 def _variants(tables: Iterable[Table], ahead: str, behind: str) -> list[str]:
-    """What recipes of both methods vary: the words in brackets after their names."""
+    """What recipes of both methods vary."""
     names = {row.name for table in tables for row in table.rows}
-    found = [name[len(ahead) + 2 : -1] for name in names if name.startswith(f"{ahead} (")]
-    return sorted(variant for variant in found if f"{behind} ({variant})" in names)
+    found = {_variant(name, ahead) for name in names} & {_variant(name, behind) for name in names}
+    return sorted(found - {""})
+
+
+def _variant(name: str, method: str) -> str:
+    """What a row varies of a method: the words in brackets after it; nothing of other rows."""
+    return name[len(method) + 2 : -1] if name.startswith(f"{method} (") else ""
 
 
 def _claimed(ours: Entry, base: Entry) -> bool:
