@@ -17,28 +17,31 @@ differentiates, compiles and exports.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from dubito._coefficients import COEFFICIENTS, FIRST
+from dubito._coefficients import (
+    COEFFICIENTS,
+    EXCESS,
+    EXCESS_SLOPE,
+    FIRST,
+    GAP_MOMENT,
+    MU,
+)
 from dubito._lazy import lazy
 
 __all__ = [
     "Gamma",
+    "GammaAboveOne",
     "bregman_excess",
     "bregman_excess_from_one",
-    "digamma",
+    "constants",
     "log_gap",
-    "polygammas",
-    "stirling_remainder",
-    "tetragamma",
-    "trigamma",
+    "short_horner",
+    "stirling_coefficients",
 ]
-
-
-def _key(x: Tensor) -> str:
-    return "float64" if x.dtype == torch.float64 else "float32"
 
 
 def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
@@ -56,7 +59,8 @@ def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 class Gamma:
     r"""The gamma family at `x`: each member is computed when asked for and shares the work.
 
-    Shapes: `x` (...) > 0, floating; every member (...).
+    Shapes: `x` (...) > 0, floating; every member (...). With `single` the polynomials of float32
+    are used, also for float64 arguments, whose differences then still lose nothing to rounding.
 
     >>> g = Gamma(torch.tensor([0.5, 1.0, 1e8]))
     >>> g.trigamma
@@ -65,9 +69,10 @@ class Gamma:
     tensor([1.5343e-01, 8.1061e-02, 8.3333e-10])
     """
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, single: bool = False) -> None:
         self.x = x
-        self._first = FIRST[_key(x)]
+        self._key = "float32" if single or x.dtype != torch.float64 else "float64"
+        self._first = FIRST[self._key]
 
     @lazy
     def reciprocal(self) -> Tensor:
@@ -97,7 +102,7 @@ class Gamma:
 
     def _polynomial(self, remainder: str, decay: int) -> Tensor:
         """The remainder at the shifted point: x**-decay times its polynomial."""
-        value = _horner(COEFFICIENTS[_key(self.x)][remainder], self._variable)
+        value = _horner(COEFFICIENTS[self._key][remainder], self._variable)
         for _ in range(decay):  # step by step: the power alone would underflow first
             value = value * self._shifted_reciprocal
         return value
@@ -135,21 +140,27 @@ class Gamma:
         return self._polynomial("delta", 2)
 
     @lazy
+    def _delta_steps(self) -> list[Tensor]:
+        steps = zip(self._steps, self._products, self._log_steps, strict=True)
+        return [(t + 0.5) * u - log for t, u, log in steps]
+
+    @lazy
     def delta(self) -> Tensor:
         """ln x - 1/(2x) - psi(x)."""
-        steps = zip(self._steps, self._products, self._log_steps, strict=True)
-        return self._with_increments(
-            self._delta_shifted, [(t + 0.5) * u - log for t, u, log in steps]
-        )
+        return self._with_increments(self._delta_shifted, self._delta_steps)
 
     @lazy
     def _tau_shifted(self) -> Tensor:
         return self._polynomial("tau", 3)
 
     @lazy
+    def _tau_steps(self) -> list[Tensor]:
+        return [0.5 * u * u for u in self._products]
+
+    @lazy
     def tau(self) -> Tensor:
         """psi_1(x) - 1/x - 1/(2 x^2)."""
-        return self._with_increments(self._tau_shifted, [0.5 * u * u for u in self._products])
+        return self._with_increments(self._tau_shifted, self._tau_steps)
 
     @lazy
     def sigma(self) -> Tensor:
@@ -175,6 +186,11 @@ class Gamma:
         return -(self.reciprocal * self.reciprocal * (1 + self.reciprocal) + self.sigma)
 
     @lazy
+    def log_inverse_trigamma(self) -> Tensor:
+        """-ln psi_1(x)."""
+        return -self.trigamma.log()
+
+    @lazy
     def log_trigamma_slope(self) -> Tensor:
         """psi_2/psi_1, finite where psi_2 itself underflows: ~ -1/x."""
         top = 1 + self.reciprocal + self.x * (self.x * self.sigma)
@@ -187,23 +203,26 @@ class Gamma:
         return 0.5 * self.reciprocal + self.x * self.tau
 
     @lazy
+    def _next_reciprocal(self) -> Tensor:
+        return (self._steps[0] + 1).reciprocal()
+
+    @lazy
     def digamma_gap(self) -> Tensor:
         """psi(x + 1) - ln x ~ 1/(2x), and -ln x - 0.577 near zero."""
         plain = 0.5 * self.reciprocal - self.delta
-        if self._first == 1:  # near zero 1/(2x) cancels: step over it
-            stepped = self._log_steps[0] - 0.5 * self._shifted_reciprocal - self._delta_shifted
-            return torch.where(self._small, stepped, plain)
-        return plain
+        # For small x the terms in 1/x cancel: use the expansion at x + 1.
+        delta = sum(self._delta_steps[1:], self._delta_shifted)
+        stepped = self._log_steps[0] - 0.5 * self._next_reciprocal - delta
+        return torch.where(self._small, stepped, plain)
 
     @lazy
     def trigamma_deficit(self) -> Tensor:
         """1 - x psi_1(x + 1) ~ 1/(2x), and 1 at zero."""
         plain = 0.5 * self.reciprocal - self.x * self.tau
-        if self._first == 1:
-            v = self._shifted_reciprocal
-            stepped = 1 - self.x * (v * (1 + 0.5 * v) + self._tau_shifted)
-            return torch.where(self._small, stepped, plain)
-        return plain
+        v = self._next_reciprocal
+        tau = sum(self._tau_steps[1:], self._tau_shifted)
+        stepped = 1 - self._steps[0] * (v * (1 + 0.5 * v) + tau)
+        return torch.where(self._small, stepped, plain)
 
     @lazy
     def digamma_gap_moment(self) -> Tensor:
@@ -226,50 +245,110 @@ class Gamma:
         return top / (1 + 0.5 * v + self.x * self.tau).square()
 
 
-def stirling_remainder(x: Tensor) -> Tensor:
-    """ln Gamma(x) less its Stirling formula: (...) -> (...).
+@cache
+def constants(
+    values: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
+    """Numbers as tensors (): with Python's numbers, operations on small tensors take twice as long.
 
-    >>> stirling_remainder(torch.tensor([1.0, 1e6]))
-    tensor([8.1061e-02, 8.3333e-08])
+    Not for code that is compiled, exported or differentiated.
     """
-    return Gamma(x).mu
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).unbind()
 
 
-def digamma(x: Tensor) -> Tensor:
-    """psi(x) = d/dx ln Gamma(x): (...) -> (...).
+def short_horner(coefficients: tuple[Tensor, ...], x: Tensor) -> Tensor:
+    """Polynomial with coefficients () or (K,), one operation for each; not differentiable."""
+    *rest, second, last = coefficients
+    result = torch.addcmul(second, last, x)
+    for c in reversed(rest):
+        torch.addcmul(c, result, x, out=result)
+    return result
 
-    >>> digamma(torch.tensor([1.0, 10.0]))
-    tensor([-0.5772,  2.2518])
+
+class GammaAboveOne:
+    r"""Members of `Gamma` from short polynomials, for float32 x >= 1 and without derivatives.
+
+    With r(x) = 1/psi_1(x) - x + 1/2, which is small and smooth, psi_1 = 1/(x - 1/2 + r) and
+    psi_2/psi_1 = -psi_1 (1 + r'): one polynomial and one reciprocal for each.
+
+    Shapes: `x` (...), every member (...).
+
+    >>> GammaAboveOne(torch.tensor([1.0, 1e8])).trigamma
+    tensor([1.6449e+00, 1.0000e-08])
     """
-    return Gamma(x).digamma
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        (self._half,) = constants((0.5,), x.device)
+
+    def _polynomial(self, coefficients: tuple[float, ...]) -> Tensor:
+        return short_horner(constants(coefficients, self.x.device), self.variable)
+
+    @lazy
+    def reciprocal(self) -> Tensor:
+        """1/x."""
+        return self.x.reciprocal()
+
+    @lazy
+    def variable(self) -> Tensor:
+        """z = 1/(x + 1/2)."""
+        return (self.x + self._half).reciprocal_()
+
+    @lazy
+    def inverse_trigamma_excess(self) -> Tensor:
+        """r(x)."""
+        return self._polynomial(EXCESS)
+
+    @lazy
+    def inverse_trigamma(self) -> Tensor:
+        """1/psi_1(x)."""
+        return (self.x - self._half).add_(self.inverse_trigamma_excess)
+
+    @lazy
+    def trigamma(self) -> Tensor:
+        """psi_1(x)."""
+        return self.inverse_trigamma.reciprocal()
+
+    @lazy
+    def log_inverse_trigamma(self) -> Tensor:
+        """-ln psi_1(x)."""
+        return self.inverse_trigamma.log()
+
+    @lazy
+    def inverse_trigamma_excess_slope(self) -> Tensor:
+        """r'(x)."""
+        return self._polynomial(_EXCESS_SLOPE).mul_(self.variable).mul_(self.variable)
+
+    @lazy
+    def log_trigamma_slope(self) -> Tensor:
+        """psi_2/psi_1."""
+        slope = self.inverse_trigamma_excess_slope
+        return torch.addcmul(self.trigamma, self.trigamma, slope).neg_()
+
+    @lazy
+    def delta(self) -> Tensor:
+        """ln x - 1/(2x) - psi(x)."""
+        return self._polynomial(_MU_SLOPE).mul_(self.variable).mul_(self.variable)
+
+    @lazy
+    def digamma_gap_scaled(self) -> Tensor:
+        """x (psi(x + 1) - ln x)."""
+        return self._polynomial(GAP_MOMENT)
 
 
-def trigamma(x: Tensor) -> Tensor:
-    """psi_1(x) = psi'(x): (...) -> (...).
+_EXCESS_SLOPE = tuple(-c for c in EXCESS_SLOPE)
+_MU_SLOPE = tuple((n + 1) * c for n, c in enumerate(MU))
 
-    >>> trigamma(torch.tensor([1.0, 1e30]))
-    tensor([1.6449e+00, 1.0000e-30])
+
+def stirling_coefficients(b: float) -> tuple[float, ...]:
+    """Polynomial M with mu(b) - mu(x) - (x - b) delta(x) = ((x - b) z)^2 M(z), for x >= b >= 1.
+
+    For mu = z^n the left side is ((x - b) z)^2 sum_k (k + 1) z^k z_b^(n - k) over k < n.
     """
-    return Gamma(x).trigamma
-
-
-def tetragamma(x: Tensor) -> Tensor:
-    """psi_2(x) = psi''(x): (...) -> (...).
-
-    >>> tetragamma(torch.tensor([1.0, 10.0]))
-    tensor([-2.4041, -0.0110])
-    """
-    return Gamma(x).tetragamma
-
-
-def polygammas(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(psi, psi_1, psi_2) at x for little more than the cost of one: (...) -> three of (...).
-
-    >>> [value.item() for value in polygammas(torch.tensor(2.0, dtype=torch.float64))]
-    [0.42278433509846..., 0.6449340668482..., -0.4041...]
-    """
-    g = Gamma(x)
-    return g.digamma, g.trigamma, g.tetragamma
+    zb = 1 / (b + 0.5)
+    terms = range(len(MU))
+    return tuple((k + 1) * sum(MU[n] * zb ** (n + 1 - k) for n in terms[k:]) for k in terms)
 
 
 # ln(1 + t) = 2 artanh(w) with w = t/(2 + t); the odd powers of w from the third on, halved
@@ -293,15 +372,21 @@ def log_gap(t: Tensor, ratio: Tensor) -> Tensor:
     return torch.where(near, series, t - torch.where(near, torch.ones_like(ratio), ratio).log())
 
 
-# three-point Gauss rule for the weight theta on [0, 1]
+# Gauss rules for the weight theta on [0, 1]: three points for float32, four for float64
 _GAUSS = (
-    (0.21234053823915294, 0.06982697979901244),
+    (0.21234053823915294, 0.06982697990145412),
     (0.590533135559265, 0.22924110635958627),
     (0.9114120404872961, 0.20093191373895963),
 )
+_GAUSS_WIDE = (
+    (0.13975986434378054, 0.03118097095000808),
+    (0.41640956763108317, 0.12984754760823244),
+    (0.7231569863618762, 0.20346456801027135),
+    (0.9428958038854823, 0.13550691343148813),
+)
 
 
-def bregman_excess(a: Tensor, b: Tensor, d: Tensor | None = None) -> Tensor:
+def bregman_excess(a: Tensor, b: Tensor, d: Tensor | None = None, single: bool = False) -> Tensor:
     r"""What the Bregman divergence of ln Gamma has beyond b (t - ln(1 + t)), t = (a - b)/b.
 
     .. math:: R(a, b) = \ln\Gamma(b) - \ln\Gamma(a) - \psi(a)(b - a) - (a - b) + b\ln(a/b) \ge 0
@@ -311,16 +396,17 @@ def bregman_excess(a: Tensor, b: Tensor, d: Tensor | None = None) -> Tensor:
     >>> bregman_excess(torch.tensor([2.0, 1e6]), torch.tensor([1.0, 1.0]))
     tensor([0.1159, 6.4888])
     """
-    ga, gb = Gamma(a), Gamma(b)
+    ga, gb = Gamma(a, single), Gamma(b, single)
     d = a - b if d is None else d
     t = d * gb.reciprocal
-    near = t.abs() < (0.02 if a.dtype == torch.float64 else 0.25)  # where the Gauss rule is exact
+    single = single or a.dtype != torch.float64
+    near = t.abs() < (0.25 if single else 0.08)  # where the Gauss rule is exact
     far = 0.5 * ((a * gb.reciprocal).log() - d * ga.reciprocal) + (gb.mu - ga.mu - d * ga.delta)
     # near b both parts are d^2 times something smooth: a difference of the parts would lose it
     safe = torch.where(near, t, torch.zeros_like(t))
     curvature = torch.zeros_like(t)
-    for node, weight in _GAUSS:
-        curvature = curvature + weight * Gamma(b * (1 + node * safe)).tau
+    for node, weight in _GAUSS if single else _GAUSS_WIDE:
+        curvature = curvature + weight * Gamma(b * (1 + node * safe), single).tau
     logs = 0.5 * (safe * safe / (1 + safe) - log_gap(safe, 1 + safe))
     return torch.where(near, logs + (curvature * (b * safe)) * (b * safe), far)
 
@@ -331,16 +417,17 @@ _FROM_ONE = tuple((-1) ** k * (z * (k - 1) - 1) / k for k, z in enumerate(_ZETA,
 _MU_ONE = 1 - 0.5 * math.log(2 * math.pi)
 
 
-def bregman_excess_from_one(a: Tensor, e: Tensor | None = None) -> Tensor:
+def bregman_excess_from_one(a: Tensor, e: Tensor | None = None, single: bool = False) -> Tensor:
     """`bregman_excess(a, 1)`, faster: (...) -> (...).
 
     >>> bregman_excess_from_one(torch.tensor([1.0, 1.001, 2.0, 1e6]))
     tensor([0.0000e+00, 3.2203e-07, 1.1593e-01, 6.4888e+00])
     """
-    g = Gamma(a)
+    g = Gamma(a, single)
     e = a - 1 if e is None else e
     near = e.abs() < 0.25
     safe = torch.where(near, e, torch.zeros_like(e))
-    series = _horner(_FROM_ONE if a.dtype == torch.float64 else _FROM_ONE[:14], safe)
+    terms = 14 if single or a.dtype != torch.float64 else len(_FROM_ONE)
+    series = _horner(_FROM_ONE[:terms], safe)
     far = 0.5 * (g.log - e * g.reciprocal) + (_MU_ONE - g.mu - e * g.delta)
     return torch.where(near, series * safe * safe, far)
