@@ -8,7 +8,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from dubito.fewshot import HEADS, Engine, Head, Sampler, Setting, Solver, head
+from dubito.fewshot import HEADS, Engine, Head, Sampler, Setting, Solver, head, solve
 from dubito.fewshot.design import design_of
 from dubito.fewshot.lbfgs import minimise
 from dubito.fewshot.solve import fit, products
@@ -113,13 +113,21 @@ def test_iedl_ends_at_the_optimum_that_scipy_finds(shots: int, weight: float) ->
         torch.testing.assert_close(one.prediction(x[i] @ found[i]).alpha, alpha, rtol=0.02, atol=0)
 
 
+def forbidden(*args: object) -> None:
+    raise AssertionError("the other path ran")
+
+
 @pytest.mark.parametrize("name", ["iedl", "edl", "i_mse", "mse_logdet", "label_smoothing"])
 def test_compiled_and_plain_solvers_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels, _ = supports(3, 6)
     # one is in float64 and one in float32: after few iterations they have not parted yet
     one, solver = head(name), Solver(rounds=2, iterations=3)
-    compiled = fit(one, features, labels, WAYS, solver)
+    pytest.importorskip("numba")
+    with monkeypatch.context() as patch:
+        patch.setattr(solve, "minimise", forbidden)
+        compiled = fit(one, features, labels, WAYS, solver)
     monkeypatch.setenv("DUBITO_KERNELS", "off")
+    monkeypatch.setattr(solve, "_compiled", forbidden)
     plain = fit(one, features, labels, WAYS, solver)
     x = with_ones(features)
     wanted = x @ plain.double()
@@ -161,8 +169,12 @@ def test_products_with_and_without_numba(monkeypatch: pytest.MonkeyPatch) -> Non
     features, weights = torch.rand(50, 12), torch.randn(3, 13, 4)
     index = np.random.default_rng(0).integers(50, size=(3, 9))
     wanted = features[torch.from_numpy(index)] @ weights[:, :-1] + weights[:, -1:]
-    torch.testing.assert_close(products(features, index, weights), wanted)
+    pytest.importorskip("numba")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "baddbmm", forbidden)
+        torch.testing.assert_close(products(features, index, weights), wanted)
     monkeypatch.setenv("DUBITO_KERNELS", "off")
+    monkeypatch.setattr(solve, "_compiled", forbidden)
     torch.testing.assert_close(products(features, index, weights), wanted)
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
+from dubito.fewshot import _numba_gamma as gamma
 from dubito.fewshot._state import ARMIJO, BRACKET, CURVATURE, DONE, LEAST, START, ZOOM
-from dubito.kernels import gamma
 
 F = TypeVar("F", bound=Callable[..., Any])
 

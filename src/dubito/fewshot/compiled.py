@@ -19,6 +19,9 @@ from numba import njit
 
 from dubito import _coefficients, special
 from dubito.fewshot import _compiled_steps, _state
+from dubito.fewshot import _numba_blocks as blocks
+from dubito.fewshot import _numba_gamma as gamma
+from dubito.fewshot import _numba_loss as cpu
 from dubito.fewshot._compiled_steps import (
     COUNTS,
     NEW,
@@ -37,8 +40,8 @@ from dubito.fewshot._compiled_steps import (
     decide,
     part,
 )  # fmt: skip
+from dubito.fewshot._numba_loss import Weights
 from dubito.fewshot._state import DONE
-from dubito.kernels import Weights, blocks, cpu, gamma
 
 __all__ = ["compiled"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dubito.fewshot.design import Design, design_of
 from dubito.fewshot.heads import Evidential, Head, SoftmaxHead
 from dubito.fewshot.lbfgs import Solver, minimise
-from dubito.kernels import Weights, switched_on
+from dubito.kernels import switched_on
 
 __all__ = ["fit", "products"]
 
@@ -109,6 +109,8 @@ def _by_numba(
     scale: Tensor,
     solver: Solver,
 ) -> Tensor:
+    from dubito.fewshot._numba_loss import Weights  # here: numba is optional
+
     weights, smoothing = np.zeros((solver.rounds, len(Weights._fields))), -1.0
     if isinstance(head, Evidential):
         for i, kl in enumerate(head.ramp(solver.rounds)):

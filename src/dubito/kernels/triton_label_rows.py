@@ -1,4 +1,4 @@
-"""The losses of labels in Triton, row by row: the terms, and what the gradient takes.
+"""The losses of labels in Triton, row by row: the terms, and what the gradient is made of.
 
 A row's sums, of `triton_labels`, leave out the label, whose part is added here.
 """
@@ -10,201 +10,330 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from dubito.kernels import triton_labels as labels
 from dubito.kernels import triton_math as tm
-from dubito.kernels.triton_labels import FISHER, KL, MSE, PENALTY
-from dubito.kernels.triton_rows import Numbers
+from dubito.kernels.triton_rows import Terms
 
-_LARGER = tl.constexpr(2.0**40)  # what made the squares smaller, undone
 _LN2 = tl.constexpr(0.6931471805599453)
+# two-point Gauss rule on [0, 1]
+_NODES = tl.constexpr((0.21132486540518713, 0.7886751345948129))
+
+
+class Row(NamedTuple):
+    """The label, and totals (R,)."""
+
+    alpha: tl.tensor
+    e: tl.tensor  # alpha - base of the label
+    own: tl.tensor  # the gamma family at alpha
+    alpha0: tl.tensor
+    total: tl.tensor  # the same at alpha0
+    inverse: tl.tensor  # 1/alpha0
+    share: tl.tensor  # 1/(alpha0 + 1)
+    p: tl.tensor
+    q: tl.tensor  # 1 - p
 
 
 @triton.jit
-def _shares(s: tl.tensor, e: tl.tensor, K: tl.constexpr) -> tl.tensor:
-    """1/alpha0, 1/(alpha0 + 1), and p and 1 - p of the label."""
-    rest = s.evidence + (K - 1.0)
-    inverse = tm.inverse(1.0 + e + rest)
-    return inverse, inverse * tm.inverse(1.0 + inverse), (1.0 + e) * inverse, rest * inverse
-
-
-@triton.jit
-def _parts(s: tl.tensor, e: tl.tensor, most: tl.tensor, inverse: tl.tensor) -> tl.tensor:
-    """Of the class set apart p and 1 - p, if there is one, and of the others sums of p and p^2."""
-    larger = inverse * _LARGER
-    top = tl.where(s.top > most, (1.0 + s.top) * inverse, 0.0)
-    return top, (s.alpha + (1.0 + e)) * inverse, s.alpha * inverse, larger * larger * s.squares
-
-
-@triton.jit
-def _divergence(s: tl.tensor, K: tl.constexpr, mu: tl.tensor) -> tl.tensor:
-    """KL to the uniform Dirichlet, without the label's evidence."""
-    total, less, small = tm.row_divergence(s.evidence, K, mu)
-    return tl.where(small, s.bregman + (s.evidence - s.near) - total, (s.bregman - s.near) - less)
-
-
-@triton.jit
-def _penalty(s: tl.tensor, alpha0: tl.tensor, K: tl.constexpr) -> tl.tensor:
-    """-ln |I|."""
-    r = tm.excess(tm.variable(alpha0 - 1.0))
-    bracket = 0.5 * (K - 1.0) + (r - s.excess)
-    return _LN2 * (s.logs + tm.log2((alpha0 - 0.5 + r) * tm.inverse(bracket)))
-
-
-@triton.jit
-def terms(
-    s: tl.tensor, e: tl.tensor, most: tl.tensor, mu: tl.tensor, growth: tl.tensor,
-    K: tl.constexpr, WHICH: tl.constexpr, AT: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The terms of rows, from their sums and the evidence of their labels."""
-    zero = tl.zeros_like(e)
-    fisher_bias, fisher_variance, mse_bias, mse_variance = zero, zero, zero, zero
-    penalty, divergence, marginal, expected = zero, zero, zero, zero
-    alpha, rest = 1.0 + e, s.evidence + (K - 1.0)
-    inverse, share, p, q = _shares(s, e, K)
-    if WHICH[FISHER]:
-        trigamma = tm.trigamma(e)
-        first, second = inverse * s.first, inverse * (inverse * s.second)
-        fisher_bias = q * q * trigamma + second
-        fisher_variance = share * (first - second + p * q * trigamma)
-    if WHICH[MSE]:
-        p_top, q_top, sum1, sum2 = _parts(s, e, most, inverse)
-        mse_bias = q * q + sum2 + p_top * p_top
-        mse_variance = share * (sum1 - sum2 + p * q + p_top * q_top)
-    if WHICH[PENALTY]:
-        penalty = growth * _penalty(s, alpha + rest, K)
-    if WHICH[KL]:
-        divergence = growth * _divergence(s, K, mu)
-    if AT[6] > -2 or AT[7] > -2:
-        marginal = tm.row_log1p(rest * tm.inverse(alpha))
-    if AT[7] > -2:
-        halves = 0.5 * q * tm.inverse(alpha)
-        expected = marginal + halves + (tm.row_delta(alpha) - tm.row_delta(alpha + rest))
-    return Numbers(
-        fisher_bias, fisher_variance, mse_bias, mse_variance,
-        penalty, divergence, marginal, expected,
+def row_of(
+    alpha: tl.tensor, e: tl.tensor, own: tl.tensor, rest: tl.tensor, C: tl.constexpr
+) -> tl.tensor:
+    """What terms and slopes share, of the label's alpha and the sum over the other classes."""
+    alpha0 = alpha + rest
+    inverse = tm.inverse(alpha0)
+    return Row(
+        alpha, e, own, alpha0, tm.gamma(alpha0, alpha0 - 1.0, C.below_one, False),
+        inverse, inverse * tm.inverse(1.0 + inverse), alpha * inverse, rest * inverse,
     )  # fmt: skip
 
 
-class Slopes(NamedTuple):
-    """What the gradient of a row is made of (R,).
-
-    With f = -r' a class has the slope psi_1 (N + M) - f (psi_1 M + bracket) and what is even, where
-    N = n + n_e e + n_lack (r - 1) and M = m + alpha psi_1 (m_0 + m_e e).
-    """
-
-    even: tl.tensor
-    """what all classes have in common"""
-    label: tl.tensor
-    """the slope of the label"""
-    n: tl.tensor
-    n_e: tl.tensor
-    n_lack: tl.tensor
-    m: tl.tensor
-    m_0: tl.tensor
-    m_e: tl.tensor
-    bracket: tl.tensor
-    """the penalty's weight over its bracket"""
-    inverse: tl.tensor
-    """1/alpha0; from here on for MSE alone"""
-    mse: tl.tensor
-    mse_p: tl.tensor
-    top: tl.tensor
-    """of the class set apart what MSE adds to its slope"""
-    mse_even: tl.tensor
+# --- values --------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _fisher_slopes(s: tl.tensor, e: tl.tensor, w: tl.tensor, K: tl.constexpr) -> tl.tensor:
-    """Of the Fisher-weighted errors: in common, and the label's."""
-    inverse, share, p, q = _shares(s, e, K)
-    first, second = inverse * s.first, inverse * (inverse * s.second)
-    z, _, below = tm.family(e)
-    trigamma = tm.inverse(below)
-    spread = w.fisher_variance * share
-    field = (first - 2.0 * second) * spread + 2.0 * w.fisher_bias * second
-    own = ((q - p) * spread - 2.0 * q * w.fisher_bias) * trigamma
-    bend = q * (q * w.fisher_bias + p * spread) * trigamma * trigamma
-    fall = (first - second + p * q * trigamma) * (spread * share)
-    even = -(field + p * own) * inverse - fall
-    return even, (q * own - field) * inverse - bend * (1.0 - tm.excess_fall(z)) - fall
+def _parts(s: tl.tensor, r: tl.tensor) -> tl.tensor:
+    """Of the class set apart p and 1 - p, if there is one, and of the others sums of p and p^2."""
+    top = tl.where(s.top > 0.625 * r.alpha0, s.top * r.inverse, 0.0)
+    return top, (s.alpha + r.alpha) * r.inverse, s.alpha * r.inverse, s.squares
 
 
 @triton.jit
-def _mse_slopes(
-    s: tl.tensor, e: tl.tensor, w: tl.tensor, most: tl.tensor, K: tl.constexpr
-) -> tl.tensor:
-    """Of the squared errors: in common, the label's, and that of the class set apart."""
-    inverse, share, p, q = _shares(s, e, K)
-    p_top, q_top, sum1, sum2 = _parts(s, e, most, inverse)
-    spread = w.mse_variance * share
-    field = (sum1 - 2.0 * sum2) * spread + 2.0 * w.mse_bias * sum2
-    own = (q - p) * spread - 2.0 * q * w.mse_bias
-    top = (q_top - p_top) * spread + 2.0 * p_top * w.mse_bias
-    fall = (sum1 - sum2 + p * q + p_top * q_top) * (spread * share)
-    even = -(field + p * own + p_top * top) * inverse
-    label = (q * own - (field + p_top * top)) * inverse
-    return even - fall, label - fall, (q_top * top - (field + p * own)) * inverse - fall
+def _bracket(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """1/psi_1(alpha0) - sum_j 1/psi_1(alpha_j)."""
+    bracket = r.total.excess - s.excess
+    if C.below_one:  # below 1 the inverses themselves are small
+        more = 0.5 * (s.large - 1.0) + bracket
+        bracket = tl.where(r.alpha0 < 1.0, r.total.below - s.below, more)
+    return bracket
 
 
 @triton.jit
-def _penalty_slopes(
-    s: tl.tensor, e: tl.tensor, weight: tl.tensor, alpha0: tl.tensor, K: tl.constexpr
-) -> tl.tensor:
-    """The penalty's slopes: in common, the label's own, and its weight over the bracket."""
-    z0 = tm.variable(alpha0 - 1.0)
-    z, _, below = tm.family(e)
-    r0 = tm.excess(z0)
-    fall0, fall = tm.excess_fall(z0), tm.excess_fall(z)
-    bracket = weight * tm.inverse(0.5 * (K - 1.0) + (r0 - s.excess))
-    even = weight * (1.0 - fall0) * tm.inverse(alpha0 - 0.5 + r0) + bracket * fall0
-    own = weight * (1.0 - fall) * tm.inverse(below) - bracket * fall
-    return even, own, bracket
-
-
-@triton.jit
-def slopes(
-    s: tl.tensor, e: tl.tensor, w: tl.tensor, most: tl.tensor,
-    K: tl.constexpr, WHICH: tl.constexpr, AT: tl.constexpr,
+def _divergence(
+    bregman: tl.tensor, near: tl.tensor, alpha: tl.tensor, d: tl.tensor,
+    base: tl.tensor, mu: tl.tensor, ANY: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """All that the gradient of rows takes, from their sums and the evidence of their labels."""
-    zero = tl.zeros_like(e)
-    even, label, bracket, n, n_e, n_lack, m_0, m_e = zero, zero, zero, zero, zero, zero, zero, zero
-    mse_even, top = zero, zero
-    alpha, rest = 1.0 + e, s.evidence + (K - 1.0)
+    """Sums over the classes less the same of their total alpha = base + d.
+
+    Both contain d: with much evidence it is left out of them.
+    """
+    if ANY:
+        b = tl.full(d.shape, base, tl.float32)
+        lead, remainder, log = tm.any_bregman(alpha, b, d, mu)
+        total, less, small = lead + remainder, remainder - base * log, d < 2.5 * base
+    else:
+        total, less, small = tm.row_divergence(d, base, mu)
+    return tl.where(small, bregman + (d - near) - total, (bregman - near) - less)
+
+
+@triton.jit
+def _with_label(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """KL(Dir(alpha) || Dir(1))."""
+    own, small = labels.bregman(r.alpha, r.e, r.own, C)
+    near = s.near + tl.where(small, r.e, 0.0)
+    d0 = s.evidence + r.e
+    return _divergence(s.bregman + own, near, r.alpha0, d0, C.K, C.constants.mu_total, C.below_one)
+
+
+@triton.jit
+def _reverse(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """KL(Dir(alpha) || Dir(beta of the label, 1 of the others)).
+
+    With much evidence the logarithms of the label and of the total are combined: beta may be large.
+    """
+    k: tl.constexpr = C.constants
+    d = r.alpha - k.beta
+    d0 = s.evidence + d
+    beta, base = tl.full(d.shape, k.beta, tl.float32), tl.full(d.shape, k.beta_total, tl.float32)
+    lead, remainder, _ = tm.any_bregman(r.alpha, beta, d, k.mu_beta)
+    lead0, remainder0, log0 = tm.any_bregman(r.alpha0, base, d0, k.mu_beta_total)
+    logs = k.beta * (tm.row_log1p(s.rest * tm.inverse(r.alpha)) - k.log_beta) + (C.K - 1.0) * log0
+    close = s.bregman + (s.evidence - s.near) + (lead + remainder) - (lead0 + remainder0)
+    far = (s.bregman - s.near) + (remainder - remainder0) + logs
+    return tl.where(d0 < 2.5 * k.beta_total, close, far)
+
+
+@triton.jit
+def total_of(alpha: tl.tensor, rest: tl.tensor, evidence: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """What a sweep over the classes needs, of the label's alpha and sums over the others."""
+    spread = alpha
+    if C.groups.forward:
+        d0 = evidence + (alpha - C.constants.forward_beta)
+        spread = d0 * (1.0 / C.constants.forward_total)
     alpha0 = alpha + rest
-    inverse, share, _, q = _shares(s, e, K)
-    if WHICH[FISHER]:
-        even, label = _fisher_slopes(s, e, w, K)
-        base = inverse * (w.fisher_variance * share)
-        m_e = inverse * (inverse * (w.fisher_variance * share - w.fisher_bias))
-        m_0 = m_e - base
-        n_e = -2.0 * m_e
-        n = base + n_e
-    if WHICH[MSE]:
-        mse_even, own, top = _mse_slopes(s, e, w, most, K)
+    return labels.Total(alpha0, tm.inverse(alpha0), spread)
+
+
+@triton.jit
+def _forward(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """KL(Dir(beta of the label, 1 of the others) || Dir(alpha))."""
+    total = total_of(r.alpha, s.rest, s.evidence, C)
+    beta = tl.full(r.alpha.shape, C.constants.forward_beta, tl.float32)
+    own = labels.forward(r.alpha, r.alpha - C.constants.forward_beta, total, beta, C)
+    base = tl.full(r.alpha.shape, C.constants.forward_total, tl.float32)
+    d0 = total.spread * C.constants.forward_total
+    _, remainder, _ = tm.any_bregman(base, r.alpha0, -d0, tm.any_mu(r.alpha0))
+    return s.forward + own - remainder
+
+
+@triton.jit
+def _integrals(s: tl.tensor, r: tl.tensor) -> tl.tensor:
+    """The integrals of psi_1 and -psi_2 from 1 + alpha to 1 + alpha0, where these are close."""
+    first, second = tl.zeros_like(r.alpha), tl.zeros_like(r.alpha)
+    for i in tl.static_range(2):
+        z, _, below = tm.family(r.alpha + s.rest * _NODES[i])
+        trigamma = tm.inverse(below)
+        part = (0.5 * s.rest) * trigamma
+        first += part
+        second += part * trigamma * (1.0 - tm.excess_fall(z))
+    return first, second
+
+
+@triton.jit
+def _steps(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """Of the label psi(alpha0) - psi(alpha) and psi_1(alpha) - psi_1(alpha0).
+
+    Where alpha may be below 1, both are taken one step further, and what that adds is exact.
+    """
+    x = r.alpha + 1.0 if C.below_one else r.alpha
+    x0 = x + s.rest
+    inverse, inverse0 = tm.inverse(x), tm.inverse(x0)
+    digamma = tm.row_log1p(s.rest * inverse) + 0.5 * (s.rest * inverse0) * inverse
+    digamma += tm.row_delta(x) - tm.row_delta(x0)
+    _, sag, below = tm.family(x - 1.0)
+    _, sag0, below0 = tm.family(x0 - 1.0)
+    trigamma = (tm.inverse(below0) * (s.rest + (sag0 - sag))) * tm.inverse(below)
+    if C.below_one:
+        first, second = _integrals(s, r)
+        close = s.rest < 0.05 * x
+        own = tm.inverse(r.alpha)
+        product = (s.rest * r.inverse) * own
+        digamma = tl.where(close, first, digamma) + product
+        trigamma = tl.where(close, second, trigamma) + product * (own + r.inverse)
+    return digamma, trigamma
+
+
+@triton.jit
+def terms(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The terms of rows, from their sums and their labels."""
+    zero = tl.zeros_like(r.alpha)
+    mse_bias, mse_variance, fisher_bias, fisher_variance = zero, zero, zero, zero
+    penalty, removed, uniform, reverse, forward = zero, zero, zero, zero, zero
+    logs, step = zero, zero
+    if C.groups.mse:
+        p_top, q_top, sum1, sum2 = _parts(s, r)
+        mse_bias = r.q * r.q + sum2 + p_top * p_top
+        mse_variance = r.share * (sum1 - sum2 + r.p * r.q + p_top * q_top)
+    if C.groups.fisher:
+        first, second = r.inverse * s.first, r.inverse * (r.inverse * s.second)
+        fisher_bias = r.q * r.q * r.own.trigamma + second
+        fisher_variance = r.share * (first - second + r.p * r.q * r.own.trigamma)
+    if C.groups.penalty:
+        ratio = r.total.below * tm.inverse(_bracket(s, r, C))
+        penalty = C.constants.growth * (_LN2 * (s.logs + tm.log2(ratio)))
+    if C.groups.removed:
+        k: tl.constexpr = C.constants
+        removed = k.growth * _divergence(
+            s.bregman, s.near, s.rest + k.base, s.evidence, k.base_total, k.mu_total, C.below_one
+        )
+    if C.groups.uniform:
+        uniform = _with_label(s, r, C)
+    if C.groups.reverse:
+        reverse = _reverse(s, r, C)
+    if C.groups.forward:
+        forward = _forward(s, r, C)
+    if C.groups.marginal or C.groups.expected:
+        logs = tm.row_log1p(s.rest * tm.inverse(r.alpha))
+        step = _steps(s, r, C)[0]
+    return Terms(
+        mse_bias, mse_variance, fisher_bias, fisher_variance, penalty, removed, logs, step,
+        -uniform - C.constants.log_gamma, uniform, forward, reverse, forward,
+    )  # fmt: skip
+
+
+# --- slopes --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _fisher_slopes(s: tl.tensor, r: tl.tensor, w: tl.tensor) -> tl.tensor:
+    """Of the Fisher-weighted errors: in common, and the label's."""
+    first, second = r.inverse * s.first, r.inverse * (r.inverse * s.second)
+    trigamma = r.own.trigamma
+    spread = w.fisher_variance * r.share
+    field = (first - 2.0 * second) * spread + 2.0 * w.fisher_bias * second
+    own = ((r.q - r.p) * spread - 2.0 * r.q * w.fisher_bias) * trigamma
+    bend = r.q * (r.q * w.fisher_bias + r.p * spread) * trigamma * trigamma
+    fall = (first - second + r.p * r.q * trigamma) * (spread * r.share)
+    common = -(field + r.p * own) * r.inverse - fall
+    return common, (r.q * own - field) * r.inverse - bend * r.own.rise - fall
+
+
+@triton.jit
+def _mse_slopes(s: tl.tensor, r: tl.tensor, w: tl.tensor) -> tl.tensor:
+    """Of the squared errors: in common, the label's, and that of the class set apart."""
+    p_top, q_top, sum1, sum2 = _parts(s, r)
+    spread = w.mse_variance * r.share
+    field = (sum1 - 2.0 * sum2) * spread + 2.0 * w.mse_bias * sum2
+    own = (r.q - r.p) * spread - 2.0 * r.q * w.mse_bias
+    top = (q_top - p_top) * spread + 2.0 * p_top * w.mse_bias
+    fall = (sum1 - sum2 + r.p * r.q + p_top * q_top) * (spread * r.share)
+    common = -(field + r.p * own + p_top * top) * r.inverse
+    label = (r.q * own - (field + p_top * top)) * r.inverse
+    return common - fall, label - fall, (q_top * top - (field + r.p * own)) * r.inverse - fall
+
+
+@triton.jit
+def _penalty_slopes(s: tl.tensor, r: tl.tensor, weight: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The penalty's slopes: in common, the label's own, and its weight over the bracket."""
+    bracket = weight * tm.inverse(_bracket(s, r, C))
+    fall0, fall = r.total.fall, r.own.fall
+    if C.below_one:
+        small = r.alpha0 < 1.0
+        fall0 = tl.where(small, -r.total.rise, fall0)
+        fall = tl.where(small, -r.own.rise, fall)
+    common = weight * r.total.rise * r.total.trigamma + bracket * fall0
+    return common, weight * r.own.rise * r.own.trigamma - bracket * fall, bracket
+
+
+@triton.jit
+def _divergence_slope(d: tl.tensor, base: tl.tensor, g: tl.tensor, large: tl.tensor) -> tl.tensor:
+    """d psi_1, d = alpha - base; where it is large, less 1."""
+    return g.trigamma * tl.where(large, -(base + g.sag), d)
+
+
+@triton.jit
+def _divergence_slopes(
+    r: tl.tensor, weight: tl.tensor, d0: tl.tensor, base0: tl.tensor, d: tl.tensor, base: tl.tensor
+) -> tl.tensor:
+    """KL(Dir(alpha) || Dir(b)): in common, the label's, and the coefficients n_e and n_sag."""
+    large = d0 * r.total.trigamma >= 0.5
+    common = weight * _divergence_slope(d0, base0, r.total, large)
+    own = weight * _divergence_slope(d, base, r.own, large)
+    return common, own, tl.where(large, 0.0, weight), tl.where(large, -weight, 0.0)
+
+
+@triton.jit
+def slopes(  # noqa: PLR0915 - one group of forms after the other
+    s: tl.tensor, r: tl.tensor, w: tl.tensor, C: tl.constexpr
+) -> tl.tensor:
+    """All that the gradient of rows needs, from their sums and their labels."""
+    o = tl.zeros_like(r.alpha)
+    common, label, n, n_a, n_e, n_sag, m_0, m_a, bracket = o, o, o, o, o, o, o, o, o
+    mse_common, top, delta0, forward = o, o, o, o
+    if C.groups.fisher:
+        common, label = _fisher_slopes(s, r, w)
+        n = r.inverse * (w.fisher_variance * r.share)
+        m_a = r.inverse * (r.inverse * (w.fisher_variance * r.share - w.fisher_bias))
+        m_0 = -n
+        n_a = -2.0 * m_a
+    if C.groups.mse:
+        mse_common, own, top = _mse_slopes(s, r, w)
         label += own
-    if WHICH[PENALTY]:
-        common, own, bracket = _penalty_slopes(s, e, w.fisher_penalty, alpha0, K)
-        even, label = even + common, label + (own + common)
-    if WHICH[KL]:  # its slope is e psi_1 less what is common; or else 1 is taken away from both
-        r = tm.excess(tm.variable(rest))
-        trigamma = tm.inverse(rest + 0.5 + r)
-        large = s.evidence * trigamma >= 0.5
+    if C.groups.penalty:
+        shared, own, bracket = _penalty_slopes(s, r, w.fisher_penalty, C)
+        common, label = common + shared, label + (own + shared)
+    if C.groups.removed:  # the label is removed from the total too, and has no slope
+        alpha = s.rest + C.constants.base
+        g = tm.gamma(alpha, alpha - 1.0, C.below_one, False)
+        large = s.evidence * g.trigamma >= 0.5
         kl = w.label_removed_kl
-        even -= kl * trigamma * tl.where(large, 0.5 - r - K, s.evidence)
+        common -= kl * _divergence_slope(s.evidence, C.constants.base_total, g, large)
         n_e += tl.where(large, 0.0, kl)
-        n_lack = tl.where(large, -kl, 0.0)
-        n += 1.5 * n_lack
-    if AT[6] > -2:
-        even += w.marginal_nll * inverse
-        label -= w.marginal_nll * q * tm.inverse(alpha)
-    if AT[7] > -2:
-        r0, r = tm.excess(tm.variable(alpha0 - 1.0)), tm.excess(tm.variable(e))
-        trigamma0 = tm.inverse(alpha0 - 0.5 + r0)
-        even += w.expected_cross_entropy * trigamma0
-        gap = (trigamma0 * (rest + (r0 - r))) * tm.inverse(e + 0.5 + r)
-        label -= w.expected_cross_entropy * gap
-    spread = w.mse_variance * share
-    return Slopes(
-        even, label, n, n_e, n_lack, w.fisher_penalty, m_0, m_e, bracket,
-        inverse, spread, 2.0 * (w.mse_bias - spread), top, mse_even,
+        n_sag += tl.where(large, -kl, 0.0)
+    if C.groups.uniform:
+        shared, own, by_e, by_sag = _divergence_slopes(
+            r, w.kl_to_uniform - w.differential_entropy, s.evidence + r.e, C.K, r.e, 1.0
+        )
+        common, label, n_e, n_sag = (
+            common - shared,
+            label + (own - shared),
+            n_e + by_e,
+            n_sag + by_sag,
+        )
+    if C.groups.reverse:
+        d = r.alpha - C.constants.beta
+        shared, _, by_e, by_sag = _divergence_slopes(
+            r, w.reverse_kl, s.evidence + d, C.constants.beta_total, d, C.constants.beta
+        )
+        # the label's slope less the total's: both contain beta, which may be large
+        step = _steps(s, r, C)[1]
+        close = d * step - s.evidence * r.total.trigamma
+        far = (C.K - 1.0 + (r.total.sag - r.own.sag)) * r.total.trigamma
+        far -= (C.constants.beta + r.own.sag) * step
+        label += w.reverse_kl * tl.where(by_sag == 0.0, close, far)
+        common, n_e, n_sag = common - shared, n_e + by_e, n_sag + by_sag
+    if C.groups.forward:
+        forward = w.kl_from_uniform + w.forward_kl
+        delta0 = tm.any_delta(r.alpha0)
+        step = _steps(s, r, C)[0]
+        common += forward * C.constants.forward_step
+        label += forward * (C.constants.forward_label_step - step)
+    if C.groups.marginal:
+        common += w.marginal_nll * r.inverse
+        label -= w.marginal_nll * r.q * tm.inverse(r.alpha)
+    if C.groups.expected:
+        common += w.expected_cross_entropy * r.total.trigamma
+        label -= w.expected_cross_entropy * _steps(s, r, C)[1]
+    spread = w.mse_variance * r.share
+    return labels.Slopes(
+        common, label, n, n_a, n_e, n_sag, w.fisher_penalty, m_0, m_a, bracket,
+        r.alpha0, r.inverse, forward, delta0, spread, 2.0 * (w.mse_bias - spread), mse_common, top,
     )  # fmt: skip

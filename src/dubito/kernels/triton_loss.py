@@ -1,4 +1,9 @@
-"""The forward kernel of the losses: a program takes many rows, one tile after the other."""
+"""The loss and its gradient in one pass: a program takes tiles of rows, one after the other.
+
+What the loss and the gradient have in common is computed once. A row of few classes stays in one
+thread, a row of up to `ONE_BLOCK` classes in one warp or a few, and a longer one is read twice: for
+the sums over its classes, and for the gradient.
+"""
 
 from __future__ import annotations
 
@@ -10,217 +15,229 @@ from dubito.kernels import triton_labels as labels
 from dubito.kernels import triton_math as tm
 from dubito.kernels import triton_soft as soft
 from dubito.kernels.triton_rows import (
-    NONE,
-    PLAIN,
-    Numbers,
-    gathered,
+    Terms,
+    add,
+    by_row,
+    factor_of,
+    labels_of,
     load,
-    offsets,
+    put,
+    store,
+    tile_of,
     weighted,
-    weights,
+    weights_of,
 )
 
 
 @triton.jit
-def target_of(
-    target: tl.tensor, class_weight: tl.tensor, rows: tl.tensor, inside: tl.tensor,
-    ignored: tl.tensor, K: tl.constexpr, BY_CLASS: tl.constexpr,
+def _totals_of(
+    rest: tl.tensor, evidence: tl.tensor, tile: tl.tensor, j: tl.tensor,
+    END: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Labels, or -1, and the weights of rows: 0 where ignored, nan where the label is no class."""
-    label = tl.load(target + rows, inside, 0)
-    known = (label >= 0) & (label < K)
-    safe = tl.where(known, label, 0).to(tl.int32)
-    weight = tl.zeros(rows.shape, tl.float32) + 1.0
-    if BY_CLASS:
-        weight = tl.load(class_weight + safe).to(tl.float32)
-    weight = tl.where(known, weight, float("nan"))
-    weight = tl.where(inside & (label != ignored), weight, 0.0)
-    return tl.where(known & (label != ignored), safe, -1), weight
+    """Add alpha and alpha - base of classes j (C,)."""
+    alpha, e, here = labels.others(load(tile, j, END, C), j, tile.label, C)
+    evidence += labels.sum_over(e, here, C, TILE)
+    if C.below_one:
+        rest += labels.sum_over(alpha, here, C, TILE)
+    return rest, evidence
 
 
 @triton.jit
-def evidence_of(
-    start: tl.tensor, label: tl.tensor, inside: tl.tensor, class_stride: tl.tensor,
-    K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr,
-    KNOWN: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The evidence of all classes but the label."""
-    total = tl.zeros([R], tl.float32)
-    j = tl.arange(0, C)
-    if BLOCKS == 1:
-        x = load(start, j, inside, class_stride, K, KNOWN, NONE)
-        total += tl.sum(labels.others(x, j, label, FUNCTION), 1)
+def _totals(tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """alpha and alpha - base, summed over the classes but the label."""
+    TILE: tl.constexpr = C.across and C.BLOCKS > 1
+    R: tl.constexpr = C.R
+    BLOCK: tl.constexpr = C.C
+    LOOPED: tl.constexpr = C.BLOCKS * C.C
+    MORE: tl.constexpr = LOOPED + C.TAIL
+    END: tl.constexpr = MORE + C.LAST
+    rest = tl.zeros([R, BLOCK] if TILE else [R], tl.float32)
+    evidence = rest
+    j = tl.arange(0, C.C)
+    if C.BLOCKS == 1:
+        rest, evidence = _totals_of(rest, evidence, tile, j, LOOPED, C, TILE)
     else:
-        for block in range(BLOCKS):
-            at = j + block * C
-            x = load(start, at, inside, class_stride, K, KNOWN, NONE)
-            total += tl.sum(labels.others(x, at, label, FUNCTION), 1)
-    if TAIL > 0:
-        at = BLOCKS * C + tl.arange(0, TAIL)
-        x = load(start, at, inside, class_stride, K, KNOWN, NONE)
-        total += tl.sum(labels.others(x, at, label, FUNCTION), 1)
-    return total
+        for block in range(C.BLOCKS):
+            rest, evidence = _totals_of(rest, evidence, tile, j + block * C.C, LOOPED, C, TILE)
+    if TILE:
+        rest, evidence = tl.sum(rest, 1), tl.sum(evidence, 1)
+    if C.TAIL > 0:
+        tail = LOOPED + tl.arange(0, C.TAIL)
+        rest, evidence = _totals_of(rest, evidence, tile, tail, MORE, C, False)
+    if C.LAST > 0:
+        last = MORE + tl.arange(0, C.LAST)
+        rest, evidence = _totals_of(rest, evidence, tile, last, END, C, False)
+    return rest, evidence
 
 
 @triton.jit
-def sums_of(
-    start: tl.tensor, label: tl.tensor, e: tl.tensor, inside: tl.tensor, class_stride: tl.tensor,
-    K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr,
-    KNOWN: tl.constexpr, FUNCTION: tl.constexpr, WHICH: tl.constexpr, VALUE: tl.constexpr,
-    R: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The sums over all classes, BLOCKS of C and a TAIL; e is the label's evidence.
+def _label(tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """alpha and alpha - base of the label, and the gamma family there."""
+    at = tile.inputs + (tile.at + tl.maximum(tile.label, 0) * tile.class_stride)
+    alpha, e = labels.alpha_of(tl.load(at, tile.inside, 0.0).to(tl.float32), C)
+    return alpha, e, tm.gamma(alpha, e, C.below_one, False)
 
-    Where a row is spread over threads and takes several blocks, each thread adds up what it has of
-    them before all of them add up theirs.
+
+@triton.jit
+def _take(
+    s: tl.tensor, tile: tl.tensor, total: tl.tensor, j: tl.tensor,
+    END: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    HALF: tl.constexpr = tile.inputs.dtype.element_ty.primitive_bitwidth == 16
+    c = labels.classes(load(tile, j, END, C), j, tile.label, C, HALF)
+    return labels.take(s, c, total, C, TILE)
+
+
+@triton.jit
+def _sums(tile: tl.tensor, alpha: tl.tensor, own: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The sums over all classes; alpha is the label's and `own` its gamma family.
+
+    Where a row is spread over threads and takes several blocks, each thread adds up its part of
+    them before the threads add up theirs.
     """
-    TILE: tl.constexpr = KNOWN and BLOCKS > 1
-    total, most = e, e
-    if WHICH[1]:
-        total = evidence_of(
-            start, label, inside, class_stride, K, C, BLOCKS, TAIL, KNOWN, FUNCTION, R
-        )
-        most = labels.limit(e, total, K)
-    s = labels.nothing(tl.zeros([R, C] if TILE else [R], tl.float32))
-    j = tl.arange(0, C)
-    if BLOCKS == 1:  # not a loop: the compiler sees what it computes twice, and does it once
-        x = load(start, j, inside, class_stride, K, KNOWN, NONE)
-        s = labels.take(s, labels.classes(x, j, label, FUNCTION), most, WHICH, VALUE, TILE)
+    TILE: tl.constexpr = C.across and C.BLOCKS > 1
+    R: tl.constexpr = C.R
+    BLOCK: tl.constexpr = C.C
+    LOOPED: tl.constexpr = C.BLOCKS * C.C
+    MORE: tl.constexpr = LOOPED + C.TAIL
+    END: tl.constexpr = MORE + C.LAST
+    rest, evidence = alpha, alpha
+    total = labels.Total(alpha, alpha, alpha)
+    if C.groups.total_first:
+        rest, evidence = _totals(tile, C)
+        if not C.below_one:
+            rest = evidence + (C.K - 1.0)
+        total = label_rows.total_of(alpha, rest, evidence, C)
+    s = labels.nothing(tl.zeros([R, BLOCK] if TILE else [R], tl.float32))
+    j = tl.arange(0, C.C)
+    if C.BLOCKS == 1:  # not a loop: the compiler sees what it computes twice, and does it once
+        s = _take(s, tile, total, j, LOOPED, C, TILE)
     else:
-        for block in range(BLOCKS):
-            at = j + block * C
-            x = load(start, at, inside, class_stride, K, KNOWN, NONE)
-            s = labels.take(s, labels.classes(x, at, label, FUNCTION), most, WHICH, VALUE, TILE)
+        for block in range(C.BLOCKS):
+            s = _take(s, tile, total, j + block * C.C, LOOPED, C, TILE)
     if TILE:
         s = labels.add_up(s)
-    if TAIL > 0:
-        rest = BLOCKS * C + tl.arange(0, TAIL)
-        x = load(start, rest, inside, class_stride, K, KNOWN, NONE)
-        s = labels.take(s, labels.classes(x, rest, label, FUNCTION), most, WHICH, VALUE, False)
-    evidence = total if WHICH[1] else s.evidence
-    return labels.settle(s, evidence, e, K, BLOCKS * C + TAIL - K + 1)
+    if C.TAIL > 0:
+        s = _take(s, tile, total, LOOPED + tl.arange(0, C.TAIL), MORE, C, False)
+    if C.LAST > 0:
+        s = _take(s, tile, total, MORE + tl.arange(0, C.LAST), END, C, False)
+    if not C.groups.total_first:
+        rest, evidence = s.rest, s.evidence
+        if not C.below_one:
+            rest = evidence + (C.K - 1.0)
+    return labels.settle(s, alpha, own, rest, evidence, total, C, END - C.K + 1)
 
 
 @triton.jit
-def _of_labels(
-    start: tl.tensor, target: tl.tensor, class_weight: tl.tensor, kept: tl.tensor,
-    rows: tl.tensor, inside: tl.tensor, count: tl.tensor,
-    mu: tl.tensor, growth: tl.tensor, ignored: tl.tensor,
-    class_stride: tl.tensor, AT: tl.constexpr, WHICH: tl.constexpr, FUNCTION: tl.constexpr,
-    BY_CLASS: tl.constexpr, KNOWN: tl.constexpr,
-    K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr, R: tl.constexpr,
+def _slope(
+    g: tl.tensor, tile: tl.tensor, weight: tl.tensor, j: tl.tensor,
+    END: tl.constexpr, C: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The terms of rows, and their weights."""
-    label, weight = target_of(target, class_weight, rows, inside, ignored, K, BY_CLASS)
-    own = start + tl.maximum(label, 0) * class_stride
-    e = tm.evidence(tl.load(own, inside, 0.0).to(tl.float32), FUNCTION)
-    s = sums_of(
-        start, label, e, inside, class_stride,
-        K, C, BLOCKS, TAIL, KNOWN, FUNCTION, WHICH, True, R,
-    )  # fmt: skip
-    if WHICH[4]:
-        labels.keep(kept, s, rows, inside, count)
-    most = labels.limit(e, s.evidence, K)
-    return label_rows.terms(s, e, most, mu, growth, K, WHICH, AT), weight
-
-
-@triton.jit
-def _of_soft(
-    w: tl.tensor, place: tl.tensor, mu: tl.tensor, growth: tl.tensor,
-    AT: tl.constexpr, WHICH: tl.constexpr, FUNCTION: tl.constexpr,
-    BY_CLASS: tl.constexpr, KNOWN: tl.constexpr,
-    K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr, R: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The same of soft targets."""
-    s = soft.sums(w, place, K, C, BLOCKS, TAIL, KNOWN, FUNCTION, WHICH, AT, True, BY_CLASS, R)
-    weight = tl.where(place.inside, s.weight if BY_CLASS else 1.0, 0.0)
-    return soft.terms(s, mu, growth, K, WHICH), weight
-
-
-@triton.jit
-def add(acc: tl.tensor, t: tl.tensor, weight: tl.tensor) -> tl.tensor:
-    """Add terms times weights to what there is; a weight of 0 hides all."""
-    off = weight == 0.0
-    return Numbers(
-        acc[0] + tl.where(off, 0.0, weight * t[0]), acc[1] + tl.where(off, 0.0, weight * t[1]),
-        acc[2] + tl.where(off, 0.0, weight * t[2]), acc[3] + tl.where(off, 0.0, weight * t[3]),
-        acc[4] + tl.where(off, 0.0, weight * t[4]), acc[5] + tl.where(off, 0.0, weight * t[5]),
-        acc[6] + tl.where(off, 0.0, weight * t[6]), acc[7] + tl.where(off, 0.0, weight * t[7]),
-    )  # fmt: skip
-
-
-@triton.jit
-def put(
-    acc: tl.tensor, weight: tl.tensor, partial: tl.tensor, moving: tl.tensor, numbers: tl.tensor,
-    sums: tl.tensor, value: tl.tensor, scale: tl.tensor,
-    AT: tl.constexpr, COL: tl.constexpr, MEAN: tl.constexpr, SINGLE: tl.constexpr,
-    WIDTH: tl.constexpr,
-) -> None:  # fmt: skip
-    """Leave a program's sums in its line of `partial`, or finish where it is alone."""
-    if SINGLE:
-        total = Numbers(
-            tl.sum(acc[0], 0), tl.sum(acc[1], 0), tl.sum(acc[2], 0), tl.sum(acc[3], 0),
-            tl.sum(acc[4], 0), tl.sum(acc[5], 0), tl.sum(acc[6], 0), tl.sum(acc[7], 0),
-        )  # fmt: skip
-        every = tl.sum(weight, 0)
-        gathered(total, moving, numbers, sums, value, scale, every, AT, COL, MEAN)
+    """The gradient of classes j (C,); 0 in rows without a weight, even where it is NaN."""
+    x = load(tile, j, END, C)
+    if C.soft:
+        slope = soft.gradient(g, x, tile, j, C)
     else:
-        line = partial + tl.program_id(0) * WIDTH
-        for i in tl.static_range(8):
-            if COL[i] >= 0:
-                tl.store(line + COL[i], tl.sum(acc[i], 0))
-        tl.store(line + WIDTH - 1, tl.sum(weight, 0))
+        HALF: tl.constexpr = tile.inputs.dtype.element_ty.primitive_bitwidth == 16
+        c = labels.classes(x, j, tile.label, C, HALF)
+        slope = labels.gradient(g, x, c, j, tile.label, C)
+    return tl.where(weight[:, None] == 0.0, 0.0, slope)
 
 
 @triton.jit
-def by_row(weight: tl.tensor, w: tl.tensor, growth: tl.tensor) -> tl.tensor:
-    """The weights of the terms in each row: all that the gradient is linear in."""
-    return Numbers(
-        weight * w[0], weight * w[1], weight * w[2], weight * w[3],
-        weight * (growth * w[4]), weight * (growth * w[5]), weight * w[6], weight * w[7],
-    )  # fmt: skip
+def _gradient(g: tl.tensor, tile: tl.tensor, weight: tl.tensor, C: tl.constexpr) -> None:
+    """Store the gradient; the stores come last, since after one the values are loaded again."""
+    LOOPED: tl.constexpr = C.BLOCKS * C.C
+    MORE: tl.constexpr = LOOPED + C.TAIL
+    END: tl.constexpr = MORE + C.LAST
+    j, tail = tl.arange(0, C.C), LOOPED + tl.arange(0, C.TAIL if C.TAIL > 0 else 1)
+    last = MORE + tl.arange(0, C.LAST if C.LAST > 0 else 1)
+    slope = _slope(g, tile, weight, j, LOOPED, C)
+    tail_slope = _slope(g, tile, weight, tail, MORE, C) if C.TAIL > 0 else slope
+    last_slope = _slope(g, tile, weight, last, END, C) if C.LAST > 0 else slope
+    if C.TAIL > 0:
+        store(tile, tail_slope, tail, MORE, C)
+    if C.LAST > 0:
+        store(tile, last_slope, last, END, C)
+    store(tile, slope, j, LOOPED, C)
+    if C.BLOCKS > 1:
+        for block in range(1, C.BLOCKS):
+            at = j + block * C.C
+            store(tile, _slope(g, tile, weight, at, LOOPED, C), at, LOOPED, C)
 
 
-@triton.jit(do_not_specialize=PLAIN)
-def forward(
-    logits: tl.tensor, target: tl.tensor, class_weight: tl.tensor, moving: tl.tensor,
-    losses: tl.tensor, kept: tl.tensor, partial: tl.tensor,
-    sums: tl.tensor, value: tl.tensor, scale: tl.tensor,
-    numbers: tl.tensor, growth: tl.tensor, mu: tl.tensor, ignored: tl.tensor,
-    count: tl.tensor, programs: tl.tensor,
-    inner: tl.tensor, class_stride: tl.tensor, row_stride: tl.tensor, outer_stride: tl.tensor,
-    y_inner: tl.tensor, y_class: tl.tensor, y_row: tl.tensor, y_outer: tl.tensor,
-    AT: tl.constexpr, COL: tl.constexpr, WHICH: tl.constexpr, FUNCTION: tl.constexpr,
-    SOFT: tl.constexpr, BY_CLASS: tl.constexpr, EACH: tl.constexpr, MEAN: tl.constexpr,
-    SINGLE: tl.constexpr, FLAT: tl.constexpr, KNOWN: tl.constexpr,
-    WIDTH: tl.constexpr,
-    K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr, R: tl.constexpr,
-) -> None:  # fmt: skip
-    """The loss of each row, or sums over rows; a program that is alone finishes them."""
-    w = weights(moving, numbers, AT)
-    zero = tl.zeros([R], tl.float32)
-    acc, weight_acc = Numbers(zero, zero, zero, zero, zero, zero, zero, zero), zero
-    tile = tl.program_id(0)
-    while tile * R < count:  # not a range: the interpreter can't count to a tensor
-        rows = tile * R + tl.arange(0, R)
-        inside = rows < count
-        start = logits + offsets(rows, row_stride, outer_stride, inner, FLAT)
-        if SOFT:
-            begin = target + offsets(rows, y_row, y_outer, y_inner, False)
-            place = soft.Place(start, begin, class_weight, class_stride, y_class, inside)
-            t, weight = _of_soft(
-                w, place, mu, growth, AT, WHICH, FUNCTION, BY_CLASS, KNOWN, K, C, BLOCKS, TAIL, R
-            )
+@triton.jit
+def loss_rows(  # noqa: PLR0915 - one screen, in the order of the computation
+    t: tl.tensor, n: tl.tensor, C: tl.constexpr, WEIGHERS: tl.constexpr
+) -> None:
+    """Sums of the terms over rows or the loss of each row, and the gradient.
+
+    If there are enough rows for a whole tile, the last one begins where it ends with the last row,
+    and no row needs a mask: some are computed twice, to the same result, and counted once.
+    """
+    w = weights_of(t.weights, C)
+    R: tl.constexpr = C.R
+    o = tl.zeros([R], tl.float32)
+    acc, weight_acc = Terms(o, o, o, o, o, o, o, o, o, o, o, o, o), o
+    lanes = tl.arange(0, C.R)
+    factor = factor_of(t, n, C, WEIGHERS)
+    index = tl.program_id(0)
+    while index * C.R < n.count:  # not a range: the interpreter cannot count to a tensor
+        first = tl.minimum(index * C.R, n.count - C.R) if C.whole else index * C.R
+        rows = first + lanes
+        inside = lanes >= 0 if C.whole else rows < n.count
+        if C.soft:
+            tile = tile_of(t, n, first, lanes, inside, C)
+            m = soft.totals(t, tile, C)
+            weight = tl.where(inside, m.weight if C.class_weighted else 1.0, 0.0)
         else:
-            t, weight = _of_labels(
-                start, target, class_weight, kept, rows, inside, count,
-                mu, growth, ignored, class_stride,
-                AT, WHICH, FUNCTION, BY_CLASS, KNOWN, K, C, BLOCKS, TAIL, R,
-            )  # fmt: skip
-        if EACH:
-            each = tl.where(weight == 0.0, 0.0, weight * weighted(w, t, AT))
-            tl.store(losses + rows, each, inside)
-        weight_acc += weight
-        acc = add(acc, t, weight)
-        tile += programs
-    put(acc, weight_acc, partial, moving, numbers, sums, value, scale, AT, COL, MEAN, SINGLE, WIDTH)
+            label, weight = labels_of(t, rows, inside, C)
+            tile = tile_of(t, n, first, label, inside, C)
+        if C.reduction == "mean" and C.single and C.factor == "total":
+            whole = tl.sum(weight, 0)
+            factor = 1.0 / tl.where(whole == 0.0, 1.0, whole)
+        row_weights = by_row(weight * factor, w, C)
+        if C.soft:
+            r = soft.row_of(m, t, tile, row_weights, C)
+            terms = soft.terms(r, C)
+        else:
+            alpha, e, own = _label(tile, C)
+            s = _sums(tile, alpha, own, C)
+            r = label_rows.row_of(alpha, e, own, s.rest, C)
+            terms = label_rows.terms(s, r, C)
+            if C.split:
+                labels.keep(t, s, rows, inside, n)
+        counted = tl.where(rows >= index * C.R, weight, 0.0)
+        weight_acc += counted
+        acc = add(acc, terms, counted, C)
+        if C.reduction == "none":
+            each = tl.where(weight == 0.0, 0.0, weight * weighted(w, terms, C))
+            tl.store(t.loss + rows, each, inside)
+        if C.gradient and not C.split:
+            if C.soft:
+                _gradient(r, tile, weight, C)
+            else:
+                _gradient(label_rows.slopes(s, r, row_weights, C), tile, weight, C)
+        index += n.programs
+    put(t, n, acc, weight_acc, w, C)
+
+
+@triton.jit
+def gradient_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr, WEIGHERS: tl.constexpr) -> None:
+    """The gradient of one tile of rows, from sums that `loss_rows` kept, once the mean is known.
+
+    Rows of several blocks are read twice in any case, and two small kernels run faster than a large
+    one.
+    """
+    lanes = tl.arange(0, C.R)
+    first = tl.program_id(0) * C.R
+    rows = first + lanes
+    inside = rows < n.count
+    label, weight = labels_of(t, rows, inside, C)
+    tile = tile_of(t, n, first, label, inside, C)
+    factor = tl.load(t.scale) if C.factor == "total" else 1.0
+    row_weights = by_row(weight * factor, weights_of(t.weights, C), C)
+    alpha, e, own = _label(tile, C)
+    s = labels.kept(t, rows, inside, n)
+    r = label_rows.row_of(alpha, e, own, s.rest, C)
+    _gradient(label_rows.slopes(s, r, row_weights, C), tile, weight, C)

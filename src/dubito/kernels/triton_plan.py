@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -10,85 +10,66 @@ import torch
 from torch import Tensor
 
 from dubito.kernels import triton_math
+from dubito.kernels.spec import FORMS, LossSpec
+from dubito.kernels.triton_rows import Constants, Groups, Terms
 
 #: classes up to which a row stays in one thread
 FEW = 32
-#: classes up to which one block may hold a row; longer ones go in blocks of half that, row by row
+#: classes up to which one block may contain a row; longer ones go in blocks of half that
 ONE_BLOCK = 1024
+#: rows of few classes up to which one program takes them all, so that nothing is left to add up
+ALONE = 64
 # the interpreter takes as long for one row as for many
 _LEAST_ROWS = 1 if triton_math.COMPILED.value else 256
+_TARGET_KL = ("differential_entropy", "kl_to_uniform", "reverse_kl", "forward_kl")
 
 
-class Plan(NamedTuple):
-    """How the classes are cut into blocks, and how many rows a program takes at once."""
+class Blocks(NamedTuple):
+    """How the classes are cut into blocks, and what a program takes."""
 
-    K: int
     C: int
     BLOCKS: int
     TAIL: int
-    R: int
-    KNOWN: bool
-    """the class stride is 1, and the lanes lie along the classes"""
+    LAST: int
+    R: int  # rows at once
+    across: bool  # the class stride is 1, and the lanes lie along the classes
     warps: int
 
 
 @cache
-def plan(classes: int, class_stride: int) -> Plan:
-    """For a number of classes.
+def blocks(classes: int, class_stride: int, alone: bool) -> Blocks:
+    """For a number of classes; `alone` if one program takes all rows.
 
-    Few of them stay in one thread, as two blocks where one would be longer; many are spread over
-    the threads of a warp, and more than that over several warps and blocks.
+    Few of them stay in one thread, in up to three blocks; many are spread over the threads of a
+    warp, and more than that over several warps and blocks.
 
-    >>> plan(19, 1)[:4], plan(1000, 1)[:4], plan(10_000, 1)[:4]
-    ((19, 16, 1, 4), (1000, 1024, 1, 0), (10000, 512, 19, 512))
+    >>> blocks(19, 1, False)[:4], blocks(1000, 1, False)[:4], blocks(10_000, 1, False)[:4]
+    ((16, 1, 2, 1), (1024, 1, 0, 0), (512, 19, 512, 0))
     """
-    known = classes > FEW and class_stride == 1
+    if classes <= FEW:
+        block = 1 << (classes.bit_length() - 1)
+        rest = classes - block
+        tail = 1 << (rest.bit_length() - 1) if rest else 0
+        last = 1 << (rest - tail - 1).bit_length() if rest > tail else 0
+        if tail + last == block:  # one block of twice the length is as long
+            block, tail, last = 2 * block, 0, 0
+        rows = ALONE if alone else 32
+        return Blocks(block, 1, tail, last, max(_LEAST_ROWS, rows), False, rows // 32)
+    across = class_stride == 1
     piece = ONE_BLOCK // 2 if classes > ONE_BLOCK else ONE_BLOCK
-    most = piece if known else FEW if classes <= FEW else 16
+    most = piece if across else 16
     block = min(most, 1 << (classes.bit_length() - 1))
     rest = classes % block
     tail = 1 << (rest - 1).bit_length() if rest else 0
-    if tail == block < most:  # one block of twice the length is as long
+    if tail == block < most:
         block, tail = 2 * block, 0
-    rows = max(_LEAST_ROWS, piece // block if known else 64)
-    return Plan(classes, block, -(-(classes - tail) // block), tail, rows, known, 2)
-
-
-class Row(NamedTuple):
-    """How a row of few classes is cut up to stay in one thread, and what a program takes."""
-
-    C: int
-    TAIL: int
-    LAST: int
-    R: int
-    warps: int
-    waves: int
-    """programs for each multiprocessor"""
-
-
-#: rows up to which one program takes them all, so that nothing is left to add up
-ALONE = 64
-
-
-@cache
-def row(classes: int, alone: bool = False) -> Row:
-    """For few classes; `alone` where one program takes all rows.
-
-    >>> row(19)[:3], row(10)[:3], row(15)[:3]
-    ((16, 2, 1), (8, 2, 0), (16, 0, 0))
-    """
-    block = 1 << (classes.bit_length() - 1)
-    rest = classes - block
-    tail = 1 << (rest.bit_length() - 1) if rest else 0
-    last = 1 << (rest - tail - 1).bit_length() if rest > tail else 0
-    if tail + last == block:  # one block of twice the length is as long
-        block, tail, last = 2 * block, 0, 0
-    rows = ALONE if alone else 32
-    return Row(block, tail, last, max(_LEAST_ROWS, rows), rows // 32, 16)
+    rows = max(_LEAST_ROWS, piece // block if across else 64)
+    count = -(-(classes - tail) // block)
+    return Blocks(block, count, tail, 0, rows, across, 1 if block == ONE_BLOCK else 2)
 
 
 class Layout(NamedTuple):
-    """Where rows of a tensor lie: `inner` of them evenly spaced, then a jump unless flat."""
+    """Where the rows of a tensor lie: `inner` of them evenly spaced, then a jump unless flat."""
 
     inner: int
     class_stride: int
@@ -98,7 +79,7 @@ class Layout(NamedTuple):
 
 
 def layout(tensor: Tensor) -> Layout | None:
-    """The layout of (..., K), or None where one jump does not do, or 32 bits for the classes."""
+    """The layout of (..., K), or None where one jump or 32 bits for the classes do not suffice."""
     if tensor.stride(-1) * tensor.shape[-1] >= 1 << 31:
         return None
     axes: list[tuple[int, int]] = []
@@ -115,35 +96,87 @@ def layout(tensor: Tensor) -> Layout | None:
     return Layout(inner, tensor.stride(-1), step, jump, outer == 1)
 
 
-def targets(target: Tensor, soft: bool, known: bool) -> tuple[Tensor, Layout]:
-    """Labels one after the other, or soft targets where they lie."""
-    if not soft:
-        return target.contiguous(), Layout(1, 0, 0, 0, True)
-    if known and target.stride(-1) != 1:
-        target = target.contiguous()
-    return laid_out(target)
+def groups(spec: LossSpec) -> Groups:
+    """The parts of the frame that a loss needs."""
+    forms = set(spec.forms)
+    mse = bool(forms & {"mse_bias", "mse_variance"})
+    forward = bool(forms & {"forward_kl", "kl_from_uniform"})
+    removed, reverse = "label_removed_kl" in forms, "reverse_kl" in forms
+    uniform = bool(forms & {"kl_to_uniform", "differential_entropy"})
+    return Groups(
+        mse=mse,
+        fisher=bool(forms & {"fisher_bias", "fisher_variance"}),
+        penalty="fisher_penalty" in forms,
+        removed=removed,
+        uniform=uniform,
+        reverse=reverse,
+        bregman=removed or uniform or reverse,
+        forward=forward,
+        marginal="marginal_nll" in forms,
+        expected="expected_cross_entropy" in forms,
+        total_first=mse or forward,
+    )
 
 
-def laid_out(tensor: Tensor) -> tuple[Tensor, Layout]:
-    """A tensor with a layout, copied where it has none, and that layout."""
-    found = layout(tensor)
-    if found is None:
-        tensor = tensor.contiguous()
-        found = layout(tensor)
-        assert found is not None
-    return tensor, found
+def below_one(spec: LossSpec) -> bool:
+    """Whether a loss needs the kernel for any alpha: it may be below 1, or a form needs it."""
+    forward = "forward_kl" in spec.forms or "kl_from_uniform" in spec.forms
+    return spec.evidence is None or spec.prior != 1 or forward
+
+
+def is_supported(spec: LossSpec, soft: bool) -> bool:
+    """Whether the kernels compute this loss: one target Dirichlet at a time, prior at most 1."""
+    forms = set(spec.forms)
+    if spec.prior > 1 or {"forward_kl", "kl_from_uniform"} <= forms:
+        return False
+    if "label_removed_kl" in forms and spec.prior not in (0, 1) and forms & set(_TARGET_KL):
+        return False
+    return not (soft and (below_one(spec) or "reverse_kl" in forms))
+
+
+def columns(spec: LossSpec) -> Terms:
+    """Each form's place in the weights, or -1."""
+    return Terms(*(spec.forms.index(name) if name in spec.forms else -1 for name in FORMS))
+
+
+def _mu(x: float) -> float:
+    """Stirling's remainder of ln Gamma."""
+    return math.lgamma(x) - ((x - 0.5) * math.log(x) - x + 0.5 * math.log(2 * math.pi))
+
+
+def _digamma(x: float) -> float:
+    return float(torch.digamma(torch.tensor(x, dtype=torch.float64)))
+
+
+def constants(spec: LossSpec, classes: int) -> Constants:
+    """The numbers of a loss."""
+    base = spec.prior if "label_removed_kl" in spec.forms and spec.prior > 0 else 1.0
+    forward_beta = spec.beta if "forward_kl" in spec.forms else 1.0
+    beta_total, forward_total = classes - 1 + spec.beta, classes - 1 + forward_beta
+    psi0 = _digamma(forward_total)
+    return Constants(
+        prior=spec.prior,
+        base=base,
+        beta=spec.beta,
+        base_total=classes * base,
+        beta_total=beta_total,
+        log_beta=math.log(beta_total / spec.beta),
+        growth=10 / classes if spec.per_class else 1.0,
+        mu_base=_mu(base),
+        mu_total=_mu(classes * base),
+        mu_beta=_mu(spec.beta),
+        mu_beta_total=_mu(beta_total),
+        log_gamma=math.lgamma(classes),
+        forward_beta=forward_beta,
+        forward_total=forward_total,
+        forward_step=psi0 - _digamma(1.0),
+        forward_label_step=psi0 - _digamma(forward_beta),
+    )
 
 
 @cache
-def programs_on(device: torch.device, each: int = 16) -> int:
-    """Programs that add up rows one after the other, `each` on a multiprocessor."""
+def programs_on(device: torch.device) -> int:
+    """Programs that take rows one after the other, 16 on a multiprocessor."""
     if device.type != "cuda":
         return 2
-    return each * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
+    return 16 * torch.cuda.get_device_properties(device).multi_processor_count

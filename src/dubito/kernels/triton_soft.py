@@ -1,7 +1,7 @@
-"""The losses of soft targets in Triton, in as many sweeps over the classes as the sums need.
+"""The losses of soft targets in Triton, for alpha >= 1, in three sweeps over the classes.
 
-A sweep's results are row sums that the next one takes: first the evidence, then what is needed of
-the class that may hold nearly all of alpha0, then the terms or the fields of the gradient. Where a
+A sweep's results are row sums that the next one needs: first the evidence, then what is needed of
+the class that may hold nearly all of alpha0, then the terms and the fields of the gradient. Where a
 row is one block the compiler keeps it, and the sweeps cost no second load.
 """
 
@@ -13,323 +13,288 @@ import triton
 import triton.language as tl
 
 from dubito.kernels import triton_math as tm
-from dubito.kernels.triton_rows import Numbers, load
+from dubito.kernels.triton_rows import Terms, load, load_target, sweep
 
 _LN2 = tl.constexpr(0.6931471805599453)
 
 
-class Sums(NamedTuple):
+class Totals(NamedTuple):
     """Sums over the classes (R,)."""
 
     evidence: tl.tensor
-    removed: tl.tensor
-    """the evidence without the target's share"""
-    weight: tl.tensor
-    """of the row, by its classes"""
-    rest: tl.tensor
-    """alpha0 less the class beyond the limit, if there is one"""
-    excess: tl.tensor
+    removed: tl.tensor  # the evidence without the target's share
+    weight: tl.tensor  # of the row, by its classes
+
+
+class Parts(NamedTuple):
+    """Sums over the classes (R,) that need `Totals`."""
+
+    rest: tl.tensor  # alpha0 less the class beyond the limit, if there is one
+    sag: tl.tensor
     logs: tl.tensor
-    bregman: tl.tensor
+    bregman: tl.tensor  # of the evidence, and the part of it below the threshold
     near: tl.tensor
+    removed_bregman: tl.tensor  # the same without the target's share
+    removed_near: tl.tensor
+
+
+class Sums(NamedTuple):
+    """Sums over the classes (R,) that need `Parts`."""
+
     fisher_bias: tl.tensor
     fisher_variance: tl.tensor
     mse_bias: tl.tensor
     mse_variance: tl.tensor
     marginal: tl.tensor
     expected: tl.tensor
-    variance: tl.tensor
-    """p q times its weights"""
-    field: tl.tensor
-    """p times the field, without the class beyond the limit"""
-    top: tl.tensor
-    """the same of that class"""
+    variance: tl.tensor  # p q times its weights
+    field: tl.tensor  # p times the field, without the class beyond the limit
+    top: tl.tensor  # the same of that class
 
 
-class Place(NamedTuple):
-    """Where the rows of logits and targets begin, and how their classes lie."""
+class Row(NamedTuple):
+    """All sums over the classes, and the weights of the terms in each row."""
 
-    logits: tl.tensor
-    target: tl.tensor
-    class_weight: tl.tensor
-    class_stride: tl.tensor
-    y_class: tl.tensor
-    inside: tl.tensor
+    totals: tl.tensor
+    parts: tl.tensor
+    sums: tl.tensor
+    weights: tl.tensor
 
 
-@triton.jit
-def _nothing(R: tl.constexpr) -> tl.tensor:
-    o = tl.zeros([R], tl.float32)
-    return Sums(o, o, o, o, o, o, o, o, o, o, o, o, o, o, o, o, o)
+class _Class(NamedTuple):
+    """A block of classes (R, C)."""
+
+    e: tl.tensor
+    y: tl.tensor
+    here: tl.tensor
 
 
 @triton.jit
-def _shares(s: tl.tensor, e: tl.tensor, y: tl.tensor, K: tl.constexpr) -> tl.tensor:
+def _classes(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tensor:
+    here = (j < C.K)[None, :] & tile.inside[:, None]
+    return _Class(tm.evidence(load(tile, j, END, C), C), load_target(tile, j, C), here)
+
+
+@triton.jit
+def _is_top(m: tl.tensor, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The class that holds most of alpha0."""
+    return e > (0.625 * (m.evidence + C.K) - 1.0)[:, None]
+
+
+@triton.jit
+def _shares(
+    m: tl.tensor, rest: tl.tensor, e: tl.tensor, y: tl.tensor, C: tl.constexpr
+) -> tl.tensor:
     """1/alpha0, p, 1 - p, y - p, and which class is beyond the limit."""
-    inverse = tm.inverse(s.evidence + K)[:, None]
-    top = e > (0.625 * (s.evidence + K) - 1.0)[:, None]
+    inverse = tm.inverse(m.evidence + C.K)[:, None]
+    top = _is_top(m, e, C)
     p = (1.0 + e) * inverse
-    q = tl.where(top, s.rest[:, None] * inverse, 1.0 - p)
+    q = tl.where(top, rest[:, None] * inverse, 1.0 - p)
     return inverse, p, q, y * q - (1.0 - y) * p, top
 
 
 @triton.jit
+def _add(total: tl.tensor, values: tl.tensor, here: tl.tensor) -> tl.tensor:
+    return total + tl.sum(tl.where(here, values, 0.0), 1)
+
+
+@triton.jit
 def _first(
-    s: tl.tensor, e: tl.tensor, y: tl.tensor, j: tl.tensor, here: tl.tensor, place: tl.tensor,
-    K: tl.constexpr, BY_CLASS: tl.constexpr,
+    m: tl.tensor, given: tl.tensor, t: tl.tensor, tile: tl.tensor, j: tl.tensor,
+    END: tl.constexpr, C: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    weight = s.weight
-    if BY_CLASS:
-        by = tl.load(place.class_weight + j, j < K, 0.0).to(tl.float32)
-        weight += tl.sum(y * by[None, :], 1)
-    return Sums(
-        s.evidence + tl.sum(tl.where(here, e, 0.0), 1),
-        s.removed + tl.sum(tl.where(here, e * (1.0 - y), 0.0), 1),
-        weight, s.rest, s.excess, s.logs, s.bregman, s.near,
-        s.fisher_bias, s.fisher_variance, s.mse_bias, s.mse_variance, s.marginal, s.expected,
-        s.variance, s.field, s.top,
-    )  # fmt: skip
+    c = _classes(tile, j, END, C)
+    weight = m.weight
+    if C.class_weighted:
+        by = tl.load(t.class_weight + j, j < C.K, 0.0).to(tl.float32)
+        weight += tl.sum(c.y * by[None, :], 1)
+    removed = _add(m.removed, c.e * (1.0 - c.y), c.here)
+    return Totals(_add(m.evidence, c.e, c.here), removed, weight)
+
+
+@triton.jit
+def _bregman(total: tl.tensor, near: tl.tensor, e: tl.tensor, here: tl.tensor) -> tl.tensor:
+    z, _, below = tm.family(e)
+    value, small = tm.bregman(e, z, tm.log2(below))
+    return _add(total, value, here), _add(near, e, here & small)
 
 
 @triton.jit
 def _second(
-    s: tl.tensor, e: tl.tensor, y: tl.tensor, here: tl.tensor, K: tl.constexpr,
-    WHICH: tl.constexpr, VALUE: tl.constexpr,
+    s: tl.tensor, m: tl.tensor, t: tl.tensor, tile: tl.tensor, j: tl.tensor,
+    END: tl.constexpr, C: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    excess, logs, bregman, near = s.excess, s.logs, s.bregman, s.near
-    top = e > (0.625 * (s.evidence + K) - 1.0)[:, None]
-    rest = s.rest + tl.sum(tl.where(here & (top == 0), 1.0 + e, 0.0), 1)
-    if WHICH[2]:
-        r = tm.excess(tm.variable(e))
-        excess += tl.sum(tl.where(here, r, 0.0), 1)
-        if VALUE:
-            logs += tl.sum(tl.where(here, tm.log2(e + 0.5 + r), 0.0), 1)
-    if VALUE and WHICH[3]:
-        less = e * (1.0 - y)
-        z, _, below = tm.family(less)
-        value, small = tm.bregman(less, z, tm.log2(below))
-        bregman += tl.sum(tl.where(here, value, 0.0), 1)
-        near += tl.sum(tl.where(here & small, less, 0.0), 1)
-    return Sums(
-        s.evidence, s.removed, s.weight, rest, excess, logs, bregman, near,
-        s.fisher_bias, s.fisher_variance, s.mse_bias, s.mse_variance, s.marginal, s.expected,
-        s.variance, s.field, s.top,
-    )  # fmt: skip
-
-
-@triton.jit
-def _third(
-    s: tl.tensor, e: tl.tensor, y: tl.tensor, here: tl.tensor, K: tl.constexpr,
-    WHICH: tl.constexpr, AT: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The sums of the values."""
-    _, p, q, d, _ = _shares(s, e, y, K)
-    fisher_bias, fisher_variance = s.fisher_bias, s.fisher_variance
-    mse_bias, mse_variance = s.mse_bias, s.mse_variance
-    marginal, expected = s.marginal, s.expected
-    bias, spread = tl.where(here, d * d, 0.0), tl.where(here, p * q, 0.0)
-    if WHICH[0]:
-        trigamma = tm.trigamma(e)
-        fisher_bias += tl.sum(bias * trigamma, 1)
-        fisher_variance += tl.sum(spread * trigamma, 1)
-    if WHICH[1]:
-        mse_bias += tl.sum(bias, 1)
-        mse_variance += tl.sum(spread, 1)
-    if AT[6] > -2 or AT[7] > -2:
-        surprise = tm.row_log1p(q * tm.inverse(p))
-        marginal += tl.sum(tl.where(here, y * surprise, 0.0), 1)
-    if AT[7] > -2:
-        halves = 0.5 * q * tm.inverse(1.0 + e)
-        deltas = tm.row_delta(1.0 + e) - tm.row_delta(s.evidence + K)[:, None]
-        expected += tl.sum(tl.where(here, y * (surprise + halves + deltas), 0.0), 1)
-    return Sums(
-        s.evidence, s.removed, s.weight, s.rest, s.excess, s.logs, s.bregman, s.near,
-        fisher_bias, fisher_variance, mse_bias, mse_variance, marginal, expected,
-        s.variance, s.field, s.top,
-    )  # fmt: skip
+    c = _classes(tile, j, END, C)
+    sag, logs, bregman, near = s.sag, s.logs, s.bregman, s.near
+    removed, removed_near = s.removed_bregman, s.removed_near
+    if C.groups.penalty:
+        _, each, below = tm.family(c.e)
+        sag = _add(sag, each, c.here)
+        logs = _add(logs, tm.log2(below), c.here)
+    if C.groups.uniform:
+        bregman, near = _bregman(bregman, near, c.e, c.here)
+    if C.groups.removed:
+        removed, removed_near = _bregman(removed, removed_near, c.e * (1.0 - c.y), c.here)
+    rest = _add(s.rest, 1.0 + c.e, c.here & (_is_top(m, c.e, C) == 0))
+    return Parts(rest, sag, logs, bregman, near, removed, removed_near)
 
 
 @triton.jit
 def _field(
     w: tl.tensor, trigamma: tl.tensor, p: tl.tensor, q: tl.tensor, d: tl.tensor, share: tl.tensor
 ) -> tl.tensor:
+    """The weight of p q, and the field that the gradient of the squared errors centers."""
     spread = (w.mse_variance[:, None] + w.fisher_variance[:, None] * trigamma) * share
     field = (q - p) * spread
     return spread, field - 2.0 * d * (w.mse_bias[:, None] + w.fisher_bias[:, None] * trigamma)
 
 
 @triton.jit
-def _fields(
-    s: tl.tensor, e: tl.tensor, y: tl.tensor, w: tl.tensor, here: tl.tensor, K: tl.constexpr
-) -> tl.tensor:
-    """The sums of the gradient."""
-    inverse, p, q, d, top = _shares(s, e, y, K)
-    share = inverse * tm.inverse(1.0 + inverse)
-    spread, field = _field(w, tm.trigamma(e), p, q, d, share)
-    p = tl.where(here, p, 0.0)
+def _third(
+    s: tl.tensor, given: tl.tensor, t: tl.tensor, tile: tl.tensor, j: tl.tensor,
+    END: tl.constexpr, C: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The sums of the terms, and those of the gradient."""
+    m, rest, w = given
+    c = _classes(tile, j, END, C)
+    inverse, p, q, d, top = _shares(m, rest, c.e, c.y, C)
+    fisher_bias, fisher_variance = s.fisher_bias, s.fisher_variance
+    mse_bias, mse_variance = s.mse_bias, s.mse_variance
+    marginal, expected = s.marginal, s.expected
+    variance, fields, tops = s.variance, s.field, s.top
+    trigamma = tm.inverse(tm.family(c.e)[2])
+    if C.groups.fisher:
+        fisher_bias = _add(fisher_bias, d * d * trigamma, c.here)
+        fisher_variance = _add(fisher_variance, p * q * trigamma, c.here)
+    if C.groups.mse:
+        mse_bias = _add(mse_bias, d * d, c.here)
+        mse_variance = _add(mse_variance, p * q, c.here)
+    if C.groups.marginal or C.groups.expected:
+        surprise = tm.row_log1p(q * tm.inverse(p))
+        marginal = _add(marginal, c.y * surprise, c.here)
+        halves = 0.5 * q * tm.inverse(1.0 + c.e)
+        deltas = tm.row_delta(1.0 + c.e) - tm.row_delta(m.evidence + C.K)[:, None]
+        expected = _add(expected, c.y * (surprise + halves + deltas), c.here)
+    if C.gradient and (C.groups.fisher or C.groups.mse):
+        share = inverse * tm.inverse(1.0 + inverse)
+        spread, field = _field(w, trigamma, p, q, d, share)
+        variance = _add(variance, p * q * spread, c.here)
+        fields = _add(fields, p * field, c.here & (top == 0))
+        tops = _add(tops, p * field, c.here & top)
     return Sums(
-        s.evidence, s.removed, s.weight, s.rest, s.excess, s.logs, s.bregman, s.near,
-        s.fisher_bias, s.fisher_variance, s.mse_bias, s.mse_variance, s.marginal, s.expected,
-        s.variance + tl.sum(p * q * spread, 1),
-        s.field + tl.sum(tl.where(top, 0.0, p * field), 1),
-        s.top + tl.sum(tl.where(top, p * field, 0.0), 1),
+        fisher_bias, fisher_variance, mse_bias, mse_variance, marginal, expected,
+        variance, fields, tops,
     )  # fmt: skip
 
 
 @triton.jit
-def _step(
-    s: tl.tensor, w: tl.tensor, place: tl.tensor, j: tl.tensor, STAGE: tl.constexpr,
-    K: tl.constexpr, KNOWN: tl.constexpr, FUNCTION: tl.constexpr, WHICH: tl.constexpr,
-    AT: tl.constexpr, VALUE: tl.constexpr, BY_CLASS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Add a block of classes to the sums of a sweep."""
-    here = (j < K)[None, :] & place.inside[:, None]
-    e = tm.evidence(load(place.logits, j, place.inside, place.class_stride, K, KNOWN), FUNCTION)
-    y = load(place.target, j, place.inside, place.y_class, K, KNOWN)
-    if STAGE == 1:
-        return _first(s, e, y, j, here, place, K, BY_CLASS)
-    elif STAGE == 2:
-        return _second(s, e, y, here, K, WHICH, VALUE)
-    elif VALUE:
-        return _third(s, e, y, here, K, WHICH, AT)
-    else:
-        return _fields(s, e, y, w, here, K)
+def totals(t: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The evidence of rows, and their weights."""
+    R: tl.constexpr = C.R
+    o = tl.zeros([R], tl.float32)
+    return sweep(Totals(o, o, o), o, t, tile, _first, C)
 
 
 @triton.jit
-def _sweep(
-    s: tl.tensor, w: tl.tensor, place: tl.tensor, STAGE: tl.constexpr,
-    K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr,
-    KNOWN: tl.constexpr, FUNCTION: tl.constexpr, WHICH: tl.constexpr, AT: tl.constexpr,
-    VALUE: tl.constexpr, BY_CLASS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    j = tl.arange(0, C)
-    if BLOCKS == 1:
-        s = _step(s, w, place, j, STAGE, K, KNOWN, FUNCTION, WHICH, AT, VALUE, BY_CLASS)
-    else:
-        for block in range(BLOCKS):
-            at = j + block * C
-            s = _step(s, w, place, at, STAGE, K, KNOWN, FUNCTION, WHICH, AT, VALUE, BY_CLASS)
-    if TAIL > 0:
-        rest = BLOCKS * C + tl.arange(0, TAIL)
-        s = _step(s, w, place, rest, STAGE, K, KNOWN, FUNCTION, WHICH, AT, VALUE, BY_CLASS)
-    return s
+def row_of(m: tl.tensor, t: tl.tensor, tile: tl.tensor, w: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """All sums over the classes, of `totals` and the weights of the terms in each row."""
+    o = tl.zeros_like(m.evidence)
+    parts = sweep(Parts(o, o, o, o, o, o, o), m, t, tile, _second, C)
+    empty = Sums(o, o, o, o, o, o, o, o, o)
+    return Row(m, parts, sweep(empty, (m, parts.rest, w), t, tile, _third, C), w)
 
 
 @triton.jit
-def sums(
-    w: tl.tensor, place: tl.tensor,
-    K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr,
-    KNOWN: tl.constexpr, FUNCTION: tl.constexpr, WHICH: tl.constexpr, AT: tl.constexpr,
-    VALUE: tl.constexpr, BY_CLASS: tl.constexpr, R: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """All sums over the classes: of the VALUE, or else of the gradient."""
-    s = _nothing(R)
-    for stage in tl.static_range(1, 4):
-        s = _sweep(
-            s, w, place, stage, K, C, BLOCKS, TAIL, KNOWN, FUNCTION, WHICH, AT, VALUE, BY_CLASS
-        )
-    return s
-
-
-@triton.jit
-def terms(
-    s: tl.tensor, mu: tl.tensor, growth: tl.tensor, K: tl.constexpr, WHICH: tl.constexpr
+def _divergence(
+    evidence: tl.tensor, bregman: tl.tensor, near: tl.tensor, C: tl.constexpr
 ) -> tl.tensor:
+    total, less, small = tm.row_divergence(evidence, C.K, C.constants.mu_total)
+    return tl.where(small, bregman + (evidence - near) - total, (bregman - near) - less)
+
+
+@triton.jit
+def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The terms of rows, from their sums."""
-    alpha0 = s.evidence + K
+    m, a, s = r.totals, r.parts, r.sums
+    alpha0 = m.evidence + C.K
     share = tm.inverse(alpha0 + 1.0)
-    penalty, divergence = tl.zeros_like(share), tl.zeros_like(share)
-    if WHICH[2]:
-        r = tm.excess(tm.variable(alpha0 - 1.0))
-        inverse = tm.inverse(0.5 * (K - 1.0) + (r - s.excess))
-        penalty = growth * (_LN2 * (s.logs + tm.log2((alpha0 - 0.5 + r) * inverse)))
-    if WHICH[3]:
-        total, less, small = tm.row_divergence(s.removed, K, mu)
-        near = s.bregman + (s.removed - s.near) - total
-        divergence = growth * tl.where(small, near, (s.bregman - s.near) - less)
-    return Numbers(
-        s.fisher_bias, share * s.fisher_variance, s.mse_bias, share * s.mse_variance,
-        penalty, divergence, s.marginal, s.expected,
+    o = tl.zeros_like(share)
+    penalty, removed, uniform = o, o, o
+    if C.groups.penalty:
+        _, sag, below = tm.family(alpha0 - 1.0)
+        ratio = below * tm.inverse(sag - a.sag)
+        penalty = C.constants.growth * (_LN2 * (a.logs + tm.log2(ratio)))
+    if C.groups.removed:
+        divergence = _divergence(m.removed, a.removed_bregman, a.removed_near, C)
+        removed = C.constants.growth * divergence
+    if C.groups.uniform:
+        uniform = _divergence(m.evidence, a.bregman, a.near, C)
+    return Terms(
+        s.mse_bias, share * s.mse_variance, s.fisher_bias, share * s.fisher_variance,
+        penalty, removed, s.marginal, s.expected,
+        -uniform - C.constants.log_gamma, uniform, o, o, o,
     )  # fmt: skip
 
 
 @triton.jit
 def _error_slope(
-    s: tl.tensor, w: tl.tensor, e: tl.tensor, y: tl.tensor, trigamma: tl.tensor, bend: tl.tensor,
-    K: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    r: tl.tensor, e: tl.tensor, y: tl.tensor, trigamma: tl.tensor, bend: tl.tensor, C: tl.constexpr
+) -> tl.tensor:
     """Of the squared errors; `bend` is -psi_2."""
-    inverse, p, q, d, top = _shares(s, e, y, K)
+    s, w = r.sums, r.weights
+    inverse, p, q, d, top = _shares(r.totals, r.parts.rest, e, y, C)
     share = inverse * tm.inverse(1.0 + inverse)
     _, field = _field(w, trigamma, p, q, d, share)
     mean = (s.field + s.top)[:, None]
-    centred = tl.where(top, q * field - s.field[:, None], field - mean)
+    centered = tl.where(top, q * field - s.field[:, None], field - mean)
     curve = d * d * w.fisher_bias[:, None] + p * q * (w.fisher_variance[:, None] * share)
-    return centred * inverse - curve * bend - s.variance[:, None] * share
+    return centered * inverse - curve * bend - s.variance[:, None] * share
+
+
+@triton.jit
+def _divergence_slope(evidence0: tl.tensor, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """e psi_1(1 + e) - evidence0 psi_1(K + evidence0); where both are close to 1, less 1."""
+    _, sag0, below0 = tm.family(evidence0 + (C.K - 1.0))
+    trigamma0 = tm.inverse(below0)
+    large = evidence0 * trigamma0 >= 0.5
+    common = trigamma0 * tl.where(large, -(C.K + sag0), evidence0)
+    _, sag, below = tm.family(e)
+    return tm.inverse(below) * tl.where(large[:, None], -(1.0 + sag), e) - common[:, None]
 
 
 @triton.jit
 def gradient(
-    s: tl.tensor, w: tl.tensor, x: tl.tensor, y: tl.tensor,
-    K: tl.constexpr, FUNCTION: tl.constexpr, WHICH: tl.constexpr, AT: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The gradient of the logits x (R, C) with targets y (R, C)."""
-    e = tm.evidence(x, FUNCTION)
-    alpha0 = s.evidence + K
-    z, z0 = tm.variable(e), tm.variable(alpha0 - 1.0)
-    r, r0 = tm.excess(z), tm.excess(z0)
-    fall, fall0 = tm.excess_fall(z), tm.excess_fall(z0)
-    trigamma, trigamma0 = tm.inverse(e + 0.5 + r), tm.inverse(alpha0 - 0.5 + r0)
+    r: tl.tensor, x: tl.tensor, tile: tl.tensor, j: tl.tensor, C: tl.constexpr
+) -> tl.tensor:
+    """The gradient of the values x (R, C) of classes j (C,)."""
+    m, a, w = r.totals, r.parts, r.weights
+    e = tm.evidence(x, C)
+    y = load_target(tile, j, C)
+    alpha0 = m.evidence + C.K
+    each = tm.gamma(e, e, False, False)
+    total = tm.gamma(alpha0, alpha0 - 1.0, False, False)
     slope = tl.zeros_like(e)
-    if WHICH[0] or WHICH[1]:
-        slope += _error_slope(s, w, e, y, trigamma, trigamma * trigamma * (1.0 - fall), K)
-    if WHICH[2]:
-        bracket = tm.inverse(0.5 * (K - 1.0) + (r0 - s.excess))
-        even = trigamma0 * (1.0 - fall0) + bracket * fall0
-        own = trigamma * (1.0 - fall) - bracket[:, None] * fall
-        slope += w.fisher_penalty[:, None] * (own + even[:, None])
-    if WHICH[3]:
-        slope += w.label_removed_kl[:, None] * _divergence_slope(s.removed, e, y, K)
-    _, _, q, _, _ = _shares(s, e, y, K)
-    if AT[6] > -2:
+    if C.groups.mse or C.groups.fisher:
+        bend = each.trigamma * each.trigamma * each.rise
+        slope += _error_slope(r, e, y, each.trigamma, bend, C)
+    if C.groups.penalty:
+        bracket = tm.inverse(total.sag - a.sag)
+        common = total.trigamma * total.rise + bracket * total.fall
+        own = each.trigamma * each.rise - bracket[:, None] * each.fall
+        slope += w.fisher_penalty[:, None] * (own + common[:, None])
+    if C.groups.removed:
+        removed = (1.0 - y) * _divergence_slope(m.removed, e * (1.0 - y), C)
+        slope += w.label_removed_kl[:, None] * removed
+    if C.groups.uniform:
+        weight = w.kl_to_uniform - w.differential_entropy
+        slope += weight[:, None] * _divergence_slope(m.evidence, e, C)
+    _, _, q, _, _ = _shares(m, a.rest, e, y, C)
+    if C.groups.marginal:
         inverse = tm.inverse(alpha0)[:, None]
         slope += w.marginal_nll[:, None] * ((1.0 - y) * inverse - y * q * tm.inverse(1.0 + e))
-    if AT[7] > -2:
-        gap = trigamma * (trigamma0[:, None] * (q * alpha0[:, None] + (r0[:, None] - r)))
-        slope += w.expected_cross_entropy[:, None] * ((1.0 - y) * trigamma0[:, None] - y * gap)
-    return slope * tm.evidence_slope(x, e, FUNCTION)
-
-
-@triton.jit
-def _divergence_slope(removed: tl.tensor, e: tl.tensor, y: tl.tensor, K: tl.constexpr) -> tl.tensor:
-    z0 = tm.variable(removed + (K - 1.0))
-    r0 = tm.excess(z0)
-    trigamma0 = tm.inverse(removed + (K - 0.5) + r0)
-    large = removed * trigamma0 >= 0.5
-    common = tl.where(large, (0.5 - r0 - K) * trigamma0, removed * trigamma0)
-    less = e * (1.0 - y)
-    r = tm.excess(tm.variable(less))
-    own = tm.inverse(less + 0.5 + r) * tl.where(large[:, None], -(0.5 + r), less)
-    return (1.0 - y) * (own - common[:, None])
-
-
-@triton.jit
-def row_weight(
-    place: tl.tensor, K: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr, TAIL: tl.constexpr,
-    KNOWN: tl.constexpr, R: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The weights of rows, by their classes."""
-    total = tl.zeros([R], tl.float32)
-    for block in range(BLOCKS):
-        j = block * C + tl.arange(0, C)
-        by = tl.load(place.class_weight + j, j < K, 0.0).to(tl.float32)
-        total += tl.sum(
-            by[None, :] * load(place.target, j, place.inside, place.y_class, K, KNOWN), 1
-        )
-    if TAIL > 0:
-        rest = BLOCKS * C + tl.arange(0, TAIL)
-        more = tl.load(place.class_weight + rest, rest < K, 0.0).to(tl.float32)
-        y = load(place.target, rest, place.inside, place.y_class, K, KNOWN)
-        total += tl.sum(more[None, :] * y, 1)
-    return total
+    if C.groups.expected:
+        trigamma0 = total.trigamma[:, None]
+        gap = trigamma0 * (q * alpha0[:, None] + (total.sag[:, None] - each.sag))
+        own = (1.0 - y) * trigamma0 - y * (each.trigamma * gap)
+        slope += w.expected_cross_entropy[:, None] * own
+    return slope * tm.evidence_slope(x, e, C)

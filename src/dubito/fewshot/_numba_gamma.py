@@ -43,11 +43,9 @@ class Family(NamedTuple):
 
     trigamma: Floats
     tetragamma: Floats
-    log: Floats
-    """ln trigamma"""
+    log: Floats  # ln trigamma
     log_slope: Floats
-    excess: Floats
-    """r(x) = 1/trigamma - x + 1/2"""
+    excess: Floats  # r(x) = 1/trigamma - x + 1/2
     excess_slope: Floats
 
 
@@ -55,12 +53,9 @@ class Removed(NamedTuple):
     """Functions of alpha without the label's evidence (R, K), or of its sum (R, 1)."""
 
     trigamma: Floats
-    trigamma_excess: Floats
-    """x trigamma - 1"""
-    log: Floats
-    """ln x"""
-    bregman: Floats
-    """the Bregman excess over 1, or over K"""
+    trigamma_excess: Floats  # x trigamma - 1
+    log: Floats  # ln x
+    bregman: Floats  # the Bregman excess over 1, or over K
 
 
 @inlined

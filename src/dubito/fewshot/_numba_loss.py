@@ -1,24 +1,31 @@
 """The losses on the CPU: a numba kernel for value and gradient in one pass over the rows.
 
-The algebra is that of `_forms.py`, for alpha >= 1 (evidence >= 0) and in float64: what cancels at
-evidence 1e30 cancels in float64 too. The rows are taken through the stages below in blocks, in a
-workspace that stays in the processor's cache. The stages that evaluate functions (`gamma.py`) see a
-block as one long vector, whatever the number of classes.
+The algebra is that of the closed forms in torch, for alpha >= 1 (evidence >= 0) and in float64:
+what cancels at evidence 1e30 cancels in float64 too. The rows pass through the stages below in
+blocks, in a workspace that stays in the processor's cache. The stages that evaluate functions
+(`gamma.py`) see a block as one long vector, whatever the number of classes.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from numba import njit
+from dubito.fewshot import _numba_gamma as gamma
+from dubito.fewshot._numba_gamma import exact, inlined, reordered
 
-from dubito import _coefficients, special
-from dubito.kernels import Weights, blocks, gamma
-from dubito.kernels.gamma import exact, inlined, reordered
+
+class Weights(NamedTuple):
+    """Weights of the closed forms."""
+
+    fisher_bias: float = 0.0
+    fisher_variance: float = 0.0
+    mse_bias: float = 0.0
+    mse_variance: float = 0.0
+    fisher_penalty: float = 0.0
+    label_removed_kl: float = 0.0
+    marginal_nll: float = 0.0
+    expected_cross_entropy: float = 0.0
 
 
 @inlined
@@ -40,18 +47,23 @@ def _squared_error(w: Any, block: Any, each: Any, count: Any, wanted: Any) -> No
     for i in range(count):
         top, s, share = block.top[i], 1 / block.alpha0[i], 1 / (block.alpha0[i] + 1)
         q_top = block.rest[i] * s
-        bias, variance, others = 0.0, 0.0, 0.0
+        bias, variance, fisher_bias, fisher_variance, others = 0.0, 0.0, 0.0, 0.0, 0.0
         for j in range(classes):
             p, trigamma = block.alpha[i, j] * s, each.trigamma[i, j]
             q, d = _gaps(p, block.y[i, j], j == top, q_top)
             c = w.mse_bias + w.fisher_bias * trigamma
             e = (w.mse_variance + w.fisher_variance * trigamma) * share
             field = (q - p) * e - 2 * d * c
-            bias += d * d * c
-            variance += p * q * e
+            bias += d * d
+            fisher_bias += d * d * trigamma
+            variance += p * q
+            fisher_variance += p * q * trigamma
             others += 0.0 if j == top else p * field
             block.field[i, j] = field
-        block.value[i] += bias + variance
+        block.terms[i, 0], block.terms[i, 1] = fisher_bias, fisher_variance * share
+        block.terms[i, 2], block.terms[i, 3] = bias, variance * share
+        variance = (w.mse_variance * variance + w.fisher_variance * fisher_variance) * share
+        block.value[i] += w.mse_bias * bias + w.fisher_bias * fisher_bias + variance
         if wanted:
             mean = others + block.alpha[i, top] * s * block.field[i, top]
             for j in range(classes):
@@ -73,7 +85,8 @@ def _penalty(weight: Any, block: Any, each: Any, total: Any, count: Any, wanted:
             logs += each.log[i, j]
             excess -= each.excess[i, j]
         bracket = 0.5 * (classes - 1) + excess
-        block.value[i] -= weight * (logs + math.log(bracket))
+        block.terms[i, 4] = -(logs + math.log(bracket))
+        block.value[i] += weight * block.terms[i, 4]
         if wanted:
             inverse = 1 / bracket
             common = total.log_slope[i, 0] + total.excess_slope[i, 0] * inverse
@@ -102,7 +115,8 @@ def _kl(weight: Any, block: Any, each: Any, total: Any, count: Any, wanted: Any)
         for j in range(classes):
             t = (block.evidence[i, j] - mean) * inverse
             value += gamma.log_gap(t, each.log[i, j] + log) + each.bregman[i, j]
-        block.value[i] += weight * (value - total.bregman[i, 0])
+        block.terms[i, 5] = value - total.bregman[i, 0]
+        block.value[i] += weight * block.terms[i, 5]
         if wanted:
             common = block.evidence0[i] * total.trigamma[i, 0]
             # both parts tend to 1 with the evidence: from there on by what they lack to it
@@ -127,13 +141,14 @@ def _likelihood(w: Any, block: Any, each: Any, total: Any, count: Any, wanted: A
             block.rest[i],
             total.trigamma[i, 0],
         )
+        marginal, expected = 0.0, 0.0
         for j in range(block.alpha.shape[1]):
             a, y = block.alpha[i, j], block.y[i, j]
             if y > 0:
                 surprise = math.log1p(rest / a) if j == top else math.log(a0 / a)
                 more = 0.5 * (1 / a - 1 / a0) + (gamma.delta(a) - gamma.delta(a0))
-                block.value[i] += w.marginal_nll * y * surprise
-                block.value[i] += w.expected_cross_entropy * y * (surprise + more)
+                marginal += y * surprise
+                expected += y * (surprise + more)
             if wanted:
                 _, d = _gaps(a / a0, y, j == top, rest / a0)
                 gap = each.trigamma[i, j] - trigamma0
@@ -142,6 +157,8 @@ def _likelihood(w: Any, block: Any, each: Any, total: Any, count: Any, wanted: A
                     gap += gamma.tau(a) - gamma.tau(a0)
                 slope = (1 - y) * trigamma0 - y * gap
                 block.slopes[i, j] += w.expected_cross_entropy * slope - w.marginal_nll * d / a
+        block.terms[i, 6], block.terms[i, 7] = marginal, expected
+        block.value[i] += w.marginal_nll * marginal + w.expected_cross_entropy * expected
 
 
 @exact
@@ -163,56 +180,3 @@ def _terms(w: Any, block: Any, each: Any, total: Any, count: Any, wanted: Any) -
         _kl(w.label_removed_kl, block, each[1], total[1], count, wanted)
     if w.marginal_nll + w.expected_cross_entropy > 0:
         _likelihood(w, block, each[0], total[0], count, wanted)
-
-
-_SIGNATURE = (
-    "b1(f4[:, ::1], i8[::1], f4[:, ::1], f8[::1], f8[::1], i8, f8, i8, i8, i8,"
-    " f4[::1], f4[:, ::1], f8[:, ::1])"
-)
-
-
-def _fingerprint() -> int:
-    """Of the other sources that are compiled in: numba's cache itself looks at this file alone."""
-    files = (str(module.__file__) for module in (blocks, gamma, special, _coefficients))
-    return zlib.crc32(b"".join(Path(file).read_bytes() for file in files))
-
-
-def compiled(cache: bool) -> Callable[..., bool]:
-    """The kernel, compiled now or taken from numba's cache."""
-    fingerprint = _fingerprint() if cache else 0
-
-    @njit(_SIGNATURE, error_model="numpy", nogil=True, cache=cache)
-    def rows(
-        alpha: Any,  # (N, K)
-        labels: Any,  # (N,), or (0,) where the targets are soft
-        soft: Any,  # (N, K) or (0, K)
-        class_weight: Any,  # (K,), >= 0, or (0,) where there is none
-        weights: Any,  # of `Weights`
-        ignored: Any,
-        tolerance: Any,  # of the sum of a soft target
-        size: Any,  # rows of a block
-        start: Any,  # the first block
-        stop: Any,  # the last one, which is not included
-        loss: Any,  # (N,)
-        gradient: Any,  # (N, K), or (0, K) where it is not wanted
-        sums: Any,  # (blocks, 2), of the losses and of the weights of their rows
-    ) -> bool:
-        """Fill in the last three for some blocks; False where the input is not what it must be."""
-        v = weights
-        w = Weights(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7])
-        block, each, total = blocks.spaces(size, alpha.shape[1])
-        for index in range(start, stop):
-            first = index * size
-            count = min(size, alpha.shape[0] - first)
-            valid = blocks.load(block, alpha, first, count)
-            if soft.shape[0] > 0:
-                valid &= blocks.load_soft(block, soft, class_weight, tolerance, first, count)
-            else:
-                valid &= blocks.load_labels(block, labels, class_weight, ignored, first, count)
-            if not valid:
-                return False
-            _terms(w, block, each, total, count, gradient.shape[0] > 0)
-            blocks.store(block, first, count, loss, gradient, sums[index])
-        return fingerprint >= 0  # always; what a closure holds is part of the key in the cache
-
-    return rows

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dubito.kernels.gamma import Family, Floats, Removed, exact, reordered
+from dubito.fewshot._numba_gamma import Family, Floats, Removed, exact, reordered
 
 #: entries of alpha in a block of rows: the workspace fits a second-level cache
 BLOCK = 1024
@@ -19,29 +19,16 @@ class Block(NamedTuple):
 
     alpha: Floats
     y: Floats
-    evidence: Floats
-    """without the label's share"""
-    slopes: Floats
-    """the gradient so far"""
-    field: Floats
-    """what is to be centred"""
-    top: NDArray[np.int64]
-    """the class with the largest alpha: only there can 1 - p cancel"""
-    rest: Floats
-    """alpha0 less the top class"""
+    evidence: Floats  # without the label's share
+    slopes: Floats  # the gradient so far
+    field: Floats  # what is to be centred
+    top: NDArray[np.int64]  # the class with the largest alpha: only there can 1 - p cancel
+    rest: Floats  # alpha0 less the top class
     alpha0: Floats
     evidence0: Floats
     weight: Floats
     value: Floats
-
-
-def block_rows(classes: int) -> int:
-    """How many rows make a block.
-
-    >>> block_rows(10), block_rows(10_000)
-    (102, 1)
-    """
-    return max(1, BLOCK // classes)
+    terms: Floats  # (R, 8), in the order of `Weights`
 
 
 @exact
@@ -49,7 +36,8 @@ def spaces(rows: Any, classes: Any) -> Any:
     """A workspace, of ones: a stage that is left out leaves what is finite behind."""
     w, t, r = np.ones((15, rows, classes)), np.ones((10, rows, 1)), np.ones((5, rows))
     top = np.zeros(rows, np.int64)
-    block = Block(w[0], w[1], w[2], w[3], w[4], top, r[0], r[1], r[2], r[3], r[4])
+    terms = np.zeros((rows, 8))
+    block = Block(w[0], w[1], w[2], w[3], w[4], top, r[0], r[1], r[2], r[3], r[4], terms)
     each = Family(w[5], w[6], w[7], w[8], w[9], w[10]), Removed(w[11], w[12], w[13], w[14])
     total = Family(t[0], t[1], t[2], t[3], t[4], t[5]), Removed(t[6], t[7], t[8], t[9])
     return block, each, total
@@ -95,42 +83,3 @@ def load_labels(
         else:
             return False
     return True
-
-
-@reordered
-def load_soft(
-    block: Any, soft: Any, class_weight: Any, tolerance: Any, first: Any, count: Any
-) -> Any:
-    """Take the targets in; whether all are distributions."""
-    valid = True
-    for i in range(count):
-        total = 0.0
-        for j in range(soft.shape[1]):
-            y = float(soft[first + i, j])
-            valid &= 0 <= y <= 1
-            total += y
-            block.y[i, j] = y
-            block.evidence[i, j] *= 1 - y
-        valid &= abs(total - 1) <= tolerance
-        block.weight[i] = 1.0
-        if class_weight.shape[0] > 0:
-            weight = 0.0
-            for j in range(soft.shape[1]):
-                weight += block.y[i, j] * class_weight[j]
-            block.weight[i] = weight
-    return valid
-
-
-@exact
-def store(block: Any, first: Any, count: Any, loss: Any, gradient: Any, sums: Any) -> None:
-    """Hand the rows out, times their weights."""
-    value, weight = 0.0, 0.0
-    for i in range(count):
-        loss[first + i] = block.weight[i] * block.value[i]
-        value += block.weight[i] * block.value[i]
-        weight += block.weight[i]
-    sums[0], sums[1] = value, weight
-    if gradient.shape[0] > 0:
-        for i in range(count):
-            for j in range(gradient.shape[1]):
-                gradient[first + i, j] = block.weight[i] * block.slopes[i, j]

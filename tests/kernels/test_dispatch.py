@@ -1,0 +1,180 @@
+"""Which backend computes a loss, and what is left to the torch forms."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dubito import kernels
+from dubito.kernels.spec import LossSpec
+from tests.kernels.samples import hard_values, labels, soft_targets, spec_of, weights_of
+
+
+def call(
+    spec: LossSpec, values: Tensor | None = None, target: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Tensor] | None:
+    values = hard_values(spec, 8, 4) if values is None else values
+    target = labels(8, classes=4) if target is None else target
+    weights = options.get("weights", weights_of(spec))
+    return kernels.weighted_sums(spec, values, target, weights, options.get("class_weight"))
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpret the Triton kernels here."""
+    pytest.importorskip("triton")
+    from dubito.kernels import triton_math
+
+    if triton_math.COMPILED.value:
+        pytest.skip("the Triton kernels are not interpreted")
+    monkeypatch.setattr(kernels, "_DEVICE", "cpu")
+
+
+@pytest.fixture
+def backend(triton: None) -> str:
+    """Name of the backend in `calls`."""
+    return "triton"
+
+
+def test_calls_name_the_backend(backend: str) -> None:
+    before = kernels.calls[backend]
+    assert call(spec_of("iedl")) is not None
+    assert kernels.calls[backend] == before + 1
+
+
+def test_off_is_off(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUBITO_KERNELS", "off")
+    assert call(spec_of("iedl")) is None
+    for mode in ("auto", ""):
+        monkeypatch.setenv("DUBITO_KERNELS", mode)
+        assert call(spec_of("iedl")) is not None
+    monkeypatch.setenv("DUBITO_KERNELS", "of")
+    with pytest.raises(ValueError, match=r"unknown DUBITO_KERNELS 'of'; known: 'auto', 'off'"):
+        call(spec_of("iedl"))
+
+
+def _spec(**options: Any) -> LossSpec:
+    return spec_of("iedl", **options)
+
+
+class Wrapped(Tensor):
+    """A tensor that may do anything."""
+
+
+#: what neither backend computes
+LEFT: dict[str, Callable[[], Any]] = {
+    "float64": lambda: call(_spec(), hard_values(_spec(), 8, 4).double()),
+    "one class": lambda: call(_spec(), torch.ones(8, 1, dtype=torch.float64)),
+    "no rows": lambda: call(_spec(), torch.ones(0, 4), torch.zeros(0, dtype=torch.long)),
+    "a prior above 1": lambda: call(_spec(prior=2.0)),
+    "another shape": lambda: call(_spec(), target=labels(7, classes=4)),
+    "a target that is differentiated": lambda: call(
+        _spec(), target=soft_targets(8, 4).requires_grad_()
+    ),
+    "learnt weights": lambda: call(_spec(), weights=torch.ones(4, requires_grad=True)),
+    "weights of another length": lambda: call(_spec(), weights=torch.ones(3)),
+    "learnt class weights": lambda: call(_spec(), class_weight=torch.ones(4, requires_grad=True)),
+    "a subclass of Tensor": lambda: call(_spec(), hard_values(_spec(), 8, 4).as_subclass(Wrapped)),
+    "Boolean labels": lambda: call(_spec(), target=torch.ones(8, dtype=torch.bool)),
+}
+
+
+@pytest.mark.parametrize("case", LEFT.values(), ids=LEFT)
+def test_left_to_the_torch_forms(case: Callable[[], Any], backend: str) -> None:
+    assert call(spec_of("iedl")) is not None  # a plan for the valid input exists
+    assert case() is None
+
+
+SOFT_LEFT = ["r-edl", "iedl alpha", "prior network", "prior network reverse", "iedl reverse_kl"]
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("name", SOFT_LEFT)
+def test_soft_targets_left_to_the_torch_forms(name: str) -> None:
+    assert call(spec_of(name), target=soft_targets(8, 4)) is None
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"forms": ("forward_kl", "kl_from_uniform")},
+        {"forms": ("label_removed_kl", "kl_to_uniform"), "prior": 0.1},
+    ],
+)
+def test_two_target_dirichlets_left_to_the_torch_forms(options: dict[str, Any]) -> None:
+    assert call(_spec(**options)) is None
+
+
+def test_transforms_and_modes(backend: str) -> None:
+    from torch._subclasses import FakeTensorMode
+    from torch.autograd.forward_ad import dual_level
+    from torch.utils.flop_counter import FlopCounterMode
+
+    spec = spec_of("iedl")
+    given = hard_values(spec, 8, 4), labels(8, classes=4), weights_of(spec), None
+    seen: list[object] = []
+
+    def record(x: Tensor) -> Tensor:
+        seen.append(kernels.weighted_sums(spec, x, *given[1:]))
+        return x.sum()
+
+    torch.func.vmap(record)(given[0].expand(2, 8, 4))
+    torch.func.grad(record)(given[0])
+    for mode in (FlopCounterMode(display=False), dual_level(), FakeTensorMode()):
+        with mode:
+            seen.append(kernels.weighted_sums(spec, *given))
+    assert seen == [None] * 5
+
+
+def test_scores_are_left_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randn(8, 4)
+    assert kernels.uncertainty(values, "softplus", 1.0) is None  # not on a GPU
+    monkeypatch.setattr(kernels, "_DEVICE", "cpu")
+    assert kernels.uncertainty(values, "softplus", 0.1) is None
+    assert kernels.uncertainty(values.exp(), None, 1.0) is None
+    assert kernels.uncertainty(values.requires_grad_(), "softplus", 1.0) is None
+
+
+def test_an_old_triton_is_not_used(monkeypatch: pytest.MonkeyPatch, triton: None) -> None:
+    monkeypatch.setattr(kernels, "_TRITON", (99, 0))
+    kernels._triton.cache_clear()
+    try:
+        assert call(spec_of("iedl")) is None
+    finally:
+        kernels._triton.cache_clear()
+
+
+def test_without_triton_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_DEVICE", "cpu")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    kernels._triton.cache_clear()
+    try:
+        assert call(spec_of("iedl")) is None
+    finally:
+        kernels._triton.cache_clear()
+
+
+def test_a_cpu_has_no_kernel() -> None:
+    before = kernels.calls.total()
+    assert call(spec_of("iedl")) is None
+    assert kernels.calls.total() == before
+
+
+def test_triton_is_imported_when_a_kernel_runs(source_env: dict[str, str]) -> None:
+    code = (
+        "import sys, torch\n"
+        "from dubito import Dirichlet, iedl\n"
+        "iedl(Dirichlet.from_logits(torch.ones(2, 3)), torch.tensor([0, 1]))\n"
+        "assert 'triton' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=source_env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

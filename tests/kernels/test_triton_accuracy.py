@@ -1,0 +1,133 @@
+"""The Triton kernels against mpmath; interpreted where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from dubito import kernels
+from dubito.kernels import triton_math
+from dubito.kernels.spec import FORMS, loss_spec
+from tests import reference_dirichlet
+from tests.accuracy import Quantity, measure
+from tests.accuracy_grid import SETTINGS, Case, Grid, cases
+from tests.distributions import quantities
+from tests.reference import Concentration, Point, Truth, truth
+
+DEVICE = "cuda" if triton_math.COMPILED.value else "cpu"
+pytestmark = [
+    # numpy warns where a lane that is not chosen overflows
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(
+        DEVICE == "cuda" and not torch.cuda.is_available(), reason="neither a GPU nor interpreted"
+    ),
+]
+CLASSES = (2, 19) if DEVICE == "cpu" else (2, 3, 10, 19, 100, 1000, 10_000)
+BETA = 101.0
+#: forms with a kernel for alpha >= 1; the others use that of any alpha
+ABOVE_ONE = tuple(form for form in FORMS if form not in ("forward_kl", "kl_from_uniform"))
+#: settings without soft targets, which some kernels leave to the torch forms
+LABELS = {name: given for name, given in SETTINGS["target"].items() if "soft" not in name}
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_DEVICE", DEVICE)
+
+
+@cache
+def small(classes: int) -> tuple[Case, ...]:
+    """Vectors with entries from 1e-6 on: all small, of all sizes, and all alike."""
+    found = []
+    for draw, (low, high) in enumerate([(-6, -5), (-6, -3), (-6, 0), (-6, 3), (-3, 3), (-1, 1)]):
+        seed = (91, draw)
+        rng = np.random.default_rng(seed)
+        values = rng.choice(10 ** rng.uniform(low, high, min(classes, 24)), classes)
+        found.append(Case(f"1e{low} to 1e{high}", values.astype(np.float32), seed))
+    for value in (1e-6, 1e-2, 0.1, 0.5, 0.999, 1.0, 1.001):
+        found.append(Case(f"all {value}", np.full(classes, value, np.float32), (92,)))
+    return tuple(found)
+
+
+def _beta(x: Point) -> Concentration:
+    return Concentration(1 + (BETA - 1) * x["target"], x.count)
+
+
+def reverse_kl(x: Point) -> Truth:
+    value, gradient, terms, _, _ = reference_dirichlet.divergence(x, _beta(x))
+    return truth(x, value, gradient, terms)
+
+
+def forward_kl(x: Point) -> Truth:
+    value, _, _, gradient, terms = reference_dirichlet.divergence(_beta(x), x)
+    return truth(x, value, gradient, terms)
+
+
+TRUTHS: dict[str, tuple[Callable[[Point], Truth], str]] = {
+    "reverse_kl": (reverse_kl, "inputs"),
+    "forward_kl": (forward_kl, "inputs"),
+}
+
+
+def quantity(form: str, call: Callable[..., Tensor]) -> Quantity:
+    if form in TRUTHS:
+        exact, scale = TRUTHS[form]
+        return Quantity(form, call, exact, "target", scale, "terms")  # type: ignore[arg-type]
+    return replace(quantities.QUANTITIES[form], call=call)
+
+
+def by_kernel(form: str, evidence: str | None, prior: float) -> Callable[..., Tensor]:
+    """The form of alpha, given as it is or as evidence of relu."""
+    spec = loss_spec((form,), evidence, prior, beta=BETA, reduction="none")
+
+    def call(alpha: Tensor, target: Tensor | None = None) -> Tensor:
+        # a little more than no evidence, where relu would have no slope
+        values = (alpha if evidence is None else alpha - prior + 1e-38).to(DEVICE)
+        aim = torch.zeros(alpha.shape[:-1], dtype=torch.long) if target is None else target
+        weights = torch.ones(1, device=DEVICE)
+        found = kernels.weighted_sums(spec, values, aim.to(DEVICE), weights, None)
+        assert found is not None
+        return found[0].cpu()
+
+    return call
+
+
+def check(form: str, call: Callable[..., Tensor], grid: tuple[Case, ...]) -> None:
+    of = quantity(form, call)
+    if of.takes == "target" and form not in quantities.QUANTITIES:
+        grid = tuple(replace(case, points={}) for case in grid)
+    errors = measure(of, grid)
+    assert errors.passes(), f"{errors.figures()}\n{errors.worst}"
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+@pytest.mark.parametrize("form", ABOVE_ONE)
+def test_evidence_meets_the_bar(form: str, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form == "reverse_kl":
+        monkeypatch.setitem(SETTINGS, "target", LABELS)
+    check(form, by_kernel(form, "relu", 1.0), cases(Grid(classes)))
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+@pytest.mark.parametrize("form", FORMS)
+def test_any_alpha_meets_the_bar(form: str, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETTINGS, "target", LABELS)
+    call = by_kernel(form, None, 0.0)
+    check(form, call, small(classes))
+    check(form, call, cases(Grid(classes, sizes=(0.0, 1e-4, 1.0, 1e5, 1e12, 1e30))))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tested above")
+@pytest.mark.parametrize("form", ["mse_bias", "fisher_penalty", "label_removed_kl", "forward_kl"])
+def test_a_thousand_classes_meet_the_bar(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETTINGS, "target", LABELS)
+    check(form, by_kernel(form, "relu", 1.0), cases(Grid(1000)))
+    check(form, by_kernel(form, None, 0.0), small(1000))
