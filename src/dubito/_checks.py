@@ -52,8 +52,8 @@ def tensor(values: object, name: str) -> Tensor:
     return values
 
 
-def floating(values: object, name: str) -> Tensor:
-    """A floating tensor, two classes or more on its last axis; half precision becomes float32."""
+def shaped(values: object, name: str) -> Tensor:
+    """Check for a floating-point tensor (..., K), K >= 2; its values are not read."""
     checked = tensor(values, name)
     if not checked.is_floating_point():
         raise TypeError(f"{name} must be floating point, not {checked.dtype}; call .float() on it")
@@ -61,7 +61,17 @@ def floating(values: object, name: str) -> Tensor:
         raise ValueError(
             f"{name} has shape {tuple(checked.shape)}: expected (..., K), K >= 2 classes last"
         )
-    return checked.float() if checked.dtype in (torch.float16, torch.bfloat16) else checked
+    return checked
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert half precision to float32."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def floating(values: object, name: str) -> Tensor:
+    """A floating tensor, two classes or more on its last axis; half precision becomes float32."""
+    return at_least_float32(shaped(values, name))
 
 
 def concentration(alpha: object, name: str = "alpha", least: float = 0.0) -> Tensor:
@@ -80,15 +90,20 @@ def concentration(alpha: object, name: str = "alpha", least: float = 0.0) -> Ten
     return checked
 
 
+def finite(values: Tensor, name: str) -> None:
+    """Raise a ValueError if a value is infinite or NaN."""
+    if visible(values):
+        low, high = (value.item() for value in values.detach().aminmax())
+        if not (low > -math.inf and high < math.inf):
+            raise ValueError(
+                f"{name} must be finite, but span [{low:g}, {high:g}]{_first_bad(values)}"
+            )
+
+
 def logits(values: object, name: str = "logits") -> Tensor:
     """Finite logits (..., K)."""
     checked = floating(values, name)
-    if visible(checked):
-        low, high = (value.item() for value in checked.detach().aminmax())
-        if not (low > -math.inf and high < math.inf):
-            raise ValueError(
-                f"{name} must be finite, but span [{low:g}, {high:g}]{_first_bad(checked)}"
-            )
+    finite(checked, name)
     return checked
 
 
@@ -125,6 +140,40 @@ def _first_bad(values: Tensor, least: float | None = None) -> str:
     return f" ({len(where)} bad, the first at {where[0].tolist()})" if len(where) else ""
 
 
+def targets(target: object, values: Tensor, ignore_index: int) -> None:
+    """Check class indices (...) or probabilities (..., K) against predictions (..., K)."""
+    checked = tensor(target, "target")
+    if values.numel() == 0:
+        raise ValueError(f"the batch is empty: predictions of shape {tuple(values.shape)}")
+    if checked.dtype == torch.bool:
+        raise TypeError("target must hold integer labels or probabilities, not torch.bool")
+    if checked.is_floating_point():
+        _soft(checked, values)
+        return
+    if checked.shape != values.shape[:-1]:
+        raise ValueError(
+            f"target has shape {tuple(checked.shape)}, but the predictions {tuple(values.shape)} "
+            f"need labels of shape {tuple(values.shape[:-1])} or probabilities of their own shape"
+        )
+    if visible(checked):
+        _in_range(checked.long(), values.shape[-1], ignore_index)
+
+
+def class_weight(weight: object, values: Tensor) -> Tensor:
+    """Check class weights (K,) >= 0 against predictions (..., K); move them to their device."""
+    checked = tensor(weight, "weight")
+    if checked.shape != values.shape[-1:]:
+        raise ValueError(
+            f"weight has shape {tuple(checked.shape)}; expected one per class, "
+            f"({values.shape[-1]},)"
+        )
+    if visible(checked) and not bool(((checked >= 0) & checked.isfinite()).all()):
+        raise ValueError(
+            f"weight must be >= 0 and finite, but spans [{checked.min():g}, {checked.max():g}]"
+        )
+    return checked.to(values.device)
+
+
 def distribution(target: object, alpha: Tensor, ignore_index: int | None = None) -> Tensor:
     """The target as probabilities y (..., K): one-hot for labels, zero where ignored."""
     checked = tensor(target, "target")
@@ -145,6 +194,9 @@ def distribution(target: object, alpha: Tensor, ignore_index: int | None = None)
 
 
 def _in_range(labels: Tensor, classes: int, ignore_index: int | None) -> None:
+    low, high = (value.item() for value in labels.aminmax())
+    if low >= 0 and high < classes:
+        return
     wrong = (labels < 0) | (labels >= classes)
     if ignore_index is not None:
         wrong &= labels != ignore_index
@@ -204,6 +256,20 @@ def non_negative(value: float | Tensor, name: str) -> float | Tensor:
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")
     return value
+
+
+def positive(value: float, name: str) -> float:
+    """Check for a finite number > 0."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
+    return value
+
+
+def prior(value: float) -> float:
+    """Check the prior of a Dirichlet: a finite number >= 0."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"prior must be a finite number >= 0, not {value!r}")
+    return float(value)
 
 
 def whole_number(value: object, name: str) -> None:

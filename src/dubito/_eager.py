@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import TypeVar, TypeVarTuple
+
 import torch
 from torch import Tensor
 
-__all__ = ["plain", "plainly", "untransformed"]
+__all__ = ["eager_cache", "plain", "plainly", "untransformed"]
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+def eager_cache(function: Callable[[*Args], T]) -> Callable[[*Args], T]:
+    """Cache a function, but not under torch.compile, which ignores caches with a warning.
+
+    >>> eager_cache(lambda x: [x])(1) is eager_cache(lambda x: [x])(1)
+    False
+    """
+    cached = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(*args: *Args) -> T:
+        return function(*args) if torch.compiler.is_compiling() else cached(*args)
+
+    return call
 
 
 def untransformed() -> bool:

@@ -1,0 +1,670 @@
+"""Closed forms of the Dirichlet: values, gradients and the losses made of them.
+
+Each entry of `FORMS` has a value (..., 1) and its partial derivatives, both functions of `Terms`.
+`evaluate` is differentiable twice, forwards and backwards, and works under torch.func,
+torch.compile and torch.export. `weighted_sums` computes a loss and its gradient in one pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dubito import _eager
+from dubito.distributions._dirichlet_terms import KL, FastTerms, Terms
+from dubito.distributions._dissonance import dissonance_slope, dissonance_value
+from dubito.kernels.spec import EXP_BOUND, LossSpec
+from dubito.special import constants
+
+Tensors = tuple[Tensor, ...]
+
+
+class Slopes(NamedTuple):
+    """Partial derivatives: the gradient in alpha is direct + centered(probs)/alpha0.
+
+    `direct` is (..., K) or (..., 1); `probs` (..., K) is the derivative in the probabilities.
+    """
+
+    direct: Tensor | None = None
+    probs: Tensor | None = None
+
+
+class Form(NamedTuple):
+    """Value (..., 1) and partial derivatives of a closed form."""
+
+    value: Callable[[Terms], Tensor]
+    slopes: Callable[[Terms], Slopes]
+
+
+# --- squared errors ---
+
+
+def _mse_bias(m: Terms) -> Tensor:
+    return m.sum(m.residual.square())
+
+
+def _mse_bias_slopes(m: Terms) -> Slopes:
+    return Slopes(probs=m.residual + m.residual)
+
+
+def _mse_variance(m: Terms) -> Tensor:
+    return m.mean_spread
+
+
+def _mse_variance_slopes(m: Terms) -> Slopes:
+    return Slopes(direct=-m.mean_spread * m.inverse1, probs=m.spread_slope * m.inverse1)
+
+
+def _fisher_bias(m: Terms) -> Tensor:
+    return m.sum(m.fisher_squares)
+
+
+def _fisher_bias_slopes(m: Terms) -> Slopes:
+    return Slopes(
+        direct=m.fisher_squares * m.each.log_trigamma_slope,
+        probs=m.fisher_residual + m.fisher_residual,
+    )
+
+
+def _fisher_variance(m: Terms) -> Tensor:
+    return m.fisher_spread_sum
+
+
+def _fisher_variance_slopes(m: Terms) -> Slopes:
+    return Slopes(
+        direct=m.fisher_spread * m.each.log_trigamma_slope - m.fisher_spread_sum * m.inverse1,
+        probs=m.spread_slope * m.fisher_weight,
+    )
+
+
+# --- cross entropies ---
+
+
+def _marginal_nll(m: Terms) -> Tensor:
+    return m.sum(m.y * m.surprise)
+
+
+def _marginal_nll_slopes(m: Terms) -> Slopes:
+    return Slopes(direct=m.residual / m.alpha)
+
+
+def _expected_cross_entropy(m: Terms) -> Tensor:
+    return m.sum(m.y * m.digamma_differences)
+
+
+def _expected_cross_entropy_slopes(m: Terms) -> Slopes:
+    return Slopes(direct=m.kept * m.total.trigamma - m.y * m.trigamma_differences)
+
+
+# --- Fisher information ---
+
+
+def _fisher_penalty(m: Terms) -> Tensor:
+    total = m.total.log_inverse_trigamma - m.bracket.log()
+    return m.sum(m.each.log_inverse_trigamma) + total
+
+
+def _fisher_penalty_slopes(m: Terms) -> Slopes:
+    inverse = m.bracket.reciprocal()
+    each, total = m.each, m.total
+    excess_slope = total.inverse_trigamma_excess_slope
+    common = torch.addcmul(total.log_trigamma_slope, excess_slope, inverse)
+    slopes = each.inverse_trigamma_excess_slope * inverse - each.log_trigamma_slope
+    return Slopes(direct=slopes - common)
+
+
+# --- entropies ---
+
+
+def _entropy_of_mean(m: Terms) -> Tensor:
+    return m.sum(m.probs * m.surprise)
+
+
+def _entropy_of_mean_slopes(m: Terms) -> Slopes:
+    return Slopes(probs=m.surprise)
+
+
+def _expected_entropy(m: Terms) -> Tensor:
+    return m.sum(m.probs * m.digamma_steps)
+
+
+def _expected_entropy_slopes(m: Terms) -> Slopes:
+    deficits = m.each.trigamma_deficit - m.total.trigamma_deficit
+    return Slopes(direct=deficits * m.inverse0, probs=m.digamma_steps)
+
+
+def _mutual_information(m: Terms) -> Tensor:
+    return m.sum(m.probs * m.gap_differences)
+
+
+def _mutual_information_slopes(m: Terms) -> Slopes:
+    value = _mutual_information(m)
+    moments = m.each.digamma_gap_moment - m.total.digamma_gap_moment
+    return Slopes(direct=(moments - value) * m.inverse0)
+
+
+# --- divergences ---
+
+
+def _differential_entropy(m: Terms) -> Tensor:
+    return -m.from_one.value - math.lgamma(m.num_classes)
+
+
+FORMS: dict[str, Form] = {
+    "mse_bias": Form(_mse_bias, _mse_bias_slopes),
+    "mse_variance": Form(_mse_variance, _mse_variance_slopes),
+    "fisher_bias": Form(_fisher_bias, _fisher_bias_slopes),
+    "fisher_variance": Form(_fisher_variance, _fisher_variance_slopes),
+    "fisher_penalty": Form(_fisher_penalty, _fisher_penalty_slopes),
+    "fisher_logdet": Form(
+        lambda m: -_fisher_penalty(m),
+        lambda m: Slopes(direct=-_direct(_fisher_penalty_slopes(m))),
+    ),
+    "label_removed_kl": Form(
+        lambda m: m.label_removed.value,
+        lambda m: Slopes(direct=m.label_removed.slope * m.kept),
+    ),
+    "marginal_nll": Form(_marginal_nll, _marginal_nll_slopes),
+    "expected_cross_entropy": Form(_expected_cross_entropy, _expected_cross_entropy_slopes),
+    "entropy_of_mean": Form(_entropy_of_mean, _entropy_of_mean_slopes),
+    "expected_entropy": Form(_expected_entropy, _expected_entropy_slopes),
+    "mutual_information": Form(_mutual_information, _mutual_information_slopes),
+    "differential_entropy": Form(_differential_entropy, lambda m: Slopes(direct=-m.from_one.slope)),
+    "kl_to_uniform": Form(lambda m: m.from_one.value, lambda m: Slopes(direct=m.from_one.slope)),
+    "kl_from_uniform": Form(
+        lambda m: m.from_uniform.value, lambda m: Slopes(direct=m.from_uniform.slope_second)
+    ),
+    "reverse_kl": Form(
+        lambda m: m.to_target.value, lambda m: Slopes(direct=m.to_target.slope_first)
+    ),
+    "forward_kl": Form(
+        lambda m: m.from_target.value, lambda m: Slopes(direct=m.from_target.slope_second)
+    ),
+}
+
+#: forms that `FastTerms` has the members for, and those of them that do not need alpha >= 1
+FAST_FORMS = frozenset(FORMS) - {
+    "entropy_of_mean",
+    "expected_entropy",
+    "mutual_information",
+    "kl_from_uniform",
+    "reverse_kl",
+    "forward_kl",
+}
+FAST_FORMS_BELOW_ONE = frozenset({"mse_bias", "mse_variance", "marginal_nll", "label_removed_kl"})
+#: forms that need the gamma family at alpha
+GAMMA_FORMS = frozenset(
+    {"fisher_bias", "fisher_variance", "fisher_penalty", "fisher_logdet", "expected_cross_entropy"}
+)
+#: forms that grow with the number of classes, which "per_class" divides by K/10
+PER_CLASS = frozenset({"fisher_penalty", "label_removed_kl"})
+
+
+def _direct(slopes: Slopes) -> Tensor:
+    assert slopes.direct is not None
+    return slopes.direct
+
+
+def _plus(total: Tensor | None, part: Tensor | None, weight: Tensor) -> Tensor | None:
+    """total + weight * part, without what is None."""
+    if part is None:
+        return total
+    return part * weight if total is None else torch.addcmul(total, part, weight)
+
+
+def _gradient(m: Terms, forms: Sequence[str], weights: Sequence[Tensor]) -> Tensor:
+    """Gradient of the weighted sum of forms, with weights () or (..., 1): (..., K)."""
+    direct: Tensor | None = None
+    probs: Tensor | None = None
+    for form, weight in zip(forms, weights, strict=True):
+        slopes = FORMS[form].slopes(m)
+        direct = _plus(direct, slopes.direct, weight)
+        probs = _plus(probs, slopes.probs, weight)
+    if probs is None:
+        assert direct is not None
+        return direct.expand_as(m.alpha)
+    centered = m.centered(probs)
+    if direct is None:
+        return centered * m.inverse0
+    return torch.addcmul(direct, centered, m.inverse0)
+
+
+# --- differentiable functions whose gradients are formulas ---
+
+
+class _Formula(NamedTuple):
+    """`values(*tensors)`, (...) each, and `gradients(grads, *tensors)`, one for each tensor."""
+
+    values: Callable[..., Tensors]
+    gradients: Callable[..., tuple[Tensor | None, ...]]
+
+
+class _ByFormula(torch.autograd.Function):
+    """Values by one formula, gradients by another, which is differentiable too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(formula: _Formula, *tensors: Tensor) -> Tensors:
+        return formula.values(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.formula, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.formula.gradients(grads, *ctx.saved_tensors))
+
+
+class _ByFormulaForward(_ByFormula):
+    """With forward-mode AD, which torch.compile does not accept in a function."""
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensors:
+        tensors = ctx.saved_tensors
+        count = len(ctx.formula.values(*tensors))
+        ones, zeros = (f(tensors[0][..., 0]) for f in (torch.ones_like, torch.zeros_like))
+        outputs = []
+        for i in range(count):
+            grads = tuple(ones if j == i else zeros for j in range(count))
+            slopes = ctx.formula.gradients(grads, *tensors)
+            parts = [
+                (slope * tangent).sum(-1)
+                for slope, tangent in zip(slopes, tangents, strict=True)
+                if slope is not None and tangent is not None
+            ]
+            outputs.append(sum(parts[1:], parts[0]))
+        return tuple(outputs)
+
+
+def _apply(formula: _Formula, *tensors: Tensor) -> Tensors:
+    if torch.compiler.is_compiling() and not any(tensor.requires_grad for tensor in tensors):
+        return formula.values(*tensors)  # Dynamo counts arguments, and miscounts *tensors
+    function = _ByFormula if torch.compiler.is_compiling() else _ByFormulaForward
+    return function.apply(formula, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+#: entries evaluated at once: a CPU's cache, or a small part of an accelerator's memory
+CHUNK_CPU, CHUNK = 1 << 16, 1 << 22
+
+
+def _chunks(alpha: Tensor) -> int:
+    """Rows to evaluate at once; 0 for all of them."""
+    limit = CHUNK_CPU if alpha.is_cpu else CHUNK
+    if torch.compiler.is_compiling() or alpha.ndim < 2 or alpha.numel() <= limit:
+        return 0
+    return max(limit // alpha.shape[-1], 1)
+
+
+def _by_rows(function: Callable[..., Tensors], alpha: Tensor, *others: Tensor) -> Tensors:
+    """Apply a function of rows in chunks, so that its temporary tensors take little memory."""
+    rows, lead = _chunks(alpha), alpha.shape[:-1]
+    if not rows:
+        return function(alpha, *others)
+    flat = [part.reshape(-1, *part.shape[len(lead) :]).split(rows) for part in (alpha, *others)]
+    outputs = [function(*parts) for parts in zip(*flat, strict=True)]
+    whole = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+    return tuple(part.reshape(*lead, *part.shape[1:]) for part in whole)
+
+
+#: torch 2.6 cannot tell
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def _is_wide(alpha: Tensor) -> bool:
+    """Whether to compute in float64: of float32, where the device has it and a file may use it."""
+    has_float64 = alpha.device.type in ("cpu", "cuda")
+    return alpha.dtype == torch.float32 and has_float64 and not _is_exporting()
+
+
+def _terms(alpha: Tensor) -> Terms:
+    return Terms(alpha, wide=_is_wide(alpha))
+
+
+def evaluate(
+    forms: tuple[str, ...],
+    alpha: Tensor,
+    y: Tensor | None = None,
+    *,
+    prior: float = 1.0,
+    beta: float = 1.0,
+    wide: bool = True,
+) -> tuple[Tensor, ...]:
+    """Evaluate closed forms, differentiable in alpha.
+
+    Args:
+        forms: Names of `FORMS`.
+        alpha: Concentrations > 0, (..., K).
+        y: Soft target, a constant, (..., K), if a form needs one.
+        prior: Constant in alpha = evidence + prior; 0 if there is none.
+        beta: Concentration of the target class for "reverse_kl" and "forward_kl".
+        wide: Compute float32 in float64 if possible, which only alpha below 1 needs.
+
+    Returns:
+        Values of the forms, (...) each.
+    """
+    wide = wide and _is_wide(alpha)
+
+    def terms(alpha: Tensor, y: Tensor | None = None) -> Terms:
+        return Terms(alpha, y, prior=prior, beta=beta, wide=wide)
+
+    def values(*tensors: Tensor) -> Tensors:
+        m = terms(*tensors)
+        return tuple(FORMS[form].value(m).squeeze(-1).to(alpha.dtype) for form in forms)
+
+    def slopes(*tensors: Tensor) -> Tensors:
+        inputs, grads = tensors[: -len(forms)], tensors[-len(forms) :]
+        weights = [grad.unsqueeze(-1).to(torch.float64 if wide else grad.dtype) for grad in grads]
+        return (_gradient(terms(*inputs), forms, weights).to(alpha.dtype),)
+
+    def gradients(grads: Tensors, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = _by_rows(slopes, *tensors, *grads)
+        return (slope, *(None for _ in tensors[1:]))
+
+    formula = _Formula(partial(_by_rows, values), gradients)
+    return _apply(formula, alpha) if y is None else _apply(formula, alpha, y)
+
+
+def _kl_values(alpha: Tensor, beta: Tensor) -> Tensors:
+    return (KL(_terms(alpha), _terms(beta)).value.squeeze(-1).to(alpha.dtype),)
+
+
+def _kl_gradients(grads: Tensors, alpha: Tensor, beta: Tensor) -> Tensors:
+    kl, grad = KL(_terms(alpha), _terms(beta)), grads[0].unsqueeze(-1)
+    return tuple((grad * slope).to(alpha.dtype) for slope in (kl.slope_first, kl.slope_second))
+
+
+def kl_divergence(alpha: Tensor, beta: Tensor) -> Tensor:
+    """Compute KL(Dir(alpha) || Dir(beta)), differentiable in both: (..., K), (..., K) -> (...)."""
+    return _apply(_Formula(_kl_values, _kl_gradients), alpha, beta)[0]
+
+
+def _dissonance_gradients(grads: Tensors, belief: Tensor) -> Tensors:
+    return (grads[0].unsqueeze(-1) * dissonance_slope(belief),)
+
+
+def dissonance(belief: Tensor) -> Tensor:
+    """Compute the dissonance of belief masses >= 0: (..., K) -> (...)."""
+    return _apply(_Formula(lambda b: (dissonance_value(b),), _dissonance_gradients), belief)[0]
+
+
+def uncertainty(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute total, aleatoric and epistemic uncertainty, sharing their work.
+
+    Returns:
+        entropy_of_mean, expected_entropy and mutual_information, (...) each.
+    """
+    wants_grad = alpha.requires_grad and torch.is_grad_enabled()
+    if not wants_grad and _above_one(alpha):
+        m = FastTerms(alpha)
+        gaps = m.sum(m.each.digamma_gap_scaled) - m.total.digamma_gap_scaled
+        mutual, entropy = (gaps / m.alpha0).squeeze(-1), _entropy_of_mean(m).squeeze(-1)
+        return entropy, entropy - mutual, mutual
+    total, aleatoric, epistemic = evaluate(
+        ("entropy_of_mean", "expected_entropy", "mutual_information"), alpha
+    )
+    return total, aleatoric, epistemic
+
+
+def _above_one(alpha: Tensor) -> bool:
+    """Whether to use `FastTerms`: plain float32 values on a CPU that are all at least 1."""
+    if not (alpha.is_cpu and alpha.dtype == torch.float32 and _eager.plain(alpha)):
+        return False
+    return alpha.numel() > 0 and alpha.min().item() >= 1
+
+
+# --- moments ---
+
+
+def mean(alpha: Tensor) -> Tensor:
+    """Compute E[p] = alpha/alpha0: (..., K) -> (..., K)."""
+    return _mean(_terms(alpha)).to(alpha.dtype)
+
+
+def _mean(m: Terms) -> Tensor:
+    # Near one the gradient of 1 - rest/alpha0 does not cancel.
+    top = torch.where(m.dominant, 1 - m.rest / m.alpha0, m.at_top(m.probs))
+    return m.with_top(m.probs, top)
+
+
+def log_mean(alpha: Tensor) -> Tensor:
+    """Compute ln(alpha/alpha0), exact near 0 and near 1: (..., K) -> (..., K)."""
+    return -_terms(alpha).surprise.to(alpha.dtype)
+
+
+def variance(alpha: Tensor) -> Tensor:
+    """Compute Var[p] = p (1 - p)/(alpha0 + 1): (..., K) -> (..., K)."""
+    m = _terms(alpha)
+    return (_mean(m) * m.complement / (m.alpha0 + 1)).to(alpha.dtype)
+
+
+def fisher_information(alpha: Tensor) -> Tensor:
+    """Compute diag(psi_1(alpha)) - psi_1(alpha0): (..., K) -> (..., K, K)."""
+    m = _terms(alpha)
+    diagonal = torch.eye(m.num_classes, dtype=torch.bool, device=alpha.device)
+    off = -m.total.trigamma.unsqueeze(-1)
+    return torch.where(diagonal, m.trigamma_differences.unsqueeze(-1), off).to(alpha.dtype)
+
+
+# --- losses ---
+
+
+def _exp(logits: Tensor) -> Tensor:
+    return logits.clamp(max=EXP_BOUND).exp()
+
+
+#: name -> function from logits to evidence >= 0, and its derivative from logits and evidence
+EVIDENCE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "softplus": (torch.nn.functional.softplus, lambda x, e: x.sigmoid()),
+    "relu": (torch.nn.functional.relu, lambda x, e: (x > 0).to(x.dtype)),
+    "exp": (_exp, lambda x, e: torch.where(x > EXP_BOUND, 0, e)),
+}
+
+
+class _Rows(NamedTuple):
+    """Inputs of a loss: values (..., K) in float32 at least, y (..., K), row weights (..., 1)."""
+
+    values: Tensor
+    y: Tensor
+    weight: Tensor | None
+
+
+def _rows(spec: LossSpec, values: Tensor, target: Tensor, class_weight: Tensor | None) -> _Rows:
+    values = values.float() if values.element_size() < 4 else values
+    weight: Tensor | None = None
+    if target.is_floating_point():
+        y = target.to(values.dtype)
+        if class_weight is not None:
+            weight = (y * class_weight.to(values.dtype)).sum(-1, keepdim=True)
+    else:
+        labels = target.long().unsqueeze(-1)
+        ignored = labels == spec.ignore_index
+        if not (values.is_cpu and _eager.plain(values)) or bool(ignored.any()):
+            labels = labels.masked_fill(ignored, 0)
+            weight = (~ignored).to(values.dtype)
+        y = torch.zeros_like(values).scatter_(-1, labels, 1.0)
+        if class_weight is not None:
+            chosen = class_weight.to(values.dtype)[labels]
+            weight = chosen if weight is None else weight * chosen
+    if weight is not None:
+        # Rows without weight may hold anything; 1 is a valid logit and a valid alpha.
+        values = values.masked_fill(weight == 0, 1.0)
+    return _Rows(values, y, weight)
+
+
+def _factors(spec: LossSpec, like: Tensor, num_classes: int) -> Tensor | None:
+    """Factors of the forms, (T,); None if all are 1."""
+    if not spec.per_class:
+        return None
+    factors = [10 / num_classes if form in PER_CLASS else 1.0 for form in spec.forms]
+    return torch.tensor(factors, dtype=like.dtype, device=like.device)
+
+
+def _inverse_total(spec: LossSpec, rows: _Rows) -> float | Tensor:
+    """Number by which the sum over the rows is multiplied."""
+    if spec.reduction != "mean":
+        return 1.0
+    if rows.weight is None:
+        return 1 / max(rows.values.shape[:-1].numel(), 1)
+    total = rows.weight.sum()
+    return torch.where(total == 0, 0.0, 1 / total)
+
+
+def weighted_sums_reference(
+    spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute what `weighted_sums` computes, through `evaluate` and autograd."""
+    rows = _rows(spec, values, target, class_weight)
+    alpha = rows.values
+    if spec.evidence is not None:
+        alpha = EVIDENCE[spec.evidence][0](alpha) + spec.prior
+    wide = spec.evidence is None or spec.prior < 1
+    found = evaluate(spec.forms, alpha, rows.y, prior=spec.prior, beta=spec.beta, wide=wide)
+    stacked = torch.stack(found, -1)
+    factors = _factors(spec, alpha, alpha.shape[-1])
+    if factors is not None:
+        stacked = stacked * factors
+    if rows.weight is not None:
+        stacked = stacked * rows.weight
+    if spec.reduction == "none":
+        loss = (stacked * weights.to(stacked.dtype)).sum(-1)
+    else:
+        loss = (stacked * weights.to(stacked.dtype)).sum() * _inverse_total(spec, rows)
+    sums = stacked.detach().reshape(-1, len(spec.forms)).sum(0)
+    return loss, sums
+
+
+def _number(value: float, like: Tensor) -> Tensor | float:
+    return constants((value,), like.device)[0] if like.dtype == torch.float32 else value
+
+
+def _value_and_gradient(
+    spec: LossSpec,
+    fast: bool,
+    one_hot: bool,
+    weights: Sequence[Tensor] | None,
+    values: Tensor,
+    y: Tensor,
+) -> Tensors:
+    """Forms (..., T) and, with weights, the gradient of their weighted sum in the values."""
+    evidence: Tensor | None = None
+    alpha = values
+    if spec.evidence is not None:
+        function, derivative = EVIDENCE[spec.evidence]
+        evidence = function(values)
+        alpha = evidence + _number(spec.prior, evidence)
+    options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "evidence": evidence}
+    if fast:
+        share = one_hot and "label_removed_kl" in spec.forms
+        share = share and not GAMMA_FORMS.isdisjoint(spec.forms)
+        m: Terms = FastTerms(alpha, y, share_removed=share, **options)
+    else:
+        m = Terms(alpha, y, wide=_is_wide(alpha), **options)
+    found = torch.cat([FORMS[form].value(m) for form in spec.forms], -1).to(alpha.dtype)
+    if weights is None:
+        return (found,)
+    gradient = _gradient(m, spec.forms, weights).to(alpha.dtype)
+    return found, gradient if evidence is None else gradient * derivative(values, evidence)
+
+
+def _is_fast(spec: LossSpec, values: Tensor) -> bool:
+    """Whether `FastTerms` has the forms of float32: alpha is at least 1, if a form needs that."""
+    if values.dtype != torch.float32 or not FAST_FORMS.issuperset(spec.forms):
+        return False
+    if spec.evidence is None:
+        return _above_one(values) and spec.prior in (0.0, 1.0)
+    return spec.prior >= (0.01 if FAST_FORMS_BELOW_ONE.issuperset(spec.forms) else 1)
+
+
+def _compute(
+    spec: LossSpec,
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    class_weight: Tensor | None,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Loss, sums and, if wanted, the gradient of the loss (of each row without reduction)."""
+    rows = _rows(spec, values, target, class_weight)
+    fast, one_hot = _is_fast(spec, rows.values), not target.is_floating_point()
+    weights = weights.to(rows.values.dtype) * _inverse_total(spec, rows)
+    factors = _factors(spec, weights, values.shape[-1])
+    scaled = weights if factors is None else weights * factors
+    each = scaled.unbind() if with_gradient else None
+    step = partial(_value_and_gradient, spec, fast, one_hot, each)
+    found, *gradients = _by_rows(step, rows.values, rows.y)
+    gradient = gradients[0] if gradients else None
+    if factors is not None:
+        found = found * factors
+    if rows.weight is not None:
+        found = found * rows.weight
+        gradient = None if gradient is None else gradient * rows.weight
+    sums = found.reshape(-1, len(spec.forms)).sum(0)
+    if spec.reduction == "none":
+        return (found * weights).sum(-1), sums, gradient
+    return sums.dot(weights), sums, gradient
+
+
+class _WeightedSums(torch.autograd.Function):
+    """Loss and its gradient in one pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        spec: LossSpec,
+        values: Tensor,
+        target: Tensor,
+        weights: Tensor,
+        class_weight: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        loss, sums, gradient = _compute(spec, values, target, weights, class_weight, True)
+        assert gradient is not None
+        ctx.spec = spec
+        ctx.save_for_backward(values, target, weights, class_weight, gradient.to(values.dtype))
+        ctx.mark_non_differentiable(sums)
+        return loss, sums
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        values, target, weights, class_weight, gradient = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: differentiate the reference
+            loss, _ = weighted_sums_reference(ctx.spec, values, target, weights, class_weight)
+            (gradient,) = torch.autograd.grad(loss, values, grad, create_graph=True)
+            return None, gradient, None, None, None
+        if ctx.spec.reduction == "none":
+            grad = grad.unsqueeze(-1)
+        return None, gradient * grad, None, None, None
+
+
+def weighted_sums(
+    spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute a weighted sum of closed forms over rows, with the gradient in the same pass.
+
+    Args:
+        spec: Forms, evidence function, prior and reduction.
+        values: Logits, or alpha if the spec has no evidence function, (..., K).
+        target: Labels (...) or soft targets (..., K), constants.
+        weights: Weights of the forms, constants, (T,).
+        class_weight: Weight of each class, (K,), or None.
+
+    Returns:
+        The loss, a scalar or (...) without reduction, and the sum of each form times the row
+        weights, (T,), detached.
+    """
+    if not _eager.plain(values):
+        return weighted_sums_reference(spec, values, target, weights, class_weight)
+    if values.requires_grad and torch.is_grad_enabled():
+        return _WeightedSums.apply(  # type: ignore[no-any-return, no-untyped-call]
+            spec, values, target, weights, class_weight
+        )
+    with torch.no_grad():
+        return _compute(spec, values, target, weights, class_weight, False)[:2]

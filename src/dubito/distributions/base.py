@@ -1,0 +1,376 @@
+"""The distribution protocol.
+
+A network's output is a distribution over distributions of the target: a Dirichlet over class
+probabilities, a normal-inverse-gamma over the mean and variance of a number. A subclass of
+`Distribution` declares its tensors and its scores. Indexing, `to`, `detach`, `cat`, mixtures,
+torch.compile and vmap follow from that declaration.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, overload
+
+import torch
+from torch import Tensor
+from torch import distributions as td
+from torch.utils import _pytree
+
+from dubito import _checks
+
+__all__ = ["Distribution", "cached_tensor", "confidence_score", "uncertainty_score"]
+
+T = TypeVar("T")
+#: common names of the three parts of the uncertainty, in the order of `decomposition`
+COMMON = ("total", "aleatoric", "epistemic")
+
+
+class cached_tensor(Generic[T]):
+    """Property of a `Distribution` that is computed once.
+
+    `functools.cached_property` breaks torch.compile in Python 3.11. A value computed without
+    gradients is not stored if the tensors require them: a loss may read it later.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.__doc__ = function.__doc__
+        self.__isabstractmethod__ = getattr(function, "__isabstractmethod__", False)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Distribution, owner: type) -> T: ...
+    def __get__(self, instance: Distribution | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        value = self.function(instance)
+        if instance._may_cache():
+            instance.__dict__[self.name] = value  # later reads skip this descriptor
+        return value
+
+
+class _Score(cached_tensor[Tensor]):
+    """A tensor (...) that ranks samples."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Tensor],
+        higher: Literal["confidence", "uncertainty"],
+        label: str,
+        when: Callable[[Any], bool] | None,
+        expensive: bool,
+    ) -> None:
+        super().__init__(function)
+        self.higher, self.label, self.when, self.expensive = higher, label, when, expensive
+
+
+def uncertainty_score(
+    label: str = "", *, when: Callable[[Any], bool] | None = None, expensive: bool = False
+) -> Callable[[Callable[[Any], Tensor]], _Score]:
+    """Declare a score: a cached property (...) that is higher for uncertain samples.
+
+    Args:
+        label: Short name for tables; the name of the property if empty.
+        when: Condition on the distribution for the score to exist.
+        expensive: Leave the score out of `Distribution.default_scores`.
+    """
+    return lambda function: _Score(function, "uncertainty", label, when, expensive)
+
+
+def confidence_score(
+    label: str = "", *, when: Callable[[Any], bool] | None = None, expensive: bool = False
+) -> Callable[[Callable[[Any], Tensor]], _Score]:
+    """Declare a score: a cached property (...) that is higher for confident samples.
+
+    Args:
+        label: Short name for tables; the name of the property if empty.
+        when: Condition on the distribution for the score to exist.
+        expensive: Leave the score out of `Distribution.default_scores`.
+    """
+    return lambda function: _Score(function, "confidence", label, when, expensive)
+
+
+class Distribution(ABC):
+    """Distribution over the distribution of a target, for a batch of samples.
+
+    Batch axes come first. A subclass sets the class attributes below and stores the tensors under
+    the declared names.
+
+    Attributes:
+        tensors: Name of each tensor and its number of event axes, which follow the batch axes.
+        static: Names of parameters that are not tensors; hashable.
+        children: Name of each inner distribution and how many batch axes it has in addition.
+        decomposition: Names of the scores that are the total, aleatoric and epistemic uncertainty;
+            total = aleatoric + epistemic.
+        unit: Unit of the three: nats, or a variance.
+    """
+
+    tensors: ClassVar[Mapping[str, int]] = {}
+    static: ClassVar[tuple[str, ...]] = ()
+    children: ClassVar[Mapping[str, int]] = {}
+    decomposition: ClassVar[tuple[str, str, str]]
+    unit: ClassVar[str]
+    _declared: ClassVar[Mapping[str, _Score]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        members = {name: v for base in reversed(cls.__mro__) for name, v in vars(base).items()}
+        cls._declared = {name: v for name, v in members.items() if isinstance(v, _Score)}
+        _pytree.register_pytree_node(cls, _flatten, _unflatten)
+
+    # --- defined by each distribution ---
+
+    @property
+    @abstractmethod
+    def predictive(self) -> td.Distribution:
+        """Distribution of the target itself, batch shape (...)."""
+
+    @abstractmethod
+    def mixture(self) -> Distribution:
+        """Mix the last batch axis with equal weights: (..., S) -> (...)."""
+
+    @property
+    @abstractmethod
+    def calibration_bounds(self) -> tuple[float, ...]:
+        """Bound on the absolute value of each calibration parameter."""
+
+    @abstractmethod
+    def calibrated(self, theta: Tensor) -> td.Distribution:
+        """Predictive under calibration parameters.
+
+        Args:
+            theta: One value per entry of `calibration_bounds`; zeros leave `predictive` unchanged.
+        """
+
+    def kernel_input(self) -> KernelInput | None:
+        """What a fused kernel reads in place of this distribution; None if there is no kernel."""
+        return None
+
+    def for_loss(self, target: Tensor) -> tuple[Distribution, Tensor, int]:
+        """Return the distribution to compute a loss of, its target, and how many members it has.
+
+        The loss of a mixture is the mean loss of its members.
+        """
+        return self, target, 1
+
+    def validate(self) -> None:
+        """Raise a ValueError if a parameter is not finite.
+
+        Values are read on a CPU only and outside of torch.compile and torch.func.
+        """
+        for name, tensor in zip(self.tensors, self._flat()[0], strict=False):
+            _checks.finite(tensor, name.strip("_"))
+
+    # --- scores ---
+
+    @property
+    def total(self) -> Tensor:
+        """Uncertainty about the target, aleatoric + epistemic: (...)."""
+        return self._compute(self.decomposition[0])
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Uncertainty that remains with more data: (...)."""
+        return self._compute(self.decomposition[1])
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Uncertainty that more data reduces: (...)."""
+        return self._compute(self.decomposition[2])
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the scores that this distribution has."""
+        declared = self._declared.items()
+        return tuple(name for name, s in declared if s.when is None or s.when(self))
+
+    @property
+    def default_scores(self) -> tuple[str, ...]:
+        """Names of the scores that are cheap to compute."""
+        return tuple(name for name in self.scores if not self._declaration(name).expensive)
+
+    def score(self, name: str) -> Tensor:
+        """Compute a score: (...).
+
+        Args:
+            name: One of `scores`, or "total", "aleatoric", "epistemic".
+        """
+        return self._compute(self._resolve(name))
+
+    def confidence(self, name: str) -> Tensor:
+        """Compute a score, signed so that higher means more confident: (...).
+
+        Args:
+            name: One of `scores`, or "total", "aleatoric", "epistemic".
+        """
+        value = self.score(name)
+        return value if self.higher(name) == "confidence" else -value
+
+    def higher(self, name: str) -> str:
+        """Return "confidence" or "uncertainty": what a higher value of the score means."""
+        return self._declaration(self._resolve(name)).higher
+
+    def label(self, name: str) -> str:
+        """Return the short name of a score for tables."""
+        name = self._resolve(name)
+        return self._declaration(name).label or name
+
+    def _compute(self, name: str) -> Tensor:
+        value: Tensor = getattr(self, name)
+        return value
+
+    def _declaration(self, name: str) -> _Score:
+        return self._declared[name]
+
+    def _resolve(self, name: str) -> str:
+        if name in COMMON:
+            return self.decomposition[COMMON.index(name)]
+        if name not in self.scores:
+            known = _checks.listed((*COMMON, *self.scores))
+            raise ValueError(f"{type(self).__name__} has no score {name!r}; known: {known}")
+        return name
+
+    # --- tensors ---
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the batch."""
+        tensors, event_dims, _ = self._flat()
+        return tensors[0].shape[: tensors[0].ndim - event_dims[0]]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self._flat()[0][0].device
+
+    def __len__(self) -> int:
+        return self.batch_shape[0]
+
+    def __getitem__(self, index: Any) -> Self:
+        """Index the batch axes."""
+        full = _batch_index(index, self.batch_shape)
+        return self._map(lambda tensor: tensor[full])
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Convert the tensors as `torch.Tensor.to` does."""
+        return self._map(lambda tensor: tensor.to(*args, **kwargs))
+
+    def detach(self) -> Self:
+        """Detach the tensors from the autograd graph."""
+        return self._map(lambda tensor: tensor.detach())
+
+    @staticmethod
+    def cat(parts: Sequence[D], dim: int = 0) -> D:
+        """Concatenate distributions of one kind along a batch axis.
+
+        Args:
+            parts: Distributions with equal static parameters.
+            dim: Batch axis; negative values count from the last batch axis.
+        """
+        specs = {part._flat()[2] for part in parts}
+        if len(specs) != 1:
+            raise ValueError(f"cat needs distributions of one kind, not {list(map(repr, parts))}")
+        axes = len(parts[0].batch_shape)
+        if not -axes <= dim < axes:
+            raise IndexError(f"dim {dim} is not one of the {axes} batch axes")
+        columns = zip(*(part._flat()[0] for part in parts), strict=True)
+        built: D = specs.pop().build([torch.cat(column, dim % axes) for column in columns])
+        return built
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        tensors, _, spec = self._flat()
+        built: Self = spec.build([function(tensor) for tensor in tensors])
+        return built
+
+    def _flat(self) -> tuple[list[Tensor], list[int], _Spec]:
+        """Return all tensors, their event axes, and the rest of this distribution."""
+        tensors: list[Tensor] = [getattr(self, name) for name in self.tensors]
+        event_dims = list(self.tensors.values())
+        inner = []
+        for name, axes in self.children.items():
+            child, child_dims, spec = getattr(self, name)._flat()
+            tensors, event_dims = tensors + child, event_dims + [axes + d for d in child_dims]
+            inner.append((name, len(child), spec))
+        static = tuple((name, getattr(self, name)) for name in self.static)
+        return tensors, event_dims, _Spec(type(self), static, tuple(inner))
+
+    def _may_cache(self) -> bool:
+        if torch.is_grad_enabled():
+            return True
+        tensors = self._flat()[0]
+        if any(tensor.requires_grad for tensor in tensors):
+            return False
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return True
+        return tensors[0].is_inference()  # else autograd could not use the value later
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)})"
+
+
+D = TypeVar("D", bound=Distribution)
+
+
+class KernelInput(NamedTuple):
+    """Tensor and constants that a fused kernel reads."""
+
+    values: Tensor
+    """Logits or alpha, (..., K)."""
+    evidence: str | None
+    """Evidence function of logits; None for alpha."""
+    prior: float
+    """Constant added to the evidence."""
+
+
+class _Spec(NamedTuple):
+    """A distribution without its tensors; hashable, as the context of a pytree must be."""
+
+    kind: type[Distribution]
+    static: tuple[tuple[str, Any], ...]
+    inner: tuple[tuple[str, int, _Spec], ...]
+
+    def build(self, tensors: Sequence[Any]) -> Any:
+        # Bypass __init__: transforms also pass placeholders that are not tensors.
+        dist, rest = object.__new__(self.kind), list(tensors)
+        values: dict[str, Any] = dict(self.static)
+        for name in self.kind.tensors:
+            values[name] = rest.pop(0)
+        for name, count, spec in self.inner:
+            values[name], rest = spec.build(rest[:count]), rest[count:]
+        dist.__dict__.update(values)
+        return dist
+
+
+def _flatten(dist: Distribution) -> tuple[list[Tensor], _Spec]:
+    tensors, _, spec = dist._flat()
+    return tensors, spec
+
+
+def _unflatten(tensors: Any, spec: _Spec) -> Any:
+    return spec.build(list(tensors))
+
+
+def _batch_index(index: Any, batch_shape: torch.Size) -> tuple[Any, ...]:
+    """Expand an index so that it leaves the event axes alone."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    used = sum(_consumed(item) for item in items)
+    if used > len(batch_shape):
+        raise IndexError(f"index {index!r} has too many axes for batch shape {tuple(batch_shape)}")
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError(f"index {index!r} has more than one ellipsis")
+    place = dots[0] if dots else len(items)
+    rest = [slice(None)] * (len(batch_shape) - used)
+    return (*items[:place], *rest, *items[place + 1 :])
+
+
+def _consumed(item: Any) -> int:
+    """Number of axes that one entry of an index consumes."""
+    if item is None or item is Ellipsis:
+        return 0
+    if str(getattr(item, "dtype", "")) in ("bool", "torch.bool"):
+        return int(item.ndim)
+    return 1

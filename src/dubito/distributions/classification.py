@@ -1,0 +1,148 @@
+"""Distributions over class probabilities."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+from torch import distributions as td
+
+from dubito.distributions.base import Distribution, cached_tensor, confidence_score
+from dubito.distributions.mixture import Mixture
+from dubito.special import log_gap
+
+__all__ = ["CategoricalPredictive", "ClassDistribution", "ClassMixture"]
+
+_LOG_TINY = math.log(torch.finfo(torch.float32).tiny)
+
+
+class CategoricalPredictive(td.Categorical):
+    """`torch.distributions.Categorical` with exact log probabilities.
+
+    torch derives logits from probabilities and clamps small ones.
+
+    Args:
+        log_probs: Log probabilities of the classes, (..., K).
+        probs: Probabilities, if known already, (..., K).
+        ranking: Values whose largest class stays the most probable one, (..., K): rounding must
+            not change the prediction.
+    """
+
+    def __init__(
+        self, log_probs: Tensor, probs: Tensor | None = None, ranking: Tensor | None = None
+    ) -> None:
+        self.logits, self._probs, self._ranking = log_probs, probs, ranking
+        self._num_events = log_probs.shape[-1]
+        td.Distribution.__init__(self, log_probs.shape[:-1], validate_args=False)
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities: (..., K)."""
+        if self._probs is None:
+            self._probs = self.logits.exp()
+            if self._ranking is not None:
+                self._probs = _with_top(self._probs, self._ranking.argmax(-1, keepdim=True))
+        return self._probs
+
+    @property
+    def _param(self) -> Tensor:  # type: ignore[override]
+        return self.logits
+
+
+def _with_top(probs: Tensor, label: Tensor) -> Tensor:
+    """Make a class the most probable one where rounding has given that place to another."""
+    top, place = probs.max(-1, keepdim=True)
+    least = top * (1 + 4 * torch.finfo(probs.dtype).eps)
+    return probs.scatter(-1, label, torch.where(place == label, probs.gather(-1, label), least))
+
+
+class ClassDistribution(Distribution):
+    """Distribution over the probabilities of K classes."""
+
+    @property
+    @abstractmethod
+    def probs(self) -> Tensor:
+        """Expected class probabilities: (..., K)."""
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Logarithms of the expected class probabilities: (..., K)."""
+        return self.probs.log()
+
+    @property
+    def predictive(self) -> CategoricalPredictive:
+        """Distribution of the class, batch shape (...)."""
+        return CategoricalPredictive(self.log_probs, self.probs)
+
+    @confidence_score("Max.P")
+    def max_prob(self) -> Tensor:
+        """Largest expected probability: (...)."""
+        return self.probs.amax(-1)
+
+    def mixture(self) -> ClassMixture:
+        """Mix the last batch axis with equal weights: (..., S) -> (...)."""
+        return ClassMixture(self)
+
+    @staticmethod
+    def divergence(p: Tensor, q: Tensor) -> Tensor:
+        """Divergence of probabilities p from their mean q that matches the unit: (...).
+
+        KL(p || q), for entropies. Its terms p ln(p/q) - p + q are never negative, so that nothing
+        cancels; where p is far below q the ratio could underflow and the logarithms are separate.
+        """
+        positive = (p > 0) & (q > 0)
+        p_safe, q_safe = torch.where(positive, p, 1), torch.where(positive, q, 1)
+        far = q_safe > 2 * p_safe
+        ratio = torch.where(far, 1, q_safe) / torch.where(far, 1, p_safe)
+        apart = q_safe - p_safe + p_safe * (p_safe.log() - q_safe.log())
+        terms = torch.where(far, apart, p_safe * log_gap(ratio - 1, ratio))
+        return torch.where(positive, terms, q).sum(-1)
+
+    @property
+    def calibration_bounds(self) -> tuple[float, ...]:
+        """Bound on the log of the inverse temperature."""
+        return (12.0,)
+
+    def calibrated(self, theta: Tensor) -> CategoricalPredictive:
+        """Predictive under calibration parameters; the most probable class never changes.
+
+        Args:
+            theta: One value per entry of `calibration_bounds`.
+        """
+        logits = self._calibrated_logits(theta)
+        return CategoricalPredictive(logits.log_softmax(-1), ranking=self.probs)
+
+    def _calibrated_logits(self, theta: Tensor) -> Tensor:
+        """Temperature scaling of the expected probabilities."""
+        # A temperature could not move a probability of zero: count it as the least of float32.
+        log_probs = self.log_probs.to(theta.dtype).clamp_min(_LOG_TINY)
+        return log_probs * theta.exp()
+
+
+class ClassMixture(Mixture, ClassDistribution):
+    """Equal mixture of distributions over class probabilities."""
+
+    @cached_tensor
+    def probs(self) -> Tensor:
+        """Mean of the members' expected probabilities: (..., K)."""
+        probs: Tensor = self.members.probs.mean(-2)
+        return probs
+
+    @cached_tensor
+    def log_probs(self) -> Tensor:
+        """Logarithms of `probs`, also where these underflow: (..., K)."""
+        logs: Tensor = self.members.log_probs
+        return logs.logsumexp(-2) - math.log(logs.shape[-2])
+
+    @cached_tensor
+    def disagreement(self) -> Tensor:
+        """Mean divergence of the members' probabilities from their mean, >= 0: (...)."""
+        value: Tensor = self.members.divergence(self.members.probs, self.probs.unsqueeze(-2))
+        return value.mean(-1)
+
+    def divergence(self, p: Tensor, q: Tensor) -> Tensor:  # type: ignore[override]
+        """Divergence of the members' kind."""
+        value: Tensor = self.members.divergence(p, q)
+        return value

@@ -1,0 +1,151 @@
+"""Normal-inverse-gamma distribution over the mean and variance of a number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dubito import _checks
+from dubito.distributions.base import cached_tensor, confidence_score, uncertainty_score
+from dubito.distributions.regression import RealDistribution, StudentT
+
+__all__ = ["NormalInverseGamma"]
+
+#: Lower bound of the outputs of a network: below it softplus leaves the range of float32.
+LEAST_OUTPUT = -80.0
+
+
+class NormalInverseGamma(RealDistribution):
+    r"""Normal-inverse-gamma distribution for each of T values (Amini et al., NeurIPS 2020).
+
+    .. math:: y \sim N(\mu, \sigma^2),\quad \mu \sim N(\gamma, \sigma^2/\nu),\quad
+              \sigma^2 \sim \Gamma^{-1}(\alpha, \beta)
+
+    Uncertainties are variances. The likelihood alone does not determine nu (Meinert et al., AAAI
+    2023): `variance_of_mean` ranks samples, but its size depends on the regularizer.
+
+    Args:
+        gamma: Means, (..., T).
+        nu: Number of virtual observations of the mean, > 0, (..., T).
+        alpha_minus_one: Shape alpha less 1, > 0, (..., T). Stored in place of alpha because float32
+            would round it away.
+        beta: Scale of the variance, > 0, (..., T).
+
+    >>> dist = NormalInverseGamma.from_outputs(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    >>> dist.mean, dist.aleatoric, dist.epistemic
+    (tensor([[1.]]), tensor([1.]), tensor([1.4427]))
+    """
+
+    tensors: ClassVar[Mapping[str, int]] = {"gamma": 1, "nu": 1, "alpha_minus_one": 1, "beta": 1}
+    decomposition: ClassVar[tuple[str, str, str]] = (
+        "predictive_variance",
+        "expected_variance",
+        "variance_of_mean",
+    )
+    unit: ClassVar[str] = "variance"
+    gamma: Tensor
+    nu: Tensor
+    alpha_minus_one: Tensor
+    beta: Tensor
+
+    def __init__(self, gamma: Tensor, nu: Tensor, alpha_minus_one: Tensor, beta: Tensor) -> None:
+        given = {"gamma": gamma, "nu": nu, "alpha_minus_one": alpha_minus_one, "beta": beta}
+        values = [_checks.at_least_float32(_checks.tensor(v, name)) for name, v in given.items()]
+        self.gamma, self.nu, self.alpha_minus_one, self.beta = torch.broadcast_tensors(*values)
+
+    @classmethod
+    def from_outputs(cls, outputs: Tensor) -> NormalInverseGamma:
+        """Create from the outputs of a network.
+
+        Args:
+            outputs: Four blocks of T values, (..., 4T): gamma; nu, alpha - 1 and beta before their
+                softplus, where outputs below -80 count as -80.
+        """
+        size = _checks.tensor(outputs, "outputs").shape[-1]
+        if size == 0 or size % 4:
+            raise ValueError(f"outputs has {size} values per sample: expected 4 for each target")
+        gamma, *raw = _checks.at_least_float32(outputs).chunk(4, -1)
+        return cls(gamma, *(softplus(block.clamp(min=LEAST_OUTPUT)) for block in raw))
+
+    @property
+    def alpha(self) -> Tensor:
+        """Shape of the variance, > 1: (..., T)."""
+        return self.alpha_minus_one + 1
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean gamma of the predictive: (..., T)."""
+        return self.gamma
+
+    @cached_tensor
+    def variance(self) -> Tensor:
+        """Variance beta/(alpha - 1) (1 + 1/nu) of the predictive: (..., T)."""
+        return self._noise + self._noise / self.nu
+
+    @cached_tensor
+    def _noise(self) -> Tensor:
+        return self.beta / self.alpha_minus_one
+
+    # --- scores ---
+
+    @uncertainty_score("Var.")
+    def predictive_variance(self) -> Tensor:
+        """Variance of the target, the total uncertainty: (...)."""
+        return self.expected_variance + self.variance_of_mean
+
+    @uncertainty_score("E.Var.")
+    def expected_variance(self) -> Tensor:
+        """Expected noise beta/(alpha - 1), the aleatoric uncertainty: (...)."""
+        return self._noise.sum(-1)
+
+    @uncertainty_score("Var.mean")
+    def variance_of_mean(self) -> Tensor:
+        """Variance beta/(nu (alpha - 1)) of the mean, the epistemic uncertainty: (...)."""
+        return (self._noise / self.nu).sum(-1)
+
+    @confidence_score("Evidence")
+    def evidence(self) -> Tensor:
+        """Total evidence 2 nu + alpha: (...)."""
+        return self._evidence.sum(-1)
+
+    @property
+    def _evidence(self) -> Tensor:
+        return 2 * self.nu + self.alpha
+
+    # --- loss terms ---
+
+    def nll(self, target: Tensor) -> Tensor:
+        """Negative log-likelihood of a target (..., T) under the Student-t predictive: (...)."""
+        return -self.predictive.log_prob(target)
+
+    def evidence_penalty(self, target: Tensor) -> Tensor:
+        """Absolute error times the total evidence, |y - gamma| (2 nu + alpha): (...)."""
+        return ((target - self.gamma).abs() * self._evidence).sum(-1)
+
+    # --- predictive ---
+
+    @property
+    def predictive(self) -> StudentT:
+        """Student-t distribution with 2 alpha degrees of freedom."""
+        # The share nu/(1 + nu): one form is exact in value, the other in the derivative as well.
+        share = torch.where(self.nu < 1, self.nu / (1 + self.nu), 1 - 1 / (1 + self.nu))
+        # Roots and a reciprocal: the derivative of beta/share would leave the range of float32.
+        scale = self.beta.sqrt() * (share * self.alpha).sqrt().reciprocal()
+        return StudentT(2 * self.alpha_minus_one, self.gamma, scale)
+
+    def calibrated(self, theta: Tensor) -> StudentT:
+        """Multiply the scale of the predictive by exp(theta_0)."""
+        raw = self.predictive
+        df_minus_two, loc, scale = (
+            value.to(theta.dtype) for value in (raw.df_minus_two, raw.loc, raw.scale)
+        )
+        return StudentT(df_minus_two, loc, scale * theta[0].exp())
+
+    def affine(self, scale: Tensor, shift: Tensor) -> NormalInverseGamma:
+        """Return the distribution about scale * y + shift; see `RealDistribution.affine`."""
+        gamma, beta = self.gamma * scale + shift, self.beta * scale.square()
+        return NormalInverseGamma(gamma, self.nu, self.alpha_minus_one, beta)

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dubito.distributions import NormalInverseGamma
+from tests.accuracy import TINY
+from tests.reference import MP
+
+NAMES = ("gamma", "nu", "alpha_minus_one", "beta")
+HALF = MP.mpf(1) / 2
+
+
+def nll(gamma, nu, alpha_minus_one, beta, y):
+    """Return the value and the terms of each slope, by the textbook formula."""
+    alpha, d, w = 1 + alpha_minus_one, y - gamma, 2 * beta * (1 + nu)
+    far = nu * d * d + w
+    value = MP.log(MP.pi / nu) / 2 - alpha * MP.log(w) + (alpha + HALF) * MP.log(far)
+    value += MP.loggamma(alpha) - MP.loggamma(alpha + HALF)
+    pull = (alpha + HALF) * nu * d * d / far
+    return value, (
+        [-(2 * alpha + 1) * nu * d / far],
+        [-HALF / (nu * (1 + nu)), pull / (nu * (1 + nu))],
+        [MP.log(far / w), MP.psi(0, alpha) - MP.psi(0, alpha + HALF)],
+        [HALF / beta, -pull / beta],
+    )
+
+
+def evidence_penalty(gamma, nu, alpha_minus_one, beta, y):
+    d, evidence = y - gamma, 2 * nu + 1 + alpha_minus_one
+    return abs(d) * evidence, ([-MP.sign(d) * evidence], [2 * abs(d)], [abs(d)], [MP.mpf(0)])
+
+
+TERMS = {"nll": nll, "evidence_penalty": evidence_penalty}
+
+
+def hard_parameters(n, seed=0):
+    """Return float32 gamma, nu, alpha - 1, beta over the range of the accuracy bar, and targets."""
+    rng = np.random.default_rng(seed)
+    nu, alpha, beta = (10 ** rng.uniform(*span, n) for span in ((-10, 10), (-7, 8), (-10, 10)))
+    error = rng.choice([-1, 1], n) * 10 ** rng.uniform(-8, 6, n)
+    error[: n // 20] = 0
+    gamma = rng.normal(size=n) * rng.choice([0.0, 1.0, 100.0], n)
+    return [torch.tensor(v, dtype=torch.float32) for v in (gamma, nu, alpha, beta, gamma + error)]
+
+
+def errors(inputs, value, gradient, function, outer):
+    """Return the errors of values and gradients against mpmath.
+
+    The scale of a value is its size plus how far each input moves it per relative change; that of
+    a slope is the sum of the magnitudes of its terms.
+    """
+    result = []
+    for i, row in enumerate(zip(*(v.tolist() for v in inputs), strict=True)):
+        point, chain = outer([MP.mpf(v) for v in row])
+        exact, terms = function(*point)
+        slopes = [c * MP.fsum(t) for c, t in zip(chain, terms, strict=True)]
+        sizes = [abs(c) * MP.fsum(map(abs, t)) for c, t in zip(chain, terms, strict=True)]
+        moved = MP.fsum(abs(x * MP.fsum(t)) for x, t in zip(point[1:4], terms[1:], strict=True))
+        scale = abs(exact) + moved + abs((point[4] - point[0]) * slopes[0])
+        seen = [value[i].item(), *gradient[i].tolist()]
+        pairs = zip(seen, [exact, *slopes], [scale, *sizes], strict=True)
+        result.append([float(abs(s - e) / max(c, TINY)) for s, e, c in pairs])
+    return np.array(result)
+
+
+def as_given(row):
+    return row, [1, 1, 1, 1]
+
+
+def through_softplus(row):
+    values = [MP.log1p(MP.exp(v)) for v in row[1:4]]
+    return [row[0], *values, row[4]], [1, *(1 / (1 + MP.exp(-v)) for v in row[1:4])]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_term_is_exact_in_float32(term):
+    *parameters, y = inputs = hard_parameters(600)
+    parameters = [v.unsqueeze(-1).requires_grad_() for v in parameters]
+    value = getattr(NormalInverseGamma(*parameters), term)(y.unsqueeze(-1))
+    gradient = torch.autograd.grad(value.sum(), parameters, materialize_grads=True)
+    seen = errors(inputs, value, torch.cat(gradient, -1), TERMS[term], as_given)
+    assert seen.max() <= 2e-6
+    assert np.median(seen) <= 1e-6
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_term_is_exact_through_the_outputs_of_a_network(term):
+    rng = np.random.default_rng(1)
+    raw = rng.uniform(-60, 40, (300, 3))
+    columns = np.column_stack([rng.normal(size=300), raw, 30 * rng.normal(size=300)])
+    columns = torch.tensor(columns, dtype=torch.float32)
+    outputs = columns[:, :4].clone().requires_grad_()
+    value = getattr(NormalInverseGamma.from_outputs(outputs), term)(columns[:, 4:])
+    (gradient,) = torch.autograd.grad(value.sum(), outputs)
+    seen = errors(columns.unbind(-1), value, gradient, TERMS[term], through_softplus)
+    assert seen.max() <= 2e-6
+
+
+def test_hard_outputs_stay_finite():
+    rng = np.random.default_rng(2)
+    outputs = rng.uniform(-1, 1, (10000, 4)) * 10 ** rng.uniform(-3, 6, (10000, 4))
+    outputs = torch.tensor(outputs, dtype=torch.float32).requires_grad_()
+    target = torch.tensor(rng.normal(size=(10000, 1)) * 1e12, dtype=torch.float32)
+    dist = NormalInverseGamma.from_outputs(outputs)
+    for value in (dist.nll(target), dist.evidence_penalty(target)):
+        (gradient,) = torch.autograd.grad(value.sum(), outputs, retain_graph=True)
+        assert value.isfinite().all()
+        assert gradient.isfinite().all()
+    assert (dist.expected_variance > 0).all()
+    assert not dist.variance_of_mean.isnan().any()  # may exceed the range of float32
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("term", TERMS)
+def test_term_passes_gradcheck(term):
+    outputs = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(3, 2, dtype=torch.float64)
+
+    def function(outputs):
+        return getattr(NormalInverseGamma.from_outputs(outputs), term)(target)
+
+    assert torch.autograd.gradcheck(function, outputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(function, outputs)
+
+
+def test_scores_are_the_textbook_ratios():
+    gamma, nu, alpha, beta = (v.double().unsqueeze(-1) for v in hard_parameters(1000)[:4])
+    exact = NormalInverseGamma(gamma, nu, alpha, beta)
+    dist = exact.to(torch.float32)
+    for name, value in {
+        "aleatoric": beta / alpha,
+        "epistemic": beta / (nu * alpha),
+        "total": beta / alpha * (1 + 1 / nu),
+        "evidence": 2 * nu + 1 + alpha,
+    }.items():
+        torch.testing.assert_close(dist.score(name).double(), value[:, 0], rtol=1e-6, atol=0)
+
+
+def test_predictive_and_scores_match_samples():
+    parameters = [torch.tensor([v], dtype=torch.float64) for v in (1.5, 2.0, 3.0, 1.2)]
+    dist = NormalInverseGamma(*parameters)
+    rng = np.random.default_rng(0)
+    variance = 1.2 / rng.gamma(4.0, size=400_000)
+    mean = rng.normal(1.5, np.sqrt(variance / 2.0))
+    y = torch.tensor(rng.normal(mean, np.sqrt(variance)))
+    assert dist.aleatoric.item() == pytest.approx(variance.mean(), rel=0.01)
+    assert dist.epistemic.item() == pytest.approx(mean.var(), rel=0.01)
+    assert dist.total.item() == pytest.approx(y.var().item(), rel=0.01)
+    points = torch.tensor([[0.5], [1.0], [2.0], [3.0]], dtype=torch.float64)
+    torch.testing.assert_close(
+        dist.predictive.cdf(points),
+        (y <= points).double().mean(-1, keepdim=True),
+        rtol=0,
+        atol=5e-3,
+    )
+
+
+def test_outputs_are_four_blocks():
+    outputs = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]])
+    dist = NormalInverseGamma.from_outputs(outputs)
+    assert dist.gamma.tolist() == [[1.0, 2.0]]
+    for block, name in enumerate(NAMES[1:], start=1):
+        raw = outputs[:, 2 * block : 2 * block + 2]
+        torch.testing.assert_close(getattr(dist, name), torch.nn.functional.softplus(raw))
+
+
+def test_outputs_that_are_not_four_per_target_raise():
+    with pytest.raises(ValueError, match="6 values per sample: expected 4 for each target"):
+        NormalInverseGamma.from_outputs(torch.zeros(3, 6))
+
+
+def test_half_precision_is_computed_in_float32():
+    outputs = torch.tensor([[0.0, -12.0, -12.0, -12.0]])
+    dist = NormalInverseGamma.from_outputs(outputs.bfloat16())
+    torch.testing.assert_close(dist.nu, torch.nn.functional.softplus(outputs[:, 1:2]))
+
+
+class Outcome(torch.nn.Module):
+    def forward(self, outputs, target):
+        members = NormalInverseGamma.from_outputs(outputs)
+        dist = members.mixture()
+        predictive = dist.predictive
+        terms = members.nll(target.unsqueeze(-2)), predictive.log_prob(target)
+        return (*terms, predictive.cdf(target), dist.total, dist.epistemic, dist.mean)
+
+
+@pytest.mark.parametrize("tool", ["export", "compile"])
+def test_export_and_compile(tool):
+    outputs, target = torch.randn(5, 3, 8), torch.randn(5, 2)
+    if tool == "export":
+        traced = torch.export.export(Outcome(), (outputs, target)).module()
+    else:
+        traced = torch.compile(Outcome(), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(traced(outputs, target), Outcome()(outputs, target))

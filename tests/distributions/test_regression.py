@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dubito.distributions import NormalInverseGamma
+from dubito.distributions.regression import StudentT
+from tests.reference import MP
+
+DF_MINUS_TWO = np.array([1e-7, 1e-3, 0.5, 8.0, 1e3, 1e6, 1e10])
+RATIOS = np.array([0.0, 1e-6, 1e-2, 1.0, 30.0, 1e4, 1e9])
+
+
+def student(df_minus_two, loc=0.0, scale=1.0, dtype=torch.float64):
+    values = np.broadcast_arrays(df_minus_two, loc, scale)
+    return StudentT(*(torch.tensor(v, dtype=dtype).reshape(-1, 1) for v in values))
+
+
+def random_dist(*batch, targets=2, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(*batch, 4 * targets, generator=generator, dtype=dtype)
+    return NormalInverseGamma.from_outputs(outputs)
+
+
+def test_student_log_prob_is_exact_in_float32():
+    df, ratio = (v.ravel() for v in np.meshgrid(DF_MINUS_TWO, RATIOS))
+    scale = np.resize([1e-6, 1.0, 1e6], df.shape)
+    dist = student(df, 0.0, scale, torch.float32)
+    value = torch.tensor(ratio * scale, dtype=torch.float32).unsqueeze(-1)
+    seen = dist.log_prob(value)
+    for i in range(len(df)):
+        nu, s, y = (MP.mpf(v[i, 0].item()) for v in (dist.df_minus_two, dist.scale, value))
+        nu += 2
+        tail = (nu + 1) / 2 * MP.log(1 + (y / s) ** 2 / nu)
+        ends = MP.loggamma((nu + 1) / 2) - MP.loggamma(nu / 2) - MP.log(nu * MP.pi) / 2
+        exact = ends - MP.log(s) - tail
+        # The scale of a sum of logarithms of either sign: its own size plus that of its slopes.
+        assert abs(seen[i].item() - exact) <= 1e-6 * (1 + abs(exact)), (df[i], ratio[i])
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_student_cdf_matches_scipy(sign):
+    df, ratio = (v.ravel() for v in np.meshgrid(DF_MINUS_TWO, sign * RATIOS))
+    seen = student(df, 3.0, 2.0).cdf(torch.tensor(3.0 + 2.0 * ratio).unsqueeze(-1))
+    np.testing.assert_allclose(seen[:, 0], stats.t.cdf(ratio, df + 2), rtol=0, atol=1e-8)
+
+
+def test_student_variance_near_two_degrees_of_freedom():
+    dist = student(np.array([1e-9]), 0.0, 3.0, torch.float32)
+    assert dist.variance.item() == pytest.approx(9 * (1 + 2e9), rel=1e-6)
+
+
+def test_mixture_follows_the_law_of_total_variance():
+    members = random_dist(5, 3)
+    mixture = members.mixture()
+    second = members.variance + members.mean.square()
+    expected = second.mean(-2) - members.mean.mean(-2).square()
+    torch.testing.assert_close(mixture.variance, expected)
+    torch.testing.assert_close(mixture.total, expected.sum(-1))
+    torch.testing.assert_close(mixture.aleatoric, members.aleatoric.mean(-1))
+
+
+def test_mixture_of_mixtures_is_the_mixture_of_all():
+    members = random_dist(5, 2, 3)
+    nested = members.mixture().mixture()
+    flat = NormalInverseGamma(*(getattr(members, n).flatten(1, 2) for n in members.tensors))
+    flat = flat.mixture()
+    target = torch.randn(5, 2, dtype=torch.float64)
+    for name in ("total", "aleatoric", "epistemic", "evidence"):
+        torch.testing.assert_close(nested.score(name), flat.score(name))
+    torch.testing.assert_close(nested.mean, flat.mean)
+    for function in ("log_prob", "cdf"):
+        seen, wanted = (getattr(d.predictive, function)(target) for d in (nested, flat))
+        torch.testing.assert_close(seen, wanted)
+
+
+def test_disagreement_of_close_members_does_not_cancel():
+    mean = torch.tensor([1e6, 1e6 + 0.25, 1e6 + 0.5])[:, None]
+    one = torch.ones_like(mean)
+    mixture = NormalInverseGamma(mean, one, one, one).mixture()
+    assert mixture.disagreement.item() == pytest.approx(0.125 / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_affine_changes_the_density_by_the_scale(mixed):
+    dist = random_dist(5, 3).mixture() if mixed else random_dist(5)
+    scale, shift = torch.tensor([2.0, 0.1]).double(), torch.tensor([-1.0, 50.0]).double()
+    target = torch.randn(5, 2, dtype=torch.float64)
+    seen = dist.affine(scale, shift).predictive.log_prob(target * scale + shift)
+    torch.testing.assert_close(seen, dist.predictive.log_prob(target) - scale.log().sum())
+    torch.testing.assert_close(dist.affine(scale, shift).variance, dist.variance * scale.square())
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_calibration_multiplies_the_scale_and_keeps_the_mean(mixed):
+    dist = random_dist(5, 3)
+    members = dist.calibrated(torch.tensor([0.7], dtype=torch.float64))
+    torch.testing.assert_close(members.scale, dist.predictive.scale * np.exp(0.7))
+    dist = dist.mixture() if mixed else dist
+    torch.testing.assert_close(dist.calibrated(torch.tensor([0.7])).mean, dist.mean.float())
