@@ -1,81 +1,100 @@
-"""Two epochs on scikit-learn's digits with a plain loop: what the tests of the methods share."""
+"""Small trainings on scikit-learn's digits and diabetes data, shared by the tests of methods."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dubito.backbones import build
+from dubito.distributions import Distribution
 from dubito.methods import Method, PosteriorNetwork
-from dubito.prediction import Prediction
 
 CLASSES = 10
-SHAPE = (1, 8, 8)
-#: backbone -> its options here: at 8x8 pixels the published start is too weak for two epochs
-BACKBONES: dict[str, dict[str, Any]] = {"mlp": {}, "convnet": {"init": "he"}}
-
-#: smaller batches for more steps: the densities must part before there is any evidence
-BATCH = {PosteriorNetwork: 8}
+Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @cache
-def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images in [0, 1] and labels: 1,400 to train, 397 to test."""
+def digits() -> Split:
+    """Images in [0, 1] and labels: 1,400 for training, 397 for testing."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    x = (torch.as_tensor(data.images, dtype=torch.float32) / 16).unsqueeze(1)[order]
+    x = (torch.as_tensor(data.images, dtype=torch.float32) / 16).flatten(1)[order]
     y = torch.as_tensor(data.target, dtype=torch.long)[order]
     return x[:1400], y[:1400], x[1400:], y[1400:]
 
 
-def counts() -> Tensor:
-    return torch.bincount(digits()[1], minlength=CLASSES)
+@cache
+def diabetes() -> Split:
+    """Standardized features and target (N, 1): 350 for training, 92 for testing."""
+    from sklearn.datasets import load_diabetes
+
+    data = load_diabetes()
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    x = torch.as_tensor(data.data, dtype=torch.float32)[order] * 20
+    y = torch.as_tensor(data.target, dtype=torch.float32)[order].unsqueeze(1)
+    y = (y - y.mean()) / y.std()
+    return x[:350], y[:350], x[350:], y[350:]
 
 
-def untrained(method: Method, backbone: str = "mlp", seed: int = 0) -> nn.Module:
+def data_of(method: Method) -> Split:
+    return digits() if "classification" in method.tasks else diabetes()
+
+
+def task_of(method: Method) -> Any:
+    _, y, _, _ = data_of(method)
+    if y.ndim > 1:
+        return SimpleNamespace(size=1, counts=None)
+    return SimpleNamespace(size=CLASSES, counts=torch.bincount(y).tolist())
+
+
+class Backbone(nn.Sequential):
+    """Two layers with dropout, features (N, 32)."""
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__(
+            nn.Linear(in_features, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 32), nn.ReLU()
+        )
+        self.out_features = 32
+
+
+def untrained(method: Method, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    outputs, options = method.outputs(CLASSES), BACKBONES[backbone]
-    network = build(backbone, SHAPE, outputs, dropout=method.dropout, **options)
-    return method.model(network, CLASSES, counts())
+    features = data_of(method)[0].shape[1]
+    return method.network(partial(Backbone, features), task_of(method))
 
 
-def total(method: Method, terms: dict[str, Tensor], epoch: int = 1, epochs: int = 2) -> Tensor:
-    weights = method.weights(epoch, epochs)
-    assert weights.keys() == terms.keys()
-    return torch.stack([weights[name] * term.mean() for name, term in terms.items()]).sum()
+def loss_of(
+    method: Method, network: nn.Module, x: Tensor, y: Tensor, epoch: int = 1, epochs: int = 2
+) -> tuple[Tensor, Tensor]:
+    """Summed loss and term sums; OOD inputs, where the method needs them, are uniform noise."""
+    noise = torch.rand_like(x) if method.ood_terms else x[:0]
+    outputs = network(torch.cat([x, noise]))
+    dist = method.distribution(outputs[: len(x)])
+    ood = method.distribution(outputs[len(x) :]) if method.ood_terms else None
+    return method.loss(dist, y, method.weight_tensor(epoch, epochs), ood=ood)
 
 
 @cache
-def trained(method: Method, backbone: str, epochs: int = 2) -> nn.Module:
-    """A trained model, which the tests of one process share: leave it as it is.
-
-    Adam goes from 4e-3 down to 0, so that the averages of batch norm catch up with the weights.
-    """
-    x, y, _, _ = digits()
-    model = untrained(method, backbone)
-    optimiser = torch.optim.Adam(model.parameters(), lr=4e-3, fused=True)
-    batch = BATCH.get(type(method), 16)
-    steps = epochs * (len(x) // batch)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / steps)
-    generator = torch.Generator().manual_seed(0)
+def trained(method: Method, epochs: int = 3) -> nn.Module:
+    """A trained network, shared by the tests of a process: do not change it."""
+    x, y, _, _ = data_of(method)
+    network = untrained(method)
+    optimizer = torch.optim.Adam(network.parameters(), lr=4e-3)
+    size = 8 if isinstance(method, PosteriorNetwork) else 16
     for epoch in range(epochs):
-        order = torch.randperm(len(x), generator=generator)
-        for chosen in order.split(batch)[: len(x) // batch]:
-            terms = method.terms(model, x[chosen], y[chosen], generator)
-            optimiser.zero_grad()
-            total(method, terms, epoch, epochs).backward()
-            optimiser.step()
-            schedule.step()
-    return model.eval()
+        for batch in torch.randperm(len(x)).split(size):
+            total, _ = loss_of(method, network, x[batch], y[batch], epoch, epochs)
+            optimizer.zero_grad()
+            (total / len(batch)).backward()
+            optimizer.step()
+    return network.eval()
 
 
-def predict(method: Method, model: nn.Module, x: Tensor) -> Prediction:
-    """In evaluation mode, without gradients, and always with the same draws."""
-    torch.manual_seed(0)
+def predict(method: Method, network: nn.Module, x: Tensor) -> Distribution:
     with torch.no_grad():
-        return method.predict(model.eval(), x)
+        return method.distribution(network.eval()(x))

@@ -1,229 +1,237 @@
-"""What every entry of METHODS keeps: a new method is tested here without a new line."""
+"""What every registered method does: a new method is tested here without a new line."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import math
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
-import dubito.methods
-from dubito.methods import METHODS, Ensemble, Method, method
-from methods.digits import BACKBONES, CLASSES, digits, predict, total, trained, untrained
+import dubito.methods as methods
+from dubito.methods import METHODS, Method, MethodLoss, build, from_dict
+from methods.digits import data_of, loss_of, predict, task_of, trained, untrained
 
-#: what differs from the defaults, to save time alone
-CHEAPER = {"ensemble": {"size": 2}}
-#: those that need no second epoch of the slower backbone to be far from chance
-QUICK = {"iedl", "edl", "redl", "rkl_pn", "softmax", "label_smoothing", "ensemble"}
+CHEAPER = {"ensemble": {"size": 2}, "mc_dropout": {"samples": 4}}
+BUILT_IN = [name for name in METHODS if METHODS[name].__module__.startswith("dubito.")]
+EACH = pytest.mark.parametrize("name", BUILT_IN)
+VARIANTS: dict[str, Method] = {
+    "ensemble_of_iedl": build("ensemble", member="iedl", size=2),
+    "ensemble_of_mc_dropout": build("ensemble", member=build("mc_dropout", samples=2), size=2),
+    "ensemble_of_der": build("ensemble", member="der", size=2),
+    "ensemble_of_prior_networks": build("ensemble", member="rkl_pn", size=2),
+    "iedl_with_beta": build("iedl", kl_beta=2.0),
+    "edl_with_fisher": build("edl", likelihood="cross_entropy", fisher_weight=0.01),
+    "linear_fedl": build("fedl", hidden=0),
+}
 
 
 def made(name: str) -> Method:
-    return method(name, **CHEAPER.get(name, {}))
+    return VARIANTS[name] if name in VARIANTS else build(name, **CHEAPER.get(name, {}))
 
 
-EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
-EVERY_BACKBONE = pytest.mark.parametrize("backbone", BACKBONES)
+EACH_VARIANT = pytest.mark.parametrize("name", [*BUILT_IN, *VARIANTS])
 
 
-def batch(count: int = 16) -> tuple[Tensor, Tensor]:
-    x, y, _, _ = digits()
-    return x[:count], y[:count]
-
-
-def same(first: object, second: object) -> None:
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-
-
-@EVERY_BACKBONE
-@EVERY_METHOD
-def test_learns_saves_loads_and_predicts_the_same(name: str, backbone: str, tmp_path: Path) -> None:
-    one = made(name)
-    model = trained(one, backbone, epochs=1 if backbone == "convnet" and name in QUICK else 2)
-    _, _, x, y = digits()
-    said = predict(one, model, x)
-    assert (said.label == y).float().mean() > 0.4  # chance: 0.1
-    for measure in said.available:
-        assert said.measure(measure).shape == y.shape
-        assert said.measure(measure).isfinite().all(), measure
-
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    other = untrained(one, backbone, seed=1)
-    assert not torch.equal(predict(one, other, x).probs, said.probs)
+@EACH
+def test_learns_saves_and_predicts_the_same(name, tmp_path):
+    method = made(name)
+    network = trained(method)
+    _, _, x, y = data_of(method)
+    dist = predict(method, network, x)
+    if y.ndim == 1:
+        assert (dist.probs.argmax(-1) == y).float().mean() > 0.4  # chance: 0.1
+    else:
+        assert (dist.mean - y).square().mean() < 0.8 * y.square().mean()
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    other = untrained(method, seed=1)
+    assert not torch.equal(predict(method, other, x).total, dist.total)
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    again = predict(one, other, x)
-    assert again.available == said.available
-    for measure in said.available:
-        same(again.measure(measure), said.measure(measure))
+    again = predict(method, other, x)
+    for score in dist.scores:
+        assert dist.score(score).isfinite().all()
+        assert torch.equal(again.score(score), dist.score(score))
 
 
-@EVERY_BACKBONE
-@EVERY_METHOD
-def test_terms_are_per_sample_and_have_finite_gradients(name: str, backbone: str) -> None:
-    one = made(name)
-    model = untrained(one, backbone)
-    x, y = batch()
-    terms = one.terms(model, x, y, torch.Generator().manual_seed(0))
-    for term in terms.values():
-        assert term.shape == y.shape
-        assert term.isfinite().all()
-    total(one, terms).backward()
-    for parameter in model.parameters():
+@EACH_VARIANT
+def test_gradients_reach_every_parameter(name):
+    method = made(name)
+    network = untrained(method)
+    x, y = (part[:16] for part in data_of(method)[:2])
+    total, sums = loss_of(method, network, x, y)
+    total.backward()
+    assert sums.isfinite().all()
+    for parameter in network.parameters():
         assert parameter.grad is not None
         assert parameter.grad.isfinite().all()
-    assert any(bool((parameter.grad != 0).any()) for parameter in model.parameters())
 
 
-@EVERY_METHOD
-def test_the_summed_loss_is_that_of_the_terms(name: str) -> None:
-    one = made(name)
-    model = untrained(one).eval()
-    x, y = batch()
-    outputs = model(one.inputs(x, torch.Generator().manual_seed(0)))
-    weights = torch.tensor(list(one.weights(1, 2).values()))
-    loss, sums = one.loss_of(outputs, y, weights)
-    terms = one.terms_of(outputs, y)
-    torch.testing.assert_close(loss, len(y) * total(one, terms))
-    torch.testing.assert_close(sums, torch.stack([terms[key].sum() for key in one.weights(1, 2)]))
+@EACH_VARIANT
+def test_loss_is_the_weighted_sum_of_the_term_sums(name):
+    method = made(name)
+    network = untrained(method).eval()
+    x, y = (part[:16] for part in data_of(method)[:2])
+    total, sums = loss_of(method, network, x, y)
+    assert len(sums) == len(method.terms) + len(method.ood_terms)
+    torch.testing.assert_close(total, (method.weight_tensor(1, 2) * sums).sum())
 
 
-@EVERY_METHOD
-def test_a_prediction_is_of_every_sample_and_leaves_the_model_alone(name: str) -> None:
-    one = made(name)
-    model = untrained(one).eval()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    x, y = batch()
-    said = predict(one, model, x)
-    assert said.probs.shape == (len(y), CLASSES)
-    torch.testing.assert_close(said.probs.sum(-1), torch.ones(len(y)))
-    assert not any(module.training for module in model.modules())
-    for key, value in model.state_dict().items():
-        same(value, before[key])
+@EACH
+def test_terms_are_functions_of_distribution_and_target(name):
+    method = made(name)
+    network = untrained(method).eval()
+    x, y = (part[:16] for part in data_of(method)[:2])
+    dist, target, members = method.distribution(network(x)).for_loss(y)
+    _, sums = loss_of(method, network, x, y)
+    for term, total in zip(method.terms.values(), sums, strict=False):
+        value = term(dist, target)
+        assert value.shape == dist.batch_shape
+        torch.testing.assert_close(value.sum() / members, total)
 
 
-@EVERY_METHOD
-def test_the_same_in_float64(name: str) -> None:
-    one = made(name)
-    model = untrained(one).eval()
-    x, y = batch()
+@EACH
+def test_the_same_in_float64(name):
+    method = made(name)
+    network = untrained(method).eval()
+    x, y = (part[:16] for part in data_of(method)[:2])
     with torch.no_grad():
-        outputs = model(one.inputs(x, torch.Generator().manual_seed(0)))
-    single, double = one.terms_of(outputs, y), one.terms_of(outputs.double(), y)
-    for key, term in double.items():
-        assert term.dtype == torch.float64
-        torch.testing.assert_close(single[key].double(), term, rtol=1e-5, atol=1e-6)
-    model.double()
-    terms = one.terms(model, x.double(), y, torch.Generator().manual_seed(0))
-    assert {term.dtype for term in terms.values()} == {torch.float64}
-    said = predict(one, model, x.double())
-    assert said.probs.dtype == torch.float64
+        outputs = network(x)
+    weights = method.weight_tensor(1, 2)
+    ood = method.distribution(-outputs) if method.ood_terms else None
+    exact = ood.to(torch.float64) if ood else None
+    single = method.loss(method.distribution(outputs), y, weights, ood=ood)
+    double = method.loss(method.distribution(outputs).to(torch.float64), y, weights, ood=exact)
+    torch.testing.assert_close(single[0].double(), double[0].double(), rtol=1e-5, atol=1e-5)
 
 
-@EVERY_METHOD
-def test_bfloat16_autocast_trains_and_predicts_in_float32(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # oneDNN believes a virtual CPU that lists AMX instructions, and dies where it has none
+@EACH
+def test_autocast_trains_and_predicts_in_float32(name, monkeypatch):
+    # oneDNN trusts a virtual CPU that lists AMX instructions, and crashes where there are none.
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    one = made(name)
-    model = untrained(one)
-    x, y = batch()
+    method = made(name)
+    network = untrained(method)
+    x, y = (part[:16] for part in data_of(method)[:2])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        terms = one.terms(model, x, y, torch.Generator().manual_seed(0))
-        total(one, terms).backward()
-        said = predict(one, model, x)
-    assert {term.dtype for term in terms.values()} == {torch.float32}
-    assert all(term.isfinite().all() for term in terms.values())
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    exact = predict(one, model, x)
-    assert said.probs.dtype == torch.float32
-    torch.testing.assert_close(said.probs, exact.probs, rtol=0, atol=0.05)
+        total, _ = loss_of(method, network, x, y)
+        total.backward()
+        dist = predict(method, network, x)
+    assert total.dtype == torch.float32
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+    assert dist.total.dtype == torch.float32
 
 
-@EVERY_METHOD
-def test_outputs_may_have_leading_axes(name: str) -> None:
-    one = made(name)
-    if isinstance(one, Ensemble):
-        pytest.skip("the leading axis of an ensemble's outputs is its members'")
-    x, y = batch()
+@EACH_VARIANT
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own use of torch
+def test_loss_is_one_graph(name):
+    method = made(name)
+    network = untrained(method).eval()
+    x, y = (part[:16] for part in data_of(method)[:2])
     with torch.no_grad():
-        outputs = untrained(one)(one.inputs(x))
-    stacked = torch.stack([outputs, outputs.flip(0)])
-    for key, term in one.terms_of(stacked, torch.stack([y, y])).items():
-        assert term.shape == (2, len(y))
-        torch.testing.assert_close(term[0], one.terms_of(outputs, y)[key])
+        outputs = network(x)
+    weights = method.weight_tensor(1, 2)
 
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's, of itself
-@EVERY_METHOD
-def test_a_step_is_one_graph(name: str) -> None:
-    """No look at a value, no control flow on data: what a captured or compiled step needs."""
-    one = made(name)
-    model = untrained(one).eval()  # dropout would draw other numbers
-    x, y = batch()
-
-    @torch.no_grad()  # the backward pass is torch's, or dubito.losses', which have their own test
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return total(one, one.terms(model, x, y))
+    def loss(outputs):
+        dist = method.distribution(outputs)
+        return method.loss(dist, y, weights, ood=dist if method.ood_terms else None)[0]
 
     torch._dynamo.reset()
-    torch.manual_seed(0)
-    value = torch.compile(loss, backend="eager", fullgraph=True)(x, y)
-    torch.manual_seed(0)
-    torch.testing.assert_close(value, loss(x, y))
+    (eager,) = torch.autograd.grad(loss(leaf := outputs.clone().requires_grad_()), leaf)
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    (ours,) = torch.autograd.grad(compiled(leaf := outputs.clone().requires_grad_()), leaf)
+    torch.testing.assert_close(ours, eager)
 
 
-@EVERY_METHOD
-def test_repr_and_hyperparameters_make_it_again(name: str) -> None:
-    one = made(name)
-    assert eval(repr(one), vars(dubito.methods)) == one
-    stored = json.loads(json.dumps(one.hyperparameters()))
-    assert method(name, **stored) == one
+@EACH_VARIANT
+def test_json_round_trip(name):
+    method = made(name)
+    assert from_dict(json.loads(json.dumps(method.to_dict()))) == method
+    assert eval(repr(method), vars(methods)) == method
 
 
-@EVERY_METHOD
-def test_is_frozen_and_hashable(name: str) -> None:
-    one = made(name)
-    assert {one: name}[made(name)] == name
+@EACH_VARIANT
+def test_is_frozen_and_hashable(name):
+    method = made(name)
+    assert {method: name}[made(name)] == name
     with pytest.raises(AttributeError):
-        one.anything = 1  # type: ignore[attr-defined]
+        method.kl_weight = 1
 
 
-@EVERY_METHOD
-def test_weights_are_numbers_in_every_epoch(name: str) -> None:
-    one = made(name)
-    weights = [one.weights(epoch, 20) for epoch in range(20)]
-    assert len({tuple(w) for w in weights}) == 1
-    assert all(type(value) is float for w in weights for value in w.values())
+@EACH_VARIANT
+def test_weights_name_the_terms_in_every_epoch(name):
+    method = made(name)
+    for epoch in range(20):
+        weights = method.weights(epoch, 20)
+        assert set(weights) == {*method.terms, *method.ood_terms}
+        assert all(math.isfinite(weight) for weight in weights.values())
+    assert method.weight_tensor(0, 20).dtype == torch.float32
 
 
-@EVERY_METHOD
-def test_a_brought_module_will_do(name: str) -> None:
-    one = made(name)
-    layers = [nn.Flatten(), nn.Linear(64, 32), nn.ReLU()]
-    dropout = [] if one.dropout is None else [nn.Dropout(one.dropout)]
-    network = nn.Sequential(*layers, *dropout, nn.Linear(32, one.outputs(CLASSES)))
-    model = one.model(network, CLASSES, [140] * CLASSES)
-    x, y = batch()
-    assert total(one, one.terms(model, x, y)).isfinite()
-    assert predict(one, model, x).probs.shape == (len(y), CLASSES)
+@EACH_VARIANT
+def test_scores_of_the_method_exist(name):
+    method = made(name)
+    dist = predict(method, untrained(method), data_of(method)[2][:4])
+    assert dist.confidence(method.error_score).shape == (4,)
+    assert dist.confidence(method.ood_score).shape == (4,)
 
 
-@EVERY_METHOD
-def test_labels_outside_the_classes_are_refused(name: str) -> None:
-    one = made(name)
-    x, _ = batch(2)
-    with pytest.raises(ValueError, match=r"labels from 0 to 9.*\[10\]"):
-        one.terms(untrained(one), x, torch.tensor([3, 10]))
+@EACH
+def test_method_loss_is_the_mean_loss(name):
+    method = made(name)
+    network = untrained(method).eval()
+    x, y = (part[:16] for part in data_of(method)[:2])
+    if method.ood_terms:
+        with pytest.raises(ValueError, match="out-of-distribution inputs"):
+            MethodLoss(method)
+        return
+    criterion = MethodLoss(method, epochs=2)
+    if method.weights(0, 2) != method.weights(100, 2):
+        with pytest.raises(RuntimeError, match="set_epoch"):
+            criterion(network(x), y)
+    criterion.set_epoch(1)
+    total, _ = loss_of(method, network, x, y)
+    torch.testing.assert_close(criterion(network(x), y), total / 16)
 
 
-def test_an_unknown_method_lists_the_known() -> None:
-    with pytest.raises(ValueError, match=r"unknown method 'i-edl'; known: 'iedl', 'edl', 'redl'"):
-        method("i-edl")
+@EACH
+def test_wrong_hyperparameters_are_named(name):
+    with pytest.raises(ValueError, match=rf"'{name}': unknown hyperparameter 'magic'; known"):
+        build(name, magic=1)
+    for field, info in METHODS[name].__pydantic_fields__.items():
+        if info.annotation in (int, float):
+            with pytest.raises(ValueError, match=rf"method '{name}': {field}: .*, not 'many'"):
+                build(name, **{field: "many"})
+        if info.annotation is float:
+            with pytest.raises(ValueError, match=rf"method '{name}': {field}: .*, not nan"):
+                build(name, **{field: math.nan})
+            with pytest.raises(ValueError, match=rf"method '{name}': {field}: .*, not -1"):
+                build(name, **{field: -1.0})
+        if info.annotation is int:
+            with pytest.raises(ValueError, match=rf"method '{name}': {field}: .*, not -1"):
+                build(name, **{field: -1})
 
 
-def test_an_unknown_hyperparameter_lists_the_known() -> None:
-    with pytest.raises(ValueError, match=r"method 'edl': 'prior'; known: 'likelihood', "):
-        method("edl", prior=0.1)
+@EACH
+def test_every_hyperparameter_has_a_help_text(name):
+    for field, info in METHODS[name].__pydantic_fields__.items():
+        assert info.description, field
+
+
+def test_unknown_method_lists_the_known():
+    with pytest.raises(ValueError, match=r"unknown method 'i-edl'; known: .*'iedl'"):
+        build("i-edl")
+
+
+def test_weights_with_other_names_are_an_error():
+    class Misnamed(methods.Softmax):
+        def weights(self, epoch, epochs):
+            return {"crossentropy": 1.0}
+
+    with pytest.raises(ValueError, match=r"named 'crossentropy', terms 'cross_entropy'"):
+        Misnamed().weight_tensor(0, 1)
+
+
+def test_task_decides_the_number_of_outputs():
+    task = task_of(build("iedl"))
+    assert build("fedl").outputs(task) == 21
+    assert build("der").outputs(task) == 40

@@ -31,7 +31,7 @@ def test_all_classes_at_once_are_the_loop_over_classes(classes: int) -> None:
     (weights * density).sum().backward()
     (weights * looped).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-4)
-    for name in ("centre", "raw_radius", "raw_stretch"):
+    for name in ("center", "raw_radius", "raw_stretch"):
         gradients = [[getattr(layer, name).grad for layer in layers] for layers in loop.classes]
         expected = torch.stack([torch.stack(layers) for layers in gradients], 1)
         torch.testing.assert_close(getattr(flows, name).grad, expected, rtol=1e-4, atol=1e-3)
@@ -65,22 +65,22 @@ def test_densities_integrate_to_one() -> None:
 def test_every_parameter_gives_an_invertible_map(
     radius: float, stretch: float, near: float
 ) -> None:
-    """Along a ray the distance from the centre rises: two points never meet."""
+    """Along a ray the distance from the center rises: two points never meet."""
     flows = RadialFlows(1, 2, length=1).double()
     with torch.no_grad():
         flows.raw_radius.fill_(radius)
         flows.raw_stretch.fill_(stretch)
-        centre = flows.centre[0, 0]
+        center = flows.center[0, 0]
         rays = torch.tensor([[near, 0.0], [near * 1.01, 0.0]], dtype=torch.float64)
-        points, log_det = flows.transform(centre + rays)
-    first, second = (points[:, 0] - centre)[:, 0].tolist()
+        points, log_det = flows.transform(center + rays)
+    first, second = (points[:, 0] - center)[:, 0].tolist()
     assert 0 < first < second
     assert log_det.isfinite().all()
 
 
 def test_a_point_at_a_centre_has_finite_gradients() -> None:
     flows = RadialFlows(3, 2)
-    x = flows.centre[0].detach().clone().requires_grad_()
+    x = flows.center[0].detach().clone().requires_grad_()
     flows(x).sum().backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()

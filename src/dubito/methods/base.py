@@ -1,252 +1,355 @@
-"""What a method is, and what the evidential ones share."""
+"""The method protocol: how a network is built, read and trained."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import torch
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from dubito import _checks, kernels
-from dubito.evidence import alpha_from_logits
-from dubito.losses import terms, weighted
-from dubito.losses.functions import _GROW_WITH_CLASSES, _SCALES, growth
-from dubito.prediction import Prediction
-from dubito.schedules import Constant, Linear
+from dubito import _checks
+from dubito.distributions import Distribution
+from dubito.losses import Term, weighted_sums
 
-Counts = Sequence[int] | Tensor
-Ramp = int | Literal["all"]
+__all__ = [
+    "CONFIG",
+    "METHODS",
+    "Method",
+    "MethodLoss",
+    "Network",
+    "NonNegative",
+    "Positive",
+    "Ramp",
+    "Scale",
+    "build",
+    "from_dict",
+    "ramp",
+    "register",
+]
+
+#: pydantic configuration of every method; field docstrings become help texts
+CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+#: epochs over which a weight rises from 0, or "all" of them
+Ramp = Annotated[int, Field(ge=0)] | Literal["all"]
+Scale = Literal["per_class", "paper"]
+Evidence = Literal["softplus", "relu", "exp"]
+Batches = Iterable[tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Method(ABC):
-    """A way to train a classifier and to read its outputs; its fields are its hyperparameters.
-
-    A loop needs `outputs` and `dropout` to build a backbone, `model` to make of it what is trained,
-    `weights` and `terms` for the loss sum_i weights[i] mean(terms[i]), and `predict`. Most of what
-    tells methods apart is a function of outputs alone (`terms_of`, `prediction`), with free leading
-    axes: the model runs once a batch, whatever wraps it.
-    """
+class TaskLike(Protocol):
+    """The part of a task that a method reads."""
 
     @property
-    def dropout(self) -> float | None:
-        """The dropout that the backbone must have; None leaves the backbone's own."""
-        return None
+    def size(self) -> int:
+        """Number of classes or of target values."""
 
-    def outputs(self, classes: int) -> int:
-        """How many units the backbone's last layer must have."""
-        return classes
 
-    def model(
-        self, backbone: nn.Module, classes: int, class_counts: Counts | None = None
-    ) -> nn.Module:
-        """What is trained: a module from (N, *shape) to outputs (N, K)."""
-        return backbone
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class Method(ABC):
+    """A way to train a network and to read its outputs.
 
-    def caution(self, classes: int) -> str | None:
-        """What to know before a training on that many classes; most have nothing to say."""
-        return None
+    Fields are hyperparameters: validated when the method is built, and saved as JSON. A subclass
+    defines, in this order, its head, its distribution, its terms and their weights.
 
-    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """What goes through the model for a training batch x (N, *shape)."""
-        return x
+    Attributes:
+        tasks: Kinds of tasks that the method is for.
+        error_score: Score that ranks samples by the risk of an error.
+        ood_score: Score that ranks samples by the risk of being out of distribution.
+    """
+
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    error_score: ClassVar[str] = "max_prob"
+    ood_score: ClassVar[str] = "epistemic"
+
+    # --- head ---
+
+    def outputs(self, task: TaskLike) -> int:
+        """Return the number of outputs M of the head."""
+        return task.size
+
+    def head(self, in_features: int, task: TaskLike) -> nn.Module:
+        """Build the last layers, features (N, D) to outputs (N, M).
+
+        State that is fitted after training lives in buffers.
+        """
+        return nn.Linear(in_features, self.outputs(task))
+
+    def network(self, make_backbone: Callable[[], nn.Module], task: TaskLike) -> nn.Module:
+        """Build the network: inputs to outputs (N, M), or (N, S, M) for S members or samples.
+
+        Args:
+            make_backbone: Returns a new module from inputs to features (N, D) with an attribute
+                `out_features`, D.
+            task: Task of the network.
+        """
+        backbone = make_backbone()
+        return Network(backbone, self.head(int(backbone.out_features), task))  # type: ignore[arg-type]
+
+    def finish(self, network: nn.Module, batches: Batches) -> None:  # noqa: B027
+        """Fit what is fitted after training, such as a density of features; default: nothing."""
+
+    # --- distribution ---
 
     @abstractmethod
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Read outputs (..., M); a pure function, the same in training and evaluation."""
+
+    # --- terms ---
+
+    @property
+    @abstractmethod
+    def terms(self) -> Mapping[str, Term]:
+        """Loss terms, functions (distribution, target) -> (...)."""
+
+    @property
+    def ood_terms(self) -> Mapping[str, Term]:
+        """Loss terms of out-of-distribution inputs; training needs such inputs if there are any."""
+        return {}
+
+    @property
+    def per_class(self) -> bool:
+        """Whether terms that grow with the number of classes are multiplied by 10/K."""
+        return getattr(self, "scale", "paper") == "per_class"
+
+    # --- weights ---
+
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The weight of each term in `epoch` (from 0) of `epochs`."""
+        """Return the weight of each term, OOD terms included.
 
-    @abstractmethod
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The unweighted terms of each sample, of the model's outputs: {name: (..., N)}."""
+        Args:
+            epoch: Number of the epoch, from 0.
+            epochs: Number of epochs in all.
+        """
+        return dict.fromkeys([*self.terms, *self.ood_terms], 1.0)
 
-    def outputs_for(self, model: nn.Module, x: Tensor) -> Tensor:
-        """What the model, in evaluation mode, gives to `prediction` for x (N, *shape)."""
-        outputs: Tensor = model(x)
+    def weight_tensor(self, epoch: int, epochs: int) -> Tensor:
+        """Return `weights` as a tensor in the order of `terms`, then `ood_terms`."""
+        names, weights = [*self.terms, *self.ood_terms], self.weights(epoch, epochs)
+        if weights.keys() != set(names):
+            raise ValueError(
+                f"{type(self).__name__}: weights are named {_checks.listed(weights)}, "
+                f"terms {_checks.listed(names)}"
+            )
+        return torch.tensor([weights[name] for name in names])
+
+    # --- for trainers ---
+
+    def loss(
+        self,
+        dist: Distribution,
+        target: Tensor,
+        weights: Tensor,
+        *,
+        ood: Distribution | None = None,
+        class_weight: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the summed loss of a batch.
+
+        Args:
+            dist: Distribution of the batch.
+            target: Its targets.
+            weights: Weights in the order of `weight_tensor`, on the device of the batch.
+            ood: Distribution of out-of-distribution inputs, if the method has `ood_terms`.
+            class_weight: Weight of each class, (K,).
+
+        Returns:
+            Sum of the loss over the batch, and the sum of each term, detached.
+        """
+        count = len(self.terms)
+        total, sums = weighted_sums(
+            self.terms, dist, target, weights[:count],
+            class_weight=class_weight, per_class=self.per_class,
+        )  # fmt: skip
+        if not self.ood_terms:
+            return total, sums
+        if ood is None:
+            raise ValueError(f"{type(self).__name__} needs out-of-distribution inputs")
+        labels = torch.zeros(ood.batch_shape, dtype=torch.long, device=target.device)
+        more, more_sums = weighted_sums(self.ood_terms, ood, labels, weights[count:])
+        return total + more, torch.cat([sums, more_sums])
+
+    def warning(self, task: TaskLike) -> str | None:
+        """Return a warning about hyperparameters that cannot learn the task, or None."""
+        return None
+
+    # --- serialization ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the registered name and the hyperparameters, as JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain = {k: v.to_dict() if isinstance(v, Method) else v for k, v in values.items()}
+        return {"name": name_of(self), **plain}
+
+
+class Network(nn.Module):
+    """A backbone and a head."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the input of the head: (N, D)."""
+        features: Tensor = self.backbone(x)
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs: (N, M)."""
+        outputs: Tensor = self.head(self.features(x))
         return outputs
 
-    def seeded(self, seed: int) -> AbstractContextManager[None]:
-        """In it, what `outputs_for` draws follows from the seed; most methods draw nothing."""
-        return nullcontext()
 
-    @abstractmethod
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """What the model's outputs (..., N, K) say."""
+class MethodLoss(nn.Module):
+    """Loss of any method as a module of outputs, in place of `nn.CrossEntropyLoss`.
 
-    def terms(
-        self, model: nn.Module, x: Tensor, target: Tensor, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        """The unweighted terms of each sample, with the names of `weights`: {name: (N,)}.
-
-        `generator` draws what a method draws besides its dropout.
-        """
-        return self.terms_of(model(self.inputs(x, generator)), target)
-
-    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch's summed loss and summed terms (T,), for weights (T,) in their order."""
-        terms = self.terms_of(outputs, target)
-        sums = torch.stack([terms[name].sum() for name in self.weights(0, 1)])
-        return (weights * sums).sum(), sums
-
-    def predict(self, model: nn.Module, x: Tensor) -> Prediction:
-        """What the model, in evaluation mode, says of x (N, *shape)."""
-        return self.prediction(self.outputs_for(model, x))
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The fields that make an equal method again; given data is left out."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
-
-
-def ramped(weight: float, ramp: Ramp, epoch: int, epochs: int) -> float:
-    """The weight in `epoch`, which rises from 0 over `ramp` epochs, or over "all" `epochs`.
-
-    >>> ramped(1.0, 10, epoch=5, epochs=200), ramped(1.0, "all", epoch=5, epochs=200)
-    (0.5, 0.025)
-    >>> ramped(1.0, 0, epoch=0, epochs=200)
-    1.0
+    Args:
+        method: The method; without terms for out-of-distribution inputs.
+        epochs: Number of epochs, for weights that rise over all of them.
+        weight: Weight of each class, (K,).
+        ignore_index: Samples with this label do not count.
+        reduction: "mean", "sum" or "none".
     """
-    rise = epochs if ramp == "all" else ramp
-    schedule = Linear(rise, weight) if rise else Constant(weight)
-    return schedule(epoch)
+
+    weights: Tensor
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        epochs: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+    ) -> None:
+        super().__init__()
+        if method.ood_terms:
+            raise ValueError(
+                f"{type(method).__name__} also has a loss of out-of-distribution inputs: "
+                "call method.loss"
+            )
+        self.method, self.epochs, self.ignore_index = method, epochs, ignore_index
+        self.reduction = reduction
+        constant = method.weights(0, epochs) == method.weights(max(epochs - 1, 10**6), epochs)
+        # A flag and not the epoch, whose every value would be a new graph of torch.compile.
+        self.epoch_is_set = constant
+        # A buffer: a new weight neither recompiles a step nor breaks a captured one.
+        self.register_buffer("weights", method.weight_tensor(0, epochs), persistent=False)
+        self.register_buffer("weight", weight, persistent=False)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the weights of an epoch, from 0; call it at the start of each epoch."""
+        self.epoch_is_set = True
+        self.weights.copy_(self.method.weight_tensor(epoch, self.epochs))
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Compute the loss of outputs (..., M)."""
+        if not self.epoch_is_set:
+            raise RuntimeError(
+                f"the weights of {type(self.method).__name__} change by epochs: call "
+                "set_epoch(epoch) at the start of each epoch"
+            )
+        dist = self.method.distribution(outputs)
+        dist.validate()
+        loss, _ = weighted_sums(
+            self.method.terms, dist, target, self.weights,
+            class_weight=self.weight, ignore_index=self.ignore_index,
+            reduction=self.reduction, per_class=self.method.per_class,
+        )  # fmt: skip
+        return loss
 
 
-def check_kl(weight: float, ramp: Ramp) -> None:
-    """An error unless the weight is >= 0 and the ramp a number of epochs or "all"."""
-    _checks.non_negative(weight, "kl_weight")
-    if ramp != "all" and not (isinstance(ramp, int) and ramp >= 0):
-        raise ValueError(f"kl_ramp must be a number of epochs >= 0 or 'all', not {ramp!r}")
+def ramp(weight: float, rise: Ramp, epoch: int, epochs: int) -> float:
+    """Raise a weight linearly from 0.
+
+    Args:
+        weight: Final weight.
+        rise: Epochs until it is reached; "all" for all of them, 0 for none.
+        epoch: Number of the epoch, from 0.
+        epochs: Number of epochs in all.
+
+    >>> ramp(1.0, 10, epoch=5, epochs=200), ramp(1.0, "all", epoch=5, epochs=200)
+    (0.5, 0.025)
+    """
+    over = epochs if rise == "all" else rise
+    return weight * min(1.0, epoch / over) if over else weight
 
 
-def check_scale(scale: str) -> None:
-    """An error that lists the known scales, unless this is one; see `dubito.losses`."""
-    _checks.one_of(_SCALES, scale, "scale")
+# --- registry ---
+
+#: name -> method
+METHODS: dict[str, type[Method]] = {}
+T = TypeVar("T")
 
 
-def scaled(terms: dict[str, Tensor], classes: int, scale: str) -> dict[str, Tensor]:
-    """The terms, those that grow with the classes times 10/K where the scale is "per_class"."""
-    if scale == "paper":
-        return terms
-    return {
-        name: term * (10 / classes) if name in _GROW_WITH_CLASSES else term
-        for name, term in terms.items()
-    }
+def register(name: str) -> Callable[[type[T]], type[T]]:
+    """Register a method under a name, for configs, files and the command line."""
+
+    def add(method: type[T]) -> type[T]:
+        METHODS[name] = cast("type[Method]", method)
+        return method
+
+    return add
 
 
-class EvidenceMethod(Method):
-    """What I-EDL and EDL share: alpha = evidence + 1, and terms that a kernel may have."""
-
-    fisher_weight: float
-    evidence: str
-    scale: str
-
-    def fisher_limit(self, classes: int) -> float:
-        """The `fisher_weight` from which on a network that knows nothing is left no evidence.
-
-        Such a network says the same of all samples. Then the mean gradient over the labels, at
-        alpha = 1, where the KL has none, either gives it evidence for all classes or takes it away.
-        """
-        alpha = torch.ones(classes, dtype=torch.float64, requires_grad=True)
-        weights = {name: w for name, w in self.weights(0, 1).items() if name != "fisher_penalty"}
-        rise = {}
-        for name, value in terms((*weights, "fisher_penalty"), alpha, torch.tensor(0)).items():
-            (gradient,) = torch.autograd.grad(value, alpha, retain_graph=True)
-            rise[name] = gradient.sum().item()
-        given = -sum(weight * rise[name] for name, weight in weights.items())
-        return max(given, 0.0) / (rise["fisher_penalty"] * growth(self.scale, classes))
-
-    def caution(self, classes: int) -> str | None:
-        """Where `fisher_weight` is beyond its limit."""
-        limit = self.fisher_limit(classes)
-        if self.fisher_weight == 0 or self.fisher_weight < limit:
-            return None
-        return (
-            f"fisher_weight={self.fisher_weight:g} takes all evidence from a network that knows "
-            f"nothing yet, which may then learn nothing; with {classes} classes the limit is "
-            f"{round(limit, 9):.2g}"
-        )
-
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The terms that `weights` names: {name: (..., N)}."""
-        alpha = alpha_from_logits(outputs, self.evidence)
-        values = terms(tuple(self.weights(0, 1)), alpha, target)
-        return scaled(values, alpha.shape[-1], self.scale)
-
-    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """By a kernel where there is one."""
-        found = kernels.fused_terms(
-            tuple(self.weights(0, 1)),
-            weights,
-            outputs,
-            target,
-            evidence=self.evidence,
-            growth=growth(self.scale, outputs.shape[-1]),
-        )
-        if found is not None:
-            return found
-        if not kernels.available(outputs):
-            return super().loss_of(outputs, target, weights)
-        named = dict(zip(self.weights(0, 1), weights.unbind(), strict=True))
-        alpha = alpha_from_logits(outputs, self.evidence)
-        loss = weighted(named, alpha, target, reduction="sum", scale=self.scale)
-        with torch.no_grad():
-            sums = [
-                weighted({name: 1.0}, alpha, target, reduction="sum", scale=self.scale)
-                for name in named
-            ]
-        return loss, torch.stack(sums)
-
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """Dir(evidence + 1)."""
-        return Prediction.from_logits(outputs, self.evidence)
+def name_of(method: Method) -> str:
+    """Return the registered name of a method."""
+    for name, kind in METHODS.items():
+        if type(method) is kind:
+            return name
+    raise ValueError(f"{type(method).__name__} is not registered: decorate it with @register(name)")
 
 
-class Delegate(Method):
-    """What methods around another one share: all that is about the network is the other's."""
+def build(name: str, **hyperparameters: Any) -> Method:
+    """Build a registered method.
 
-    method: Method
+    Args:
+        name: One of `METHODS`.
+        **hyperparameters: Fields of the method.
 
-    @property
-    def dropout(self) -> float | None:
-        """The other's."""
-        return self.method.dropout
+    >>> build("edl", likelihood="marginal", kl_ramp=0)
+    EDL(likelihood='marginal', kl_weight=1.0, kl_ramp=0, ...)
+    """
+    try:
+        return _checks.entry(METHODS, name, "method")(**hyperparameters)
+    except ValidationError as error:
+        raise ValueError(_summary(name, error)) from None
 
-    def outputs(self, classes: int) -> int:
-        """The other's."""
-        return self.method.outputs(classes)
 
-    def model(
-        self, backbone: nn.Module, classes: int, class_counts: Counts | None = None
-    ) -> nn.Module:
-        """The other's."""
-        return self.method.model(backbone, classes, class_counts)
+def _summary(name: str, error: ValidationError) -> str:
+    """Word the errors of pydantic in one line."""
+    known = _checks.listed(field.name for field in fields(METHODS[name]))
+    parts = []
+    for item in error.errors():
+        field = ".".join(map(str, item["loc"]))
+        if item["type"] == "unexpected_keyword_argument":
+            parts.append(f"unknown hyperparameter {field!r}; known: {known}")
+        else:
+            parts.append(f"{field}: {item['msg']}, not {item['input']!r}")
+    return f"method {name!r}: {'; '.join(parts)}"
 
-    def caution(self, classes: int) -> str | None:
-        """The other's."""
-        return self.method.caution(classes)
 
-    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The other's."""
-        return self.method.inputs(x, generator)
+def from_dict(values: Mapping[str, Any]) -> Method:
+    """Build the method that `Method.to_dict` describes."""
+    if "name" not in values:
+        raise ValueError(f"a method needs the key 'name', but has {_checks.listed(values)}")
+    return build(**values)
 
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The other's weight of each term."""
-        return self.method.weights(epoch, epochs)
 
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The other's: {name: (..., N)}."""
-        return self.method.terms_of(outputs, target)
+def _to_method(value: Any) -> Any:
+    if isinstance(value, str):
+        return build(value)
+    return from_dict(value) if isinstance(value, Mapping) else value
 
-    def outputs_for(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The other's."""
-        return self.method.outputs_for(model, x)
 
-    def seeded(self, seed: int) -> AbstractContextManager[None]:
-        """The other's."""
-        return self.method.seeded(seed)
-
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """The other's."""
-        return self.method.prediction(outputs)
+#: field that holds a method, given as a method, a name or a dict
+AnyMethod = Annotated[Any, BeforeValidator(_to_method)]

@@ -4,53 +4,102 @@ r"""EDL: evidential deep learning (Sensoy et al., NeurIPS 2018).
     L = L_\mathrm{likelihood}
         + \lambda_t \mathrm{KL}(\mathrm{Dir}(\tilde\alpha)\,\|\,\mathrm{Dir}(1))
 
-with alpha = evidence + 1, the label's evidence removed in alpha~, and one of three likelihoods:
-
-- mse, the default: E[|y - p|^2] = sum_j (y_j - p_j)^2 + p_j (1 - p_j)/(alpha0 + 1);
-- marginal: -ln E[p_y] = ln alpha0 - ln alpha_y;
-- cross_entropy: E[-ln p_y] = psi(alpha0) - psi(alpha_y).
+with alpha = evidence + 1 and the evidence of the target removed in alpha~.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Literal
 
-from dubito import _checks
-from dubito.evidence import EVIDENCE
-from dubito.losses import EDL_LIKELIHOODS
-from dubito.losses.functions import edl_weights
-from dubito.methods.base import EvidenceMethod, Ramp, check_kl, check_scale, ramped
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from dubito import losses
+from dubito.distributions import Dirichlet
+from dubito.losses import Term
+from dubito.methods.base import (
+    CONFIG,
+    Evidence,
+    Method,
+    NonNegative,
+    Ramp,
+    Scale,
+    TaskLike,
+    ramp,
+    register,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EDL(EvidenceMethod):
-    """EDL; `kl_ramp` epochs raise the KL weight.
-
-    `fisher_weight` adds I-EDL's reward of a large ln|I| to a likelihood that is otherwise EDL's
-    own, to see what each half of I-EDL does.
+@register("edl")
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class EDL(Method):
+    """EDL with one of its three likelihoods.
 
     >>> EDL(likelihood="marginal").weights(epoch=5, epochs=200)
     {'marginal_nll': 1.0, 'label_removed_kl': 0.5}
     """
 
-    likelihood: str = "mse"
-    kl_weight: float = 1.0
+    likelihood: Literal["mse", "marginal", "cross_entropy"] = "mse"
+    """Expected squared error, type II maximum likelihood, or expected cross entropy."""
+    kl_weight: NonNegative = 1.0
+    """Final weight of the KL term."""
     kl_ramp: Ramp = 10
-    fisher_weight: float = 0.0
-    evidence: str = "softplus"
-    scale: str = "paper"
+    """Epochs over which the KL weight rises from 0; "all" for all of them."""
+    fisher_weight: NonNegative = 0.0
+    """Weight of I-EDL's log-determinant, to study it apart from the rest of I-EDL."""
+    evidence: Evidence = "softplus"
+    """Evidence function of the logits."""
+    scale: Scale = "per_class"
+    """Scale of the terms that grow with the number of classes; see `dubito.losses`."""
 
-    def __post_init__(self) -> None:
-        _checks.one_of(EDL_LIKELIHOODS, self.likelihood, "likelihood")
-        check_kl(self.kl_weight, self.kl_ramp)
-        _checks.non_negative(self.fisher_weight, "fisher_weight")
-        _checks.one_of(EVIDENCE, self.evidence, "evidence function")
-        check_scale(self.scale)
+    def distribution(self, outputs: Tensor) -> Dirichlet:
+        """Dir(evidence(outputs) + 1)."""
+        return Dirichlet.from_logits(outputs, self.evidence)
+
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """A likelihood and the KL term; the log-determinant if it has a weight."""
+        terms = losses.EDL_TERMS[self.likelihood]
+        return {**terms, "fisher_penalty": losses.fisher_penalty} if self.fisher_weight else terms
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The weight of each term; the KL weight rises."""
-        kl = ramped(self.kl_weight, self.kl_ramp, epoch, epochs)
-        weights = edl_weights(self.likelihood, kl)
+        """The KL weight rises."""
+        weights = dict.fromkeys(self.terms, 1.0)
+        weights["label_removed_kl"] = ramp(self.kl_weight, self.kl_ramp, epoch, epochs)
         if self.fisher_weight:
-            weights = {**weights, "fisher_penalty": self.fisher_weight}
-        return {name: float(weight) for name, weight in weights.items()}
+            weights["fisher_penalty"] = self.fisher_weight
+        return weights
+
+    def warning(self, task: TaskLike) -> str | None:
+        """Warn of a `fisher_weight` under which an untrained network loses all evidence."""
+        return fisher_warning(self, self.fisher_weight, task.size)
+
+
+def fisher_limit(method: Method, num_classes: int) -> float:
+    """Return the `fisher_weight` from which an untrained network loses all its evidence.
+
+    An untrained network gives all samples the same output. The mean gradient over the labels at
+    alpha = 1, where the KL term has none, either raises the evidence of all classes or lowers it.
+    """
+    alpha = torch.ones(1, num_classes, dtype=torch.float64, requires_grad=True)
+    terms: dict[str, Term] = {**method.terms, "fisher_penalty": losses.fisher_penalty}
+    weights = method.weights(0, 1)
+    slopes = {}
+    for name, term in terms.items():
+        value = term(Dirichlet(alpha), torch.tensor([0]))
+        slopes[name] = torch.autograd.grad(value.sum(), alpha)[0].sum().item()
+    gain = -sum(weights[name] * slopes[name] for name in weights if name != "fisher_penalty")
+    growth = 10 / num_classes if method.per_class else 1.0
+    return max(gain, 0.0) / (slopes["fisher_penalty"] * growth)
+
+
+def fisher_warning(method: Method, fisher_weight: float, num_classes: int) -> str | None:
+    """Return a warning if `fisher_weight` is beyond `fisher_limit`."""
+    if fisher_weight == 0 or fisher_weight < (limit := fisher_limit(method, num_classes)):
+        return None
+    return (
+        f"fisher_weight={fisher_weight:g} removes all evidence of an untrained network, which may "
+        f"then learn nothing; with {num_classes} classes the limit is {round(limit, 9):.2g}"
+    )

@@ -1,93 +1,119 @@
 r"""Deep ensembles: networks from several initial weights (Lakshminarayanan et al., NeurIPS 2017).
 
-.. math::
-    L = \tfrac1M \sum_m L_m, \quad p = \tfrac1M \sum_m p_m
-
-with L_m the loss and p_m the expected probabilities of a member. Members see the same batches.
+The loss is the mean of the members' losses on the same batches, and the prediction is the equal
+mixture of the members' distributions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from dubito.methods.base import Counts, Delegate, Method
-from dubito.prediction import Prediction
+from dubito.distributions import Distribution
+from dubito.losses import Term
+from dubito.methods.base import (
+    CONFIG,
+    AnyMethod,
+    Batches,
+    Count,
+    Method,
+    TaskLike,
+    register,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ensemble(Delegate):
-    """`size` networks of the method `member`, made with the hyperparameters `options`.
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class MixtureMethod(Method):
+    """Base of methods whose outputs (N, S, M) are S outputs of another method."""
 
-    A prediction holds the members' expected probabilities as samples, so that their disagreement is
-    its mutual information. The Dirichlets of evidential members are not kept: a mixture of them is
-    no Dirichlet and has no alpha0.
+    # pydantic does not pass attribute docstrings on to subclasses.
+    member: AnyMethod = Field(
+        default="softmax",
+        description="Method of each member: a method, its name, or a dict with its name.",
+    )
 
-    >>> Ensemble(member="edl", size=3, options={"kl_ramp": 0}).method
-    EDL(likelihood='mse', kl_weight=1.0, kl_ramp=0, fisher_weight=0.0, evidence=..., scale=...)
+    @property
+    def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Tasks of the member."""
+        return tuple(self.member.tasks)
+
+    @property
+    def error_score(self) -> str:  # type: ignore[override]
+        """Score of the member."""
+        return str(self.member.error_score)
+
+    @property
+    def per_class(self) -> bool:
+        """Scale of the member."""
+        return bool(self.member.per_class)
+
+    def outputs(self, task: TaskLike) -> int:
+        """Outputs of the member."""
+        return int(self.member.outputs(task))
+
+    def head(self, in_features: int, task: TaskLike) -> nn.Module:
+        """Head of the member."""
+        head: nn.Module = self.member.head(in_features, task)
+        return head
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Equal mixture over the second to last axis."""
+        members: Distribution = self.member.distribution(outputs)
+        return members.mixture()
+
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """Terms of the member."""
+        terms: Mapping[str, Term] = self.member.terms
+        return terms
+
+    @property
+    def ood_terms(self) -> Mapping[str, Term]:
+        """OOD terms of the member."""
+        terms: Mapping[str, Term] = self.member.ood_terms
+        return terms
+
+    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
+        """Weights of the member."""
+        weights: dict[str, float] = self.member.weights(epoch, epochs)
+        return weights
+
+    def warning(self, task: TaskLike) -> str | None:
+        """Warning of the member."""
+        warning: str | None = self.member.warning(task)
+        return warning
+
+
+@register("ensemble")
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class Ensemble(MixtureMethod):
+    """Deep ensemble of any method.
+
+    >>> Ensemble(member="edl", size=3).member.likelihood
+    'mse'
     """
 
-    member: str = "iedl"
-    size: int = 5
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    method: Method = field(init=False, repr=False, compare=False)
+    size: Count = 5
+    """Number of members."""
 
-    def __post_init__(self) -> None:
-        from dubito.methods import method  # here: the table holds this class
+    def network(self, make_backbone: Callable[[], nn.Module], task: TaskLike) -> nn.Module:
+        """Build a network per member, each from a new backbone."""
+        return Members([self.member.network(make_backbone, task) for _ in range(self.size)])
 
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1, not {self.size!r}")
-        object.__setattr__(self, "method", method(self.member, **self.options))
-
-    def model(
-        self, backbone: nn.Module, classes: int, class_counts: Counts | None = None
-    ) -> nn.Module:
-        """The backbone and copies of it with weights drawn anew, each as a member's model."""
-        backbones = [backbone, *(redrawn(backbone) for _ in range(self.size - 1))]
-        return Members([self.method.model(one, classes, class_counts) for one in backbones])
-
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The mean of the members' terms: outputs (M, N, K) -> {name: (N,)}."""
-        values = self.method.terms_of(outputs, target.expand(len(outputs), *target.shape))
-        return {name: value.mean(0) for name, value in values.items()}
-
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """The members' expected probabilities as samples, of outputs (M, N, K)."""
-        return Prediction.from_samples(self.method.prediction(outputs).probs)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The fields that make an equal method again; data given to the members is left out."""
-        kept = self.method.hyperparameters()
-        options = {name: value for name, value in self.options.items() if name in kept}
-        return {**super().hyperparameters(), "options": options}
+    def finish(self, network: Any, batches: Batches) -> None:
+        """Finish each member."""
+        for member in network:
+            self.member.finish(member, batches)
 
 
 class Members(nn.ModuleList):
-    """Models side by side: (N, *shape) -> (M, N, K)."""
+    """Networks side by side: (N, ...) -> (N, S, M)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The stacked outputs."""
-        return torch.stack([member(x) for member in self])
-
-
-def redrawn(network: nn.Module) -> nn.Module:
-    """A copy of the network with parameters drawn anew, by the `reset_parameters` of its modules.
-
-    A parent's comes after its children's, so that a network's own initialisation has the last word.
-    """
-    copy = deepcopy(network)
-    for name, module in reversed(list(copy.named_modules())):
-        reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
-        if callable(reset):
-            reset()
-        elif any(True for _ in module.parameters(recurse=False)):
-            raise TypeError(
-                f"an ensemble draws the weights of each member anew, but {type(module).__name__} "
-                f"({name or 'the backbone itself'}) has parameters and no reset_parameters()"
-            )
-    return copy
+        """Stack the outputs of the members."""
+        return torch.stack([member(x) for member in self], 1)

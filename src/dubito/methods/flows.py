@@ -1,6 +1,6 @@
 r"""Radial flows (Rezende and Mohamed 2015) for the density of each class, all classes at once.
 
-A layer moves a point x along the ray from its centre c, by the distance r = |x - c| alone:
+A layer moves a point x along the ray from its center c, by the distance r = |x - c| alone:
 
 .. math::
     T(x) = c + \frac{r + s}{r + a}(x - c), \quad
@@ -37,14 +37,14 @@ class RadialFlows(nn.Module):
         for name, value in (("classes", classes), ("dim", dim), ("length", length)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value!r}")
-        self.centre = nn.Parameter(torch.empty(length, classes, dim))
+        self.center = nn.Parameter(torch.empty(length, classes, dim))
         self.raw_radius = nn.Parameter(torch.empty(length, classes))
         self.raw_stretch = nn.Parameter(torch.empty(length, classes))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, uniformly within 1/sqrt(D) as the published networks do."""
-        bound = 1 / math.sqrt(self.centre.shape[-1])
+        """Draw all parameters uniformly within 1/sqrt(D), as the published networks do."""
+        bound = 1 / math.sqrt(self.center.shape[-1])
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
@@ -53,14 +53,14 @@ class RadialFlows(nn.Module):
         point = x.unsqueeze(-2)
         ratios, slopes = [], []
         layers = zip(
-            self.centre, softplus(self.raw_radius), softplus(self.raw_stretch), strict=True
+            self.center, softplus(self.raw_radius), softplus(self.raw_stretch), strict=True
         )
-        for centre, radius, stretch in layers:
-            offset = point - centre
-            r = torch.linalg.vector_norm(offset, dim=-1)  # its gradient at the centre is 0
+        for center, radius, stretch in layers:
+            offset = point - center
+            r = torch.linalg.vector_norm(offset, dim=-1)  # its gradient at the center is 0
             inverse = (r + radius).reciprocal()
             ratio = (r + stretch) * inverse
-            point = torch.addcmul(centre, ratio.unsqueeze(-1), offset)
+            point = torch.addcmul(center, ratio.unsqueeze(-1), offset)
             ratios.append(ratio)
             slopes.append((r + radius * ratio) * inverse)
         across = torch.stack(ratios).log().sum(0)
@@ -75,5 +75,5 @@ class RadialFlows(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes."""
-        length, classes, dim = self.centre.shape
+        length, classes, dim = self.center.shape
         return f"classes={classes}, dim={dim}, length={length}"

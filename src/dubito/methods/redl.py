@@ -5,58 +5,63 @@ r"""R-EDL: evidential deep learning with nonessential settings relaxed (Chen et 
         + \lambda_t \mathrm{KL}(\mathrm{Dir}(e (1 - y) + \lambda)\,\|\,\mathrm{Dir}(\lambda))
 
 with alpha = e + lambda: the prior weight is free instead of 1, and EDL's variance term is dropped.
-The uncertainty mass is lambda K/alpha0. The KL's target Dir(lambda) is the published code's: the KL
-is zero where no wrong class has evidence.
+The target Dir(lambda) of the KL is that of the published code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from dubito import _checks
-from dubito.evidence import EVIDENCE, evidence
-from dubito.losses import reverse_kl, terms
-from dubito.methods.base import Method, Ramp, check_kl, check_scale, ramped, scaled
-from dubito.prediction import Prediction
+from dubito import losses
+from dubito.distributions import Dirichlet
+from dubito.losses import Term
+from dubito.methods.base import (
+    CONFIG,
+    Evidence,
+    Method,
+    NonNegative,
+    Positive,
+    Ramp,
+    Scale,
+    ramp,
+    register,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+@register("redl")
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class REDL(Method):
-    """R-EDL; `prior` is lambda, and `kl_ramp` epochs raise the KL weight.
+    """R-EDL.
 
-    >>> REDL().prediction(torch.tensor([9.0, -9.0])).vacuity  # 0.1 x 2 / (9 + 0 + 0.2)
+    >>> import torch
+    >>> REDL().distribution(torch.tensor([9.0, -9.0])).vacuity  # 0.1 x 2 / (9 + 0 + 0.2)
     tensor(0.0217)
     """
 
-    prior: float = 0.1
-    kl_weight: float = 1.0
+    prior: Positive = 0.1
+    """Prior weight lambda of each class."""
+    kl_weight: NonNegative = 1.0
+    """Final weight of the KL term."""
     kl_ramp: Ramp = 10
-    evidence: str = "softplus"
-    scale: str = "paper"
+    """Epochs over which the KL weight rises from 0; "all" for all of them."""
+    evidence: Evidence = "softplus"
+    """Evidence function of the logits."""
+    scale: Scale = "per_class"
+    """Scale of the terms that grow with the number of classes; see `dubito.losses`."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.prior < float("inf"):
-            raise ValueError(f"prior must be a finite number > 0, not {self.prior!r}")
-        check_kl(self.kl_weight, self.kl_ramp)
-        _checks.one_of(EVIDENCE, self.evidence, "evidence function")
-        check_scale(self.scale)
+    def distribution(self, outputs: Tensor) -> Dirichlet:
+        """Dir(evidence(outputs) + prior)."""
+        return Dirichlet.from_logits(outputs, self.evidence, self.prior)
+
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """The squared error of the expected probabilities and the KL term."""
+        return {"mse_bias": losses.mse_bias, "label_removed_kl": losses.label_removed_kl}
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The weight of each term; the KL weight rises."""
-        kl = ramped(self.kl_weight, self.kl_ramp, epoch, epochs)
+        """The KL weight rises."""
+        kl = ramp(self.kl_weight, self.kl_ramp, epoch, epochs)
         return {"mse_bias": 1.0, "label_removed_kl": kl}
-
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The squared error of the expected probabilities and the KL: {name: (..., N)}."""
-        e = evidence(outputs, self.evidence)
-        values = terms(("mse_bias",), e + self.prior, target)
-        removed = e * (1 - _checks.distribution(target, e)) + self.prior
-        values["label_removed_kl"] = reverse_kl(removed, torch.full_like(removed, self.prior))
-        return scaled(values, e.shape[-1], self.scale)
-
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """Dir(evidence + prior)."""
-        return Prediction.from_logits(outputs, self.evidence, prior=self.prior)

@@ -1,38 +1,52 @@
-r"""Softmax cross entropy: the ordinary classifier.
+r"""Softmax cross entropy, with label smoothing (Szegedy et al., CVPR 2016) or without.
 
 .. math::
-    L = -\ln p_y, \quad p = \mathrm{softmax}(\mathrm{logits})
+    L = -\sum_j \left[(1 - \epsilon) y_j + \tfrac{\epsilon}{K}\right] \ln p_j, \quad
+    p = \mathrm{softmax}(\mathrm{outputs})
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from dubito import _checks
-from dubito.losses import cross_entropy
-from dubito.methods.base import Method
-from dubito.prediction import Prediction
+from dubito import losses
+from dubito.distributions import Categorical
+from dubito.losses import Term
+from dubito.methods.base import CONFIG, Method, register
 
 
-@dataclass(frozen=True, kw_only=True)
+@register("softmax")
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class Softmax(Method):
-    """The ordinary classifier, without hyperparameters and without evidence.
+    """Ordinary classifier."""
 
-    >>> import torch
-    >>> Softmax().prediction(torch.zeros(1, 4)).probs
-    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
-    """
+    ood_score: ClassVar[str] = "energy"
 
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The weight of each term."""
-        return {"cross_entropy": 1.0}
+    def distribution(self, outputs: Tensor) -> Categorical:
+        """softmax(outputs)."""
+        return Categorical.from_logits(outputs)
 
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The cross entropy: {name: (..., N)}."""
-        return {"cross_entropy": cross_entropy(outputs, target, reduction="none")}
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """The cross entropy."""
+        return {"cross_entropy": losses.cross_entropy}
 
-    def prediction(self, outputs: Tensor) -> Prediction:
-        """softmax(logits)."""
-        return Prediction.from_probs(_checks.logits(outputs).softmax(-1))
+
+@register("label_smoothing")
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class LabelSmoothing(Softmax):
+    """Cross entropy with smoothed labels."""
+
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of each label that is spread evenly over all classes."""
+
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """The cross entropy of smoothed labels."""
+        return {"cross_entropy": partial(losses.cross_entropy, smoothing=self.smoothing)}

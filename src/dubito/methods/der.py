@@ -1,0 +1,53 @@
+r"""Deep evidential regression (Amini et al., NeurIPS 2020).
+
+.. math::
+    L = -\ln \mathrm{St}\left(y;\ \gamma,\ \tfrac{\beta(1 + \nu)}{\nu\alpha},\ 2\alpha\right)
+        + \lambda\,|y - \gamma|\,(2\nu + \alpha)
+
+The likelihood leaves nu free along a ridge (Meinert et al., AAAI 2023): the epistemic part of a
+single network reflects the regularizer. Use an ensemble where it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from dubito.distributions import NormalInverseGamma
+from dubito.losses import Term
+from dubito.methods.base import CONFIG, Method, NonNegative, TaskLike, register
+
+
+@register("der")
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class DER(Method):
+    """Deep evidential regression."""
+
+    tasks: ClassVar[tuple[str, ...]] = ("regression",)
+    error_score: ClassVar[str] = "total"
+
+    evidence_weight: NonNegative = 0.01
+    """Weight lambda of the penalty on evidence for wrong predictions."""
+
+    def outputs(self, task: TaskLike) -> int:
+        """Return 4 T: gamma, nu, alpha and beta of each target."""
+        return 4 * task.size
+
+    def distribution(self, outputs: Tensor) -> NormalInverseGamma:
+        """Normal-inverse-gamma of outputs (..., 4T)."""
+        return NormalInverseGamma.from_outputs(outputs)
+
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """The negative log-likelihood and the evidence penalty."""
+        return {
+            "nll": NormalInverseGamma.nll,
+            "evidence_penalty": NormalInverseGamma.evidence_penalty,
+        }
+
+    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
+        """The weight of each term."""
+        return {"nll": 1.0, "evidence_penalty": self.evidence_weight}
