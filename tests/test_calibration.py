@@ -1,231 +1,303 @@
-"""Calibration by one number: it helps, keeps the label, and refuses what it can't use."""
+"""Calibration: it improves the likelihood, keeps the point, and its intervals cover."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
+from pydantic import ValidationError
+from scipy import optimize, stats
+from torch import Tensor
 
-from dubito import calibration, data, evaluation, runs
-from dubito.calibration import EvidenceScaling, Temperature
-from dubito.prediction import Prediction
+from dubito import calibration
+from dubito.calibration import Calibration
+from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma
+from dubito.tasks import Classification, Regression
 
 N, K = 4000, 10
+CLASSES = Classification(classes=tuple("0123456789"))
 
 
-def calibrated_evidence(factor: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """alpha whose labels are drawn from its own probabilities, then evidence times a factor."""
-    generator = torch.Generator().manual_seed(seed)
-    evidence = 0.3 * torch.rand(N, K, generator=generator, dtype=torch.float64)
-    top = torch.randint(K, (N, 1), generator=generator)
-    amount = 60 * torch.rand(N, 1, generator=generator, dtype=torch.float64)
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def scaled_evidence(factor: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Alpha whose labels are drawn from its own probabilities, then evidence times a factor."""
+    g = generator(seed)
+    evidence = 0.3 * torch.rand(N, K, generator=g, dtype=torch.float64)
+    top = torch.randint(K, (N, 1), generator=g)
+    amount = 60 * torch.rand(N, 1, generator=g, dtype=torch.float64)
     alpha = 1 + evidence.scatter_add(1, top, amount)
-    labels = torch.multinomial(alpha / alpha.sum(-1, keepdim=True), 1, generator=generator)[:, 0]
+    labels = torch.multinomial(alpha / alpha.sum(-1, keepdim=True), 1, generator=g)[:, 0]
     return 1 + factor * (alpha - 1), labels
 
 
+def scaled_numbers(factor: float, count: int, seed: int = 0) -> tuple[NormalInverseGamma, Tensor]:
+    """Two numbers drawn from their own predictive, whose scale is then multiplied by a factor."""
+    rng = np.random.default_rng(seed)
+    gamma = rng.normal(size=(count, 2))
+    nu, excess, beta = rng.gamma(3.0, 1.0, size=(3, count, 2)) + 0.1
+    alpha = excess + 1
+    scale = np.sqrt(beta * (1 + nu) / (nu * alpha))
+    target = gamma + scale * rng.standard_t(2 * alpha)
+    parts = map(torch.as_tensor, (gamma, nu, excess, beta * factor**2))
+    return NormalInverseGamma(*parts), torch.as_tensor(target)
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("factor", [0.05, 20.0], ids=["underconfident", "overconfident"])
-def test_it_undoes_a_factor(factor: float) -> None:
-    alpha, labels = calibrated_evidence(factor)
-    other, truth = calibrated_evidence(factor, seed=1)
-    scaling = EvidenceScaling.fit(alpha, labels)
-    assert scaling.power == pytest.approx(1, abs=0.1)
-    assert EvidenceScaling.fit(alpha, labels, power=False).factor == pytest.approx(
-        1 / factor, rel=0.1
-    )
-    before = evaluation.calibration(other, truth)
-    after = evaluation.calibration(scaling.apply(other), truth)
+def test_fit_undoes_a_factor_of_the_evidence(factor: float) -> None:
+    alpha, labels = scaled_evidence(factor)
+    other, truth = scaled_evidence(factor, seed=1)
+    calibration = Calibration.fit(Dirichlet(alpha), labels)
+    assert calibration.theta[1] == pytest.approx(0, abs=0.1)
+    before = CLASSES.metrics(Dirichlet(other).predictive, truth)
+    after = CLASSES.metrics(calibration(Dirichlet(other)), truth)
     assert before["ece"] > 0.1
     assert after["ece"] < 0.03
     assert after["nll"] < before["nll"]
     assert after["brier"] < before["brier"]
 
 
-def test_a_second_fit_finds_nothing_to_do() -> None:
-    alpha, labels = calibrated_evidence(0.05)
-    once = EvidenceScaling.fit(alpha, labels).apply(alpha)
-    again = EvidenceScaling.fit(once, labels)
-    assert again.factor == pytest.approx(1, abs=1e-4)
-    assert again.power == pytest.approx(1, abs=1e-4)
-    probs = Prediction.from_alpha(alpha).probs
-    warm = Temperature.fit(probs, labels).apply(probs)
-    assert Temperature.fit(warm, labels).temperature == pytest.approx(1, abs=1e-5)
-
-
-def test_the_fit_is_the_best_that_scipy_finds() -> None:
-    alpha, labels = calibrated_evidence(0.3)
-
-    def nll(log_factor: float) -> float:
-        scaled = 1 + torch.tensor(log_factor, dtype=torch.float64).exp() * (alpha - 1)
-        return evaluation.calibration(scaled, labels)["nll"]
-
-    best = minimize_scalar(nll, bounds=(-12, 12), method="bounded", options={"xatol": 1e-9})
-    found = EvidenceScaling.fit(alpha, labels, power=False)
-    assert found.power == 1
-    assert nll(torch.tensor(found.factor, dtype=torch.float64).log().item()) <= best.fun + 1e-9
-
-
-def test_a_free_power_is_never_worse() -> None:
-    alpha, labels = calibrated_evidence(1.0)
-    bent = 1 + (alpha - 1) ** 2.5
-    one, two = (EvidenceScaling.fit(bent, labels, power=free) for free in (False, True))
-    figures = [evaluation.calibration(s.apply(bent), labels)["nll"] for s in (one, two)]
-    assert figures[1] < figures[0]
-    assert two.power == pytest.approx(1 / 2.5, rel=0.1)
-
-
-@given(
-    factor=st.floats(1e-4, 1e4), power=st.floats(0.2, 5), seed=st.integers(0, 100),
-    prior=st.sampled_from([0.1, 0.7, 1.0]),
-)  # fmt: skip
-def test_the_order_of_classes_stays(factor: float, power: float, seed: int, prior: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    evidence = torch.rand(20, 5, generator=generator, dtype=torch.float64) * 100
-    scaling = EvidenceScaling(factor, power, prior)
-    alpha = scaling.apply(prior + evidence)
-    assert torch.equal(alpha.argmax(-1), evidence.argmax(-1))
-    lower, upper = evidence[:, 0], evidence[:, 1]
-    assert bool(((alpha[:, 0] <= alpha[:, 1]) == (lower <= upper)).all())
-
-
-def test_a_factor_keeps_the_ranks_of_alpha0() -> None:
-    alpha, labels = calibrated_evidence(0.05)
-    scaling = EvidenceScaling.fit(alpha, labels, power=False)
-    after = scaling.apply(Prediction.from_alpha(alpha))
-    assert torch.equal(after.alpha0.argsort(), alpha.sum(-1).argsort())
-    assert torch.equal(after.label, alpha.argmax(-1))
-
-
-@pytest.mark.parametrize("method", ["iedl", "redl", "kl_pn", "softmax", "mc_dropout"])
-def test_each_kind_of_model_is_calibrated(method: str, tmp_path: Path) -> None:
-    options = {"dropout": 0.1} if method == "mc_dropout" else {}
-    config = runs.configure(
-        {
-            "data": {"source": "digits"},
-            "backbone": {"hidden": [32]},
-            "method": {"name": method, **options},
-            "training": {"epochs": 12, "learning_rate": 0.005},
-        }
-    )
-    plan = runs.plan(config, tmp_path)
-    runs.train(plan)
-    run, test = runs.load(tmp_path), data.load("digits", "test")
-    said = run.predict(test.inputs)
-    fitted = calibration.fit(run.predict(plan.validation.inputs), plan.validation.labels)
-    after = fitted.apply(said)
-    evidential = method in ("iedl", "redl")
-    assert fitted.kind == ("evidence_scaling" if evidential else "temperature")
-    assert torch.equal(after.label, said.label)
-    before, now = (evaluation.calibration(one, test.labels) for one in (said, after))
-    assert now["nll"] < before["nll"] + 0.02
-    if method == "iedl":
-        assert before["ece"] > 0.2
-        assert now["ece"] < 0.06
-
-
-def test_perfect_labels_stay_finite() -> None:
-    alpha = torch.full((30, 3), 1.5)
-    alpha[:, 0] = 4
-    scaling = EvidenceScaling.fit(alpha, torch.zeros(30, dtype=torch.long))
-    assert bool(scaling.apply(alpha).isfinite().all())
-    probs = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
-    assert bool(Temperature.fit(probs, torch.tensor([0, 0, 0, 1])).apply(probs).isfinite().all())
-
-
-def test_the_evidence_of_a_density_stays_in_range() -> None:
-    evidence = torch.tensor([[1e26, 1e25, 0.0], [1e3, 0.0, 1e-3], [0.0, 0.0, 0.0]])
-    scaling = EvidenceScaling(1e5, 3.0)
-    after = scaling.apply(1 + evidence)
-    assert bool(after.isfinite().all())
-    assert after[0, 0] / after[0, 1] == pytest.approx(1000, rel=1e-5)
-    assert after[1, 0] == pytest.approx(1e14, rel=1e-5)
-    assert after[2].tolist() == [1, 1, 1]
-    labels = torch.tensor([0, 0, 1])
-    fitted = EvidenceScaling.fit((1 + evidence).repeat(20, 1), labels.repeat(20))
-    assert bool(fitted.apply(1 + evidence).isfinite().all())
-
-
-def test_a_prior_that_float32_rounds_down_is_no_negative_evidence() -> None:
-    alpha = torch.full((2, 3), 0.7)  # 0.69999999
-    alpha[:, 0] = 2
-    assert bool((EvidenceScaling(2.0, prior=0.7).apply(alpha) >= alpha).all())
-
-
-@pytest.mark.parametrize("one", [EvidenceScaling(2.0, 0.5, 0.1), Temperature(3.0)])
-def test_plain_values_and_back(one: calibration.Calibration) -> None:
-    assert calibration.from_dict(json.loads(json.dumps(one.as_dict()))) == one
-
-
-ALPHA, LABELS = torch.full((4, 3), 2.0), torch.tensor([0, 1, 2, 0])
-
-
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("factor", "theta"),
     [
-        (lambda: EvidenceScaling.fit(ALPHA - 1.5, LABELS), "alpha must be >= 1"),
-        (lambda: EvidenceScaling.fit(ALPHA, LABELS[:2]), "labels have shape"),
-        (lambda: EvidenceScaling.fit(ALPHA, LABELS + 2), "from 0 to 2"),
-        (lambda: EvidenceScaling.fit(ALPHA, LABELS.float()), "must be integers"),
-        (lambda: EvidenceScaling.fit(ALPHA[:0], LABELS[:0]), "N >= 1"),
-        (lambda: EvidenceScaling.fit(ALPHA.log() * torch.inf, LABELS), "finite"),
-        (lambda: EvidenceScaling(0.0), "factor must be"),
-        (lambda: EvidenceScaling(prior=0.0), "prior must be"),
-        (lambda: EvidenceScaling().apply(Prediction.from_alpha(ALPHA, prior=0.5)), "for the prior"),
-        (lambda: Temperature.fit(ALPHA, LABELS), "probs"),
-        (lambda: Temperature(-1.0), "temperature must be"),
-        (lambda: calibration.from_dict({"kind": "isotonic", "parameters": {}}), "unknown calibr"),
-        (lambda: calibration.from_dict({"kind": "temperature"}), "has the keys"),
-        (
-            lambda: calibration.from_dict({"kind": "temperature", "parameters": {"t": 1}}),
-            "parameters of 'temperature'",
-        ),
+        (0.05, (3.0646703240344717, -0.07951491112196073)),
+        (1.0, (0.29908568936236657, -0.07979611812646834)),
+        (20.0, (-2.4678599607610923, -0.07965105667302438)),
     ],
 )
-def test_what_it_refuses(call: Any, words: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=words):
-        call()
+def test_fit_equals_the_first_edition(factor: float, theta: tuple[float, float]) -> None:
+    found = Calibration.fit(Dirichlet(scaled_evidence(factor)[0]), scaled_evidence(factor)[1])
+    assert found.theta == pytest.approx(theta, abs=1e-6)
 
 
-def test_a_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
-    alpha = 1 + 4 * torch.eye(3).repeat(10, 1)
-    said, labels = Prediction.from_alpha(alpha), torch.arange(30) % 3
-    alone = EvidenceScaling.fit(said, labels).apply(said).max_prob.max()
-    fitted = calibration.fit(said, labels).apply(said).max_prob.max()
-    assert alone > 0.999
-    assert 0.9 < fitted < 0.98  # 30 of 31
+Case = tuple[Distribution, Tensor, Callable[[float], np.ndarray]]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_labels_of_any_integer_type(dtype: torch.dtype) -> None:
-    said, labels = Prediction.from_alpha(1 + 4 * torch.eye(3).repeat(3, 1)), torch.arange(9) % 3
-    labels[-1] = 0  # an error
-    functions = (calibration.fit, evaluation.calibration, evaluation.misclassification)
-    for function in functions:
-        assert function(said, labels.to(dtype)) == function(said, labels)
-    wanted = evaluation.reliability(said.probs, labels)
-    assert evaluation.reliability(said.probs, labels.to(dtype)) == wanted
-    with pytest.raises(ValueError, match="labels must be from 0 to 2"):
-        calibration.fit(said, (labels + 1).to(dtype))
+def temperature_case() -> Case:
+    """Log-likelihoods by the definition: p^(exp theta), normalized, with one imagined error."""
+    alpha, labels = scaled_evidence(0.3)
+    probs = (alpha / alpha.sum(-1, keepdim=True)).numpy()
+    median = probs.max(-1).argsort()[N // 2]
+    probs = np.append(probs, probs[median : median + 1], 0)
+    target = np.append(labels.numpy(), probs[-1].argsort()[-2])
+
+    def log_likelihood(theta: float) -> np.ndarray:
+        scaled = probs ** math.exp(theta)
+        return np.log(scaled[np.arange(N + 1), target] / scaled.sum(-1))
+
+    return Categorical.from_probs(torch.as_tensor(probs[:-1])), labels, log_likelihood
+
+
+def scale_case() -> Case:
+    """Student-t densities of SciPy, and a standard normal prior of theta."""
+    dist, target = scaled_numbers(3.0, 300)
+    alpha = dist.alpha_minus_one + 1
+    scale = (dist.beta * (1 + dist.nu) / (dist.nu * alpha)).sqrt()
+
+    def log_likelihood(theta: float) -> np.ndarray:
+        student = stats.t(2 * alpha, dist.gamma, scale * math.exp(theta))
+        return np.append(student.logpdf(target).sum(-1), -0.5 * theta**2)
+
+    return dist, target, log_likelihood
+
+
+@pytest.mark.parametrize("case", [temperature_case, scale_case])
+def test_fit_is_the_maximum_that_scipy_finds(case: Callable[[], Case]) -> None:
+    dist, target, log_likelihood = case()
+    found = optimize.minimize_scalar(
+        lambda theta: -log_likelihood(theta).sum(), bounds=(-12, 12), method="bounded",
+        options={"xatol": 1e-10},
+    )  # fmt: skip
+    assert Calibration.fit(dist, target).theta == pytest.approx([found.x], abs=1e-5)
+
+
+def test_a_grid_on_some_rows_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    alpha, labels = scaled_evidence(0.3)
+    expected = Calibration.fit(Dirichlet(alpha), labels).theta
+    monkeypatch.setattr(calibration, "ENTRIES", N * K // 8)
+    assert Calibration.fit(Dirichlet(alpha), labels).theta == pytest.approx(expected, abs=1e-6)
+
+
+def distributions() -> dict[str, Distribution]:
+    g = generator(0)
+    logits = 3 * torch.randn(200, 5, 3, generator=g)
+    outputs = torch.rand(4, 200, 5, 2, generator=g) + 0.1
+    return {
+        "Dirichlet": Dirichlet.from_logits(logits[:, 0]),
+        "Dirichlet without a prior": Dirichlet(logits[:, 0].exp(), prior=0.0),
+        "Categorical": Categorical(logits[:, 0]),
+        "mixture of Dirichlets": Dirichlet.from_logits(logits).mixture(),
+        "NormalInverseGamma": NormalInverseGamma(*outputs[:, :, 0]),
+        "mixture of NormalInverseGammas": NormalInverseGamma(*outputs).mixture(),
+    }
+
+
+@pytest.mark.parametrize("name", distributions())
+def test_every_distribution_is_calibrated(name: str) -> None:
+    dist: Any = distributions()[name]
+    if hasattr(dist, "probs"):
+        target = torch.multinomial(dist.probs.sqrt(), 1, generator=generator(1))[:, 0]
+    else:
+        target = dist.mean + 0.01 * torch.randn(dist.mean.shape, generator=generator(1))
+    calibration = Calibration.fit(dist, target)
+    before, after = (p.log_prob(target).mean() for p in (dist.predictive, calibration(dist)))
+    assert after > before
+    assert Calibration.fit(dist, target) == calibration  # deterministic
+    assert Calibration.model_validate_json(calibration.model_dump_json()) == calibration
+    if hasattr(dist, "probs"):
+        assert torch.equal(calibration(dist).probs.argmax(-1), dist.probs.argmax(-1))
+    else:
+        torch.testing.assert_close(calibration(dist).mean.to(dist.mean), dist.mean)
 
 
 @pytest.mark.parametrize("classes", [2, 10])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_label_changes_where_rounding_ties(classes: int, dtype: torch.dtype) -> None:
-    """A model that is always wrong asks for as little of its evidence as may be."""
-    generator = torch.Generator().manual_seed(0)
-    alpha = 1 + 5 * torch.rand(200, classes, generator=generator).to(dtype)
-    said = Prediction.from_alpha(alpha)
-    wrong = (said.label + 1) % classes
-    for one in (said, Prediction.from_probs(said.probs)):
-        fitted = calibration.fit(one, wrong)
-        assert torch.equal(fitted.apply(one).label, one.label)
-    little = Prediction.from_alpha(1 + 1e-4 * (alpha - 1))  # and here no bound is near
-    after = EvidenceScaling(power=3.0).apply(little)
-    assert torch.equal(after.label, little.label)
-    torch.testing.assert_close(after.alpha, torch.ones_like(alpha), rtol=1e-6, atol=0)
+def test_no_point_changes_where_rounding_ties(classes: int, dtype: torch.dtype) -> None:
+    """A model that is always wrong asks for as little of its evidence as possible."""
+    alpha = 1 + 5 * torch.rand(200, classes, generator=generator(0)).to(dtype)
+    for dist in (Dirichlet(alpha), Categorical.from_probs(Dirichlet(alpha).probs)):
+        label = dist.probs.argmax(-1)
+        calibration = Calibration.fit(dist, (label + 1) % classes)
+        assert torch.equal(calibration(dist).probs.argmax(-1), label)
+    little = Dirichlet(1 + 1e-4 * (alpha - 1))
+    calibrated = Calibration(theta=(0.0, 3.0))(little)
+    assert torch.equal(calibrated.probs.argmax(-1), little.probs.argmax(-1))
+
+
+@given(
+    theta=st.tuples(st.floats(-9, 9), st.floats(-1.6, 1.6)), seed=st.integers(0, 100),
+    prior=st.sampled_from([0.1, 0.7, 1.0]),
+)  # fmt: skip
+def test_the_order_of_classes_stays(theta: tuple[float, float], seed: int, prior: float) -> None:
+    evidence = 100 * torch.rand(20, 5, generator=generator(seed), dtype=torch.float64)
+    dist = Dirichlet(prior + evidence, prior=prior)
+    probs = Calibration(theta=theta)(dist).probs
+    first, second = evidence[:, 0], evidence[:, 1]
+    assert bool(((probs[:, 0] <= probs[:, 1]) | (first > second)).all())
+
+
+def test_all_correct_or_extreme_inputs_stay_finite() -> None:
+    alpha = torch.full((30, 3), 1.5)
+    alpha[:, 0] = 4
+    cases = [(Dirichlet(alpha), torch.zeros(30, dtype=torch.long))]
+    certain = Categorical.from_probs(torch.tensor([[1.0, 0.0]]).repeat(4, 1))
+    cases += [(certain, torch.tensor([0, 0, 0, 1]))]
+    evidence = torch.tensor([[1e26, 1e25, 0.0], [1e3, 0.0, 1e-3], [0.0, 0.0, 0.0]])
+    cases += [(Dirichlet(1 + evidence.repeat(20, 1)), torch.tensor([0, 0, 1]).repeat(20))]
+    for dist, target in cases:
+        predictive = Calibration.fit(dist, target)(dist)
+        assert bool(predictive.log_prob(target).isfinite().all())
+
+
+def test_a_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
+    dist = Dirichlet(1 + 4 * torch.eye(3).repeat(10, 1))
+    probs = Calibration.fit(dist, torch.arange(30) % 3)(dist).probs
+    assert 0.9 < probs.max() < 0.98  # 30 of 31
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [0.03, 1.0, 30.0])
+def test_fit_undoes_a_factor_of_the_scale(factor: float) -> None:
+    dist, target = scaled_numbers(factor, 4000)
+    calibration = Calibration.fit(dist, target)
+    assert calibration.theta[0] == pytest.approx(-math.log(factor), abs=0.05)
+    other, truth = scaled_numbers(factor, 4000, seed=1)
+    task = Regression.from_target(target)
+    assert task.metrics(calibration(other), truth)["coverage90"] == pytest.approx(0.9, abs=0.02)
+
+
+def test_one_sample_near_its_mean_does_not_ask_for_certainty() -> None:
+    dist, target = scaled_numbers(1.0, 1)
+    theta = Calibration.fit(dist, dist.mean + 1e-6 * (target - dist.mean)).theta
+    assert -2.1 < theta[0] < -1.5  # without the prior: the bound of -12
+
+
+def test_the_prior_does_not_count_among_thousands() -> None:
+    dist, target = scaled_numbers(1000.0, 4000)
+    assert Calibration.fit(dist, target).theta[0] == pytest.approx(-math.log(1000), abs=0.05)
+
+
+def test_interval_quantiles_are_conformal() -> None:
+    dist, target = scaled_numbers(1.0, 99)
+    calibration = Calibration.fit(dist, target, levels=(0.5, 0.9))
+    deviations = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
+    assert calibration.levels == (0.5, 0.9)
+    assert calibration.quantiles[0] == tuple(deviations[49].tolist())  # the 50th of 100 places
+    assert calibration.quantiles[1] == tuple(deviations[89].tolist())
+    lower, upper = calibration.interval(dist, 0.9)
+    inside = ((lower <= target) & (target <= upper)).double().mean(0)
+    assert inside.min() >= 89 / 99 - 1e-9  # the sample at the end of its interval may round out
+
+
+def test_intervals_cover_for_a_few_samples_of_a_miscalibrated_model() -> None:
+    shares = []
+    for seed in range(150):
+        dist, target = scaled_numbers(5.0, 19 + 100, seed)
+        lower, upper = Calibration.fit(dist[:19], target[:19]).interval(dist[19:])
+        shares.append(((lower <= target[19:]) & (target[19:] <= upper)).double().mean().item())
+    # 18 of 20 places on average; the standard error is about 0.004
+    assert np.mean(shares) == pytest.approx(0.9, abs=0.015)
+
+
+def test_too_few_samples_have_infinite_intervals() -> None:
+    dist, target = scaled_numbers(1.0, 5)
+    calibration = Calibration.fit(dist, target, levels=(0.5, 0.9))
+    assert calibration.quantiles[1] == (math.inf, math.inf)
+    assert math.isfinite(calibration.quantiles[0][0])
+    assert Calibration.model_validate_json(calibration.model_dump_json()) == calibration
+    assert calibration.interval(dist, 0.9)[0].eq(-math.inf).all()
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+DIRICHLET, LABELS = Dirichlet(torch.full((4, 3), 2.0)), torch.tensor([0, 1, 2, 0])
+NUMBERS, TARGET = scaled_numbers(1.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Calibration.fit(DIRICHLET, LABELS[:2]), r"shape \(2,\), expected \(4,\)"),
+        (lambda: Calibration.fit(DIRICHLET, LABELS + 2), r"from 0 to 2, but spans \[2, 4\]"),
+        (lambda: Calibration.fit(DIRICHLET, LABELS.float()), "class indices, not torch.float32"),
+        (lambda: Calibration.fit(DIRICHLET[:0], LABELS[:0]), r"batch shape \(N,\)"),
+        (lambda: Calibration.fit(NUMBERS, TARGET[:, 0]), r"shape \(4,\), expected \(4, 2\)"),
+        (lambda: Calibration.fit(NUMBERS, TARGET * math.nan), "target must be finite"),
+        (lambda: Calibration.fit(NUMBERS, TARGET, levels=(1.0,)), "levels must be between"),
+        (lambda: Calibration(theta=(0.0,))(DIRICHLET), "has 1 parameters, but .* needs 2"),
+        (lambda: Calibration(theta=(0.0,)).interval(NUMBERS), "no interval of level 0.9; .* none"),
+    ],
+)
+def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_labels_of_any_integer_type(dtype: torch.dtype) -> None:
+    expected = Calibration.fit(DIRICHLET, LABELS)
+    assert Calibration.fit(DIRICHLET, LABELS.to(dtype)) == expected
+
+
+def test_bad_files_are_errors() -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        Calibration.model_validate({"theta": [math.nan]})
+    with pytest.raises(ValidationError, match="0 quantiles for 1 levels"):
+        Calibration.model_validate({"theta": [0.0], "levels": [0.9]})
+    with pytest.raises(ValidationError, match="not NaN"):
+        Calibration.model_validate({"theta": [0.0], "levels": [0.9], "quantiles": [["nan"]]})
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Calibration.model_validate({"theta": [0.0], "temperature": 1.0})

@@ -258,6 +258,54 @@ def test_aurc_of_useless_confidence_is_the_error_rate() -> None:
     close(m.aurc(torch.zeros(10), correct), 0.3)
 
 
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, *SIZES])
+def test_regression_metrics_equal_sklearn(size: int) -> None:
+    prediction, target = torch.randn(2, 4, size, generator=generator(size))
+    rows = list(zip(target.numpy(), prediction.numpy(), strict=True))
+    close(m.rmse(prediction, target), [sk.root_mean_squared_error(t, p) for t, p in rows])
+    close(m.mae(prediction, target), [sk.mean_absolute_error(t, p) for t, p in rows])
+    lower, upper = prediction - 0.5, prediction + 1
+    inside = [np.mean((t >= p - 0.5) & (t <= p + 1)) for t, p in rows]
+    close(m.coverage(lower, upper, target), inside)
+
+
+def test_small_errors_far_from_zero_in_float32() -> None:
+    target = torch.full((1000,), 2.0**20)
+    assert m.rmse(target + 0.125, target) == 0.125
+    assert m.mae(target - 0.125, target) == 0.125
+
+
+def test_intervals_are_closed_and_may_be_infinite() -> None:
+    target = torch.tensor([0.0, 1.0, 5.0])
+    lower, upper = torch.tensor([0.0, 0.0, -math.inf]), torch.tensor([1.0, 1.0, math.inf])
+    assert m.coverage(lower, upper, target) == 1
+
+
+def test_leading_axes_of_numbers_broadcast() -> None:
+    prediction, target = torch.randn(3, 1, 8, generator=generator(0)), torch.zeros(5, 8)
+    assert m.rmse(prediction, target).shape == (3, 5)
+    close(m.mae(prediction, target)[:, 0], prediction[:, 0].abs().mean(-1))
+    assert m.coverage(prediction - 9, prediction + 9, target).shape == (3, 5)
+    assert m.rmse(prediction.double(), target).dtype == torch.float64
+    assert m.rmse(prediction.bfloat16(), target).dtype == torch.float32
+
+
+@pytest.mark.parametrize("metric", [m.rmse, m.mae])
+def test_regression_errors(metric: Metric) -> None:
+    values = torch.tensor([0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=r"target: got a value that is not finite at index \(0,\)"):
+        metric(values, values / 0)
+    with pytest.raises(ValueError, match=r"prediction, target: got shapes \(3,\) and \(2,\)"):
+        metric(values, values[:2])
+    with pytest.raises(TypeError, match=r"prediction: got torch.int64, expected a floating point"):
+        metric(values.long(), values)
+    with pytest.raises(ValueError, match=r"lower: got NaN at index \(0,\)"):
+        m.coverage(values * math.nan, values, values)
+
+
 # --- energy distance -----------------------------------------------------------------------------
 
 

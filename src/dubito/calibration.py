@@ -1,300 +1,203 @@
-r"""Calibrate a trained model on validation data: probabilities that mean what they say.
+r"""Post-hoc calibration.
 
-Evidential models order their predictions well and are far off in their probabilities: the losses
-hold evidence down. Two numbers, fitted by the likelihood of held-out labels, mend that.
+Evidential losses keep evidence low: predictions rank well but are underconfident. Each distribution
+defines a small family of calibrated predictives; `Calibration.fit` chooses its parameters on
+held-out data by maximum likelihood. The point prediction never changes.
 
->>> alpha = torch.tensor([[3.0, 1.0], [1.0, 4.0], [3.0, 1.0], [1.0, 3.0], [3.0, 1.0]])
->>> scaling = EvidenceScaling.fit(alpha, torch.tensor([0, 1, 0, 1, 1]))
->>> before, after = alpha / alpha.sum(-1, keepdim=True), scaling.apply(alpha)
->>> bool((after.argmax(-1) == before.argmax(-1)).all())
-True
+For regression a calibration also has intervals mean +- q * std. The q of a level is a conformal
+quantile: with n held-out samples, q is the ceil((n + 1) level)-th smallest :math:`|y - mean|/std`.
+A new target of the same distribution then lies in its interval with probability >= level, over the
+draws of both, whatever the model. Mean and std are those before calibration, which do not depend on
+the held-out targets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import BaseModel, Field, FiniteFloat, model_validator
 from torch import Tensor
+from torch import distributions as td
+from torch.utils import _pytree
 
-from dubito import _checks, dirichlet
-from dubito.evidence import EXP_BOUND
-from dubito.prediction import Prediction
+from dubito._fields import ExtendedFloat
+from dubito.distributions import Distribution
 
-__all__ = ["CALIBRATIONS", "Calibration", "EvidenceScaling", "Temperature", "fit", "from_dict"]
+__all__ = ["Calibration"]
 
-#: how far the logarithms of a factor and a power may go
-BOUNDS = (12.0, 3.0)
-#: how many rows a first look needs, and how many entries it may have beyond that
+# Points of the grid along the first and along further parameters.
+GRID = (25, 13)
+# The grid is evaluated on at least this many rows, and on more up to this many entries.
 ROWS, ENTRIES = 500, 1 << 19
-Values = TypeVar("Values", Tensor, Prediction)
-#: which of the samples
-Rows = slice | Tensor
 
 
-@dataclass(frozen=True)
-class EvidenceScaling:
-    r"""Evidence times one factor, to one power.
+class Calibration(BaseModel, frozen=True, extra="forbid"):
+    """Parameters of a calibrated predictive, and of intervals for regression.
 
-    .. math:: \alpha' = \lambda + c\,(\alpha - \lambda)^{p}, \quad c, p > 0
-
-    with lambda the `prior` that alpha holds before any evidence. More evidence is never less, and
-    the label of a sample never changes. With the power 1 alpha0 moves monotonically: `alpha0` and
-    `vacuity` rank samples as before and detect as well as before. Another power may reorder them.
-    Other measures, max_prob among them, mix amount and shape, and their ranks may move in any case.
-    What it can't do is to make a wrong label right, or to tell apart two samples with the same
-    evidence. Where the prior weighs little, the factor hardly matters to probabilities, and alpha0
-    after calibration is no measure of what was seen.
-
-    >>> EvidenceScaling(factor=3.0).apply(torch.tensor([3.0, 1.0]))
-    tensor([7., 1.])
+    >>> from dubito.distributions import Categorical
+    >>> dist = Categorical.from_probs(torch.tensor([[0.99, 0.01]]).repeat(100, 1))
+    >>> calibration = Calibration.fit(dist, torch.arange(100) // 60)
+    >>> calibration(dist).probs[0]
+    tensor([0.5941, 0.4059], dtype=torch.float64)
     """
 
-    factor: float = 1.0
-    power: float = 1.0
-    prior: float = 1.0
+    theta: tuple[FiniteFloat, ...]
+    """Parameters of `Distribution.calibrated`."""
+    levels: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    """Levels of the intervals."""
+    quantiles: tuple[tuple[Annotated[ExtendedFloat, Field(ge=0)], ...], ...] = ()
+    """Half-width of the interval of each level, in standard deviations of each target value."""
 
-    kind: ClassVar[str] = "evidence_scaling"
-
-    def __post_init__(self) -> None:
-        for name in ("factor", "power", "prior"):
-            _positive(getattr(self, name), name)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.levels) != len(self.quantiles):
+            raise ValueError(f"{len(self.quantiles)} quantiles for {len(self.levels)} levels")
+        return self
 
     @classmethod
     def fit(
-        cls, alpha: Tensor | Prediction, labels: Tensor, *, prior: float = 1.0, power: bool = True
-    ) -> EvidenceScaling:
-        """The scaling whose expected probabilities make the labels most likely.
+        cls, dist: Distribution, target: Tensor, levels: Sequence[float] = (0.9,)
+    ) -> Calibration:
+        """Fit to held-out data by maximum likelihood.
 
-        Shapes: alpha (N, K), all at least `prior`; labels (N,). Computed in float64 and from a
-        fixed start, so that equal data gives equal numbers. Without `power` it stays 1, which
-        calibrates less well and keeps the ranks of alpha0. The factor is held within e^-12 and
-        e^12 and the power within e^-3 and e^3: labels without an error would send them further.
+        Few samples do not ask for certainty: for classes, one more error is imagined at the median
+        confidence, as in the rule of succession; for numbers, the log of the scale has a standard
+        normal prior, which weighs as much as half a sample. Neither counts among thousands. The
+        fit is in float64 and deterministic.
 
-        >>> sure = torch.tensor([[9.0, 1.0], [1.0, 9.0]]).repeat(10, 1)
-        >>> wrong_half = torch.arange(20) // 10  # what it says is worth nothing
-        >>> EvidenceScaling.fit(sure, wrong_half).apply(sure).max() < 1.1
-        tensor(True)
+        Args:
+            dist: Predicted distribution, batch shape (N,).
+            target: Class indices (N,), or numbers (N, T).
+            levels: Levels of the intervals; regression only.
         """
-        if isinstance(alpha, Prediction):
-            prior, alpha = alpha.prior, alpha.alpha
-        _positive(prior, "prior")
-        evidence = _evidence(alpha, prior)
-        target = _labels(labels, evidence)
-        held = evidence > 0  # elsewhere a power has nothing to act on, and no gradient
-        log_evidence = torch.where(held, evidence, 1.0).log()
-        log_prior = evidence.new_tensor(prior).log()
+        dist = dist.detach().to(torch.float64)
+        target = _checked(dist, target)
+        if not target.is_floating_point():
+            theta = _maximum_likelihood(*_with_imagined_error(dist, target))
+            return cls(theta=theta)
+        for level in levels:
+            if not 0 < level < 1:
+                raise ValueError(f"levels must be between 0 and 1, not {level!r}")
+        theta = _maximum_likelihood(dist, target, lambda theta: 0.5 * theta.square().sum())
+        quantiles = tuple(_conformal_quantiles(dist, target, level) for level in levels)
+        return cls(theta=theta, levels=tuple(levels), quantiles=quantiles)
 
-        def nll(log_factor: Tensor, log_power: Tensor, rows: Rows) -> Tensor:
-            # in logarithms: a density's evidence to a power leads out of float64
-            log_scaled = log_factor + log_power.exp() * log_evidence[rows]
-            log_alpha = torch.where(held[rows], torch.logaddexp(log_prior, log_scaled), log_prior)
-            return -_picked(log_alpha.log_softmax(-1), target[rows]).mean()
+    def __call__(self, dist: Distribution) -> td.Distribution:
+        """Return the calibrated predictive.
 
-        found = _minimised(nll, evidence.shape, free=2 if power else 1)
-        return cls(math.exp(found[0]), math.exp(found[1]), prior)
-
-    def apply(self, alpha: Values) -> Values:
-        """Calibrated alpha (..., K), or the calibrated prediction.
-
-        Computed in float64 and rounded to the type of alpha. Where a class would get more than
-        e^60, the bound of `dubito.evidence`, all of the sample's evidence is less by one factor.
+        Args:
+            dist: Distribution of the kind that the calibration was fitted to.
         """
-        if isinstance(alpha, Prediction):
-            if alpha.prior != self.prior:
-                raise ValueError(
-                    f"this scaling is for the prior {self.prior:g}, but the prediction's is "
-                    f"{alpha.prior:g}"
-                )
-            return Prediction.from_alpha(self.apply(alpha.alpha), prior=self.prior)
-        logs = math.log(self.factor) + self.power * _evidence(alpha, self.prior).log()
-        excess = (logs.amax(-1, keepdim=True) - EXP_BOUND).clamp_min(0)
-        scaled = (self.prior + (logs - excess).exp()).to(_checks.floating(alpha, "alpha").dtype)
-        before, now = (dirichlet.mean(one).argmax(-1) for one in (alpha, scaled))
-        return _keeping(before, scaled, now)
+        if len(self.theta) != len(dist.calibration_bounds):
+            raise ValueError(
+                f"this calibration has {len(self.theta)} parameters, but {dist!r} needs "
+                f"{len(dist.calibration_bounds)}: was it fitted to another model?"
+            )
+        return dist.calibrated(torch.tensor(self.theta, dtype=torch.float64, device=dist.device))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a file; `from_dict` makes it again."""
-        return {"kind": self.kind, "parameters": asdict(self)}
+    def interval(self, dist: Any, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper ends of intervals, (..., T) each.
 
-
-@dataclass(frozen=True)
-class Temperature:
-    r"""Probabilities to one power, for models that have no evidence (Guo et al., ICML 2017).
-
-    .. math:: p'_k \propto p_k^{1/T}
-
-    which for a softmax divides the logits by T. The label of a sample never changes; ranks of
-    samples by max_prob may. A mean of samples keeps nothing of their disagreement.
-
-    >>> Temperature(0.5).apply(torch.tensor([0.8, 0.2]))
-    tensor([0.9412, 0.0588])
-    """
-
-    temperature: float = 1.0
-
-    kind: ClassVar[str] = "temperature"
-
-    def __post_init__(self) -> None:
-        _positive(self.temperature, "temperature")
-
-    @classmethod
-    def fit(cls, probs: Tensor | Prediction, labels: Tensor) -> Temperature:
-        """The temperature that makes the labels most likely.
-
-        Shapes: probs (N, K); labels (N,).
-
-        >>> probs = torch.tensor([[0.99, 0.01]]).repeat(10, 1)
-        >>> half_right = torch.arange(10) // 5
-        >>> Temperature.fit(probs, half_right).apply(probs)[0]
-        tensor([0.5000, 0.5000])
+        Args:
+            dist: Distribution about numbers, before calibration.
+            level: One of `levels`.
         """
-        checked = _probs(probs).detach().double()
-        target = _labels(labels, checked)
-        logits = _log(checked)
-
-        def nll(log_inverse: Tensor, _: Tensor, rows: Rows) -> Tensor:
-            scaled = logits[rows] * log_inverse.exp()
-            return -_picked(scaled.log_softmax(-1), target[rows]).mean()
-
-        return cls(math.exp(-_minimised(nll, logits.shape, free=1)[0]))
-
-    def apply(self, probs: Values) -> Values:
-        """Calibrated probabilities (..., K), or a prediction that consists of them."""
-        checked = _probs(probs)
-        scaled = (_log(checked.double()) / self.temperature).softmax(-1).to(checked.dtype)
-        scaled = _keeping(checked.argmax(-1), scaled, scaled.argmax(-1))
-        return Prediction.from_probs(scaled) if isinstance(probs, Prediction) else scaled
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a file; `from_dict` makes it again."""
-        return {"kind": self.kind, "parameters": asdict(self)}
+        if level not in self.levels:
+            known = ", ".join(map(str, self.levels)) or "none"
+            raise ValueError(f"there is no interval of level {level!r}; fitted levels: {known}")
+        mean: Tensor = dist.mean
+        half = mean.new_tensor(self.quantiles[self.levels.index(level)]) * dist.variance.sqrt()
+        return mean - half, mean + half
 
 
-Calibration = EvidenceScaling | Temperature
-#: kind -> calibration
-CALIBRATIONS: dict[str, type[EvidenceScaling] | type[Temperature]] = {
-    one.kind: one for one in (EvidenceScaling, Temperature)
-}
+def _checked(dist: Distribution, target: Tensor) -> Tensor:
+    """Check that targets fit a distribution, and move them to its device."""
+    predictive = dist.predictive
+    shape = dist.batch_shape + predictive.event_shape
+    if len(dist.batch_shape) != 1 or not len(dist):
+        raise ValueError(f"calibration needs a distribution of batch shape (N,), not {dist!r}")
+    if target.shape != shape:
+        raise ValueError(f"target has shape {tuple(target.shape)}, expected {tuple(shape)}")
+    target = target.detach().to(dist.device)
+    if predictive.has_enumerate_support:
+        if target.is_floating_point() or target.dtype == torch.bool:
+            raise TypeError(f"target must hold class indices, not {target.dtype}")
+        target = target.long()
+        last = int(predictive.enumerate_support(expand=False).max())
+        low, high = (int(value) for value in target.aminmax())
+        if low < 0 or high > last:
+            raise ValueError(f"target must be from 0 to {last}, but spans [{low}, {high}]")
+        return target
+    if not bool(target.isfinite().all()):
+        raise ValueError("target must be finite")
+    return target.double()
 
 
-def fit(said: Prediction, labels: Tensor) -> Calibration:
-    """What suits a prediction, fitted: evidence scaling where it has evidence, else a temperature.
+def _with_imagined_error(dist: Any, target: Tensor) -> tuple[Any, Tensor]:
+    """Append the sample of median confidence, with its second class as the target."""
+    probs = dist.probs
+    median = probs.amax(-1).argsort()[len(dist) // 2]
+    second = probs[median].topk(2).indices[1]
+    rows = torch.cat([torch.arange(len(dist), device=median.device), median[None]])
+    return dist[rows], torch.cat([target, second[None]])
 
-    One error more is imagined, at the median confidence: as in the rule of succession, samples that
-    are all right do not ask for certainty then. Among thousands of samples it hardly counts.
 
-    >>> said = Prediction.from_probs(torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
-    >>> fit(said, torch.tensor([0, 0])).kind
-    'temperature'
+def _conformal_quantiles(dist: Any, target: Tensor, level: float) -> tuple[float, ...]:
+    """Return the quantile for each target value; infinite if there are too few samples."""
+    scores: Tensor = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
+    rank = math.ceil(round((len(scores) + 1) * level, 9))
+    if rank > len(scores):
+        return (math.inf,) * scores.shape[-1]
+    return tuple(scores[rank - 1].tolist())
+
+
+def _maximum_likelihood(
+    dist: Distribution, target: Tensor, penalty: Callable[[Tensor], Tensor] | None = None
+) -> tuple[float, ...]:
+    """Minimize the mean negative log-likelihood plus penalty/N within the bounds.
+
+    The likelihood need not be concave: L-BFGS starts from the best point of a grid.
     """
-    target = _labels(labels, said.probs)
-    middle = said.max_prob.argsort()[len(said) // 2]
-    runner_up = said.probs[middle].topk(2).indices[1]
-    places = torch.cat([torch.arange(len(said), device=middle.device), middle[None]])
-    more, right = said[places], torch.cat([target, runner_up[None]])
-    evidential = hasattr(said, "alpha") and said.prior > 0
-    return EvidenceScaling.fit(more, right) if evidential else Temperature.fit(more, right)
+    count = len(dist)
+    bounds = torch.tensor(dist.calibration_bounds, dtype=torch.float64, device=dist.device)
 
+    def loss(theta: Tensor, rows: Distribution, target: Tensor) -> Tensor:
+        nll = -rows.calibrated(theta).log_prob(target).mean()
+        return nll if penalty is None else nll + penalty(theta) / count
 
-def from_dict(values: Mapping[str, Any]) -> Calibration:
-    """What `as_dict` described.
+    # A sample of the rows is enough to choose the start.
+    entries = sum(leaf.numel() for leaf in _pytree.tree_leaves(dist))
+    every = max(1, min(count // ROWS, entries // ENTRIES))
+    some, some_target = dist, target
+    if every > 1:
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        rows = drawn[: count // every].to(target.device)
+        some, some_target = dist[rows], target[rows]
+    axes = [
+        torch.linspace(-bound, bound, GRID[min(place, 1)], dtype=bounds.dtype, device=bounds.device)
+        for place, bound in enumerate(bounds.tolist())
+    ]
+    grid = torch.cartesian_prod(*axes).reshape(-1, len(axes))
+    with torch.no_grad():
+        start = grid[torch.stack([loss(point, some, some_target) for point in grid]).argmin()]
 
-    >>> from_dict(Temperature(2.0).as_dict())
-    Temperature(temperature=2.0)
-    """
-    if set(values) != {"kind", "parameters"}:
-        raise ValueError(f"a calibration has the keys 'kind', 'parameters', not {sorted(values)}")
-    chosen = _checks.entry(CALIBRATIONS, values["kind"], "calibration")
-    try:
-        return chosen(**values["parameters"])
-    except TypeError as error:
-        raise ValueError(f"parameters of {values['kind']!r}: {error}") from None
-
-
-def _positive(value: float, name: str) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
-
-
-def _evidence(alpha: Tensor, prior: float) -> Tensor:
-    """alpha - prior in float64; the prior in alpha may be rounded to a number just below it."""
-    checked = _checks.concentration(alpha, least=prior).detach().double()
-    return (checked - prior).clamp_min(0)
-
-
-def _labels(labels: Tensor, values: Tensor) -> Tensor:
-    """Labels (N,) that fit values (N, K)."""
-    if values.ndim != 2 or not len(values):
-        raise ValueError(f"predictions have shape {tuple(values.shape)}; expected (N, K), N >= 1")
-    target, count = _checks.tensor(labels, "labels"), len(values)
-    need = f"{count} predictions need ({count},)"
-    return _checks.labels(target, values.shape[:1], values.shape[-1], need).to(values.device)
-
-
-def _probs(given: Tensor | Prediction) -> Tensor:
-    """A prediction's have been checked already, in the precision that they came in."""
-    return given.probs if isinstance(given, Prediction) else _checks.probabilities(given)
-
-
-def _keeping(label: Tensor, values: Tensor, now: Tensor) -> Tensor:
-    """Values (..., K) that keep their label (...) where rounding has made it another, `now`.
-
-    No bound of a factor or a power prevents that: beside the prior little evidence rounds to none.
-    The label's value is then the largest and four steps of its type more: quotients differ as well.
-    """
-    least = values.amax(-1, keepdim=True) * (1 + 4 * torch.finfo(values.dtype).eps)
-    of_label = label.unsqueeze(-1) == torch.arange(values.shape[-1], device=values.device)
-    return torch.where(of_label & (label != now).unsqueeze(-1), least, values)
-
-
-def _picked(values: Tensor, target: Tensor) -> Tensor:
-    return values.gather(-1, target[:, None])[:, 0]
-
-
-def _log(probs: Tensor) -> Tensor:
-    """ln p; a zero counts as the least positive number, which a temperature could not move else."""
-    return probs.clamp_min(torch.finfo(torch.float32).tiny).log()
-
-
-def _minimised(
-    loss: Callable[[Tensor, Tensor, Rows], Tensor], shape: tuple[int, ...], free: int
-) -> tuple[float, float]:
-    """The logarithms of two parameters at the least loss; the second stays 0 unless two are free.
-
-    The loss need not be convex: its best on a grid is the start for L-BFGS. Of large predictions
-    (N, K) the grid sees some rows; they need not be many to tell about where the best is.
-    """
-    count, classes = shape
-    every = max(1, min(count // ROWS, count * classes // ENTRIES))
-    some: Rows = slice(None)
-    if every > 1:  # drawn, whatever order they are in
-        some = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: count // every]
-    limits = torch.tensor(BOUNDS, dtype=torch.float64)
-    first = torch.linspace(-BOUNDS[0], BOUNDS[0], 25, dtype=torch.float64)
-    second = torch.linspace(-BOUNDS[1], BOUNDS[1], 13, dtype=torch.float64)
-    grid = torch.cartesian_prod(first, second if free == 2 else torch.zeros(1, dtype=second.dtype))
-    start = grid[torch.stack([loss(point[0], point[1], some) for point in grid]).argmin()]
-    place = start[:free].clone().requires_grad_()
-
-    def bounded() -> tuple[Tensor, Tensor]:
-        held = torch.minimum(torch.maximum(place, -limits[:free]), limits[:free])
-        return held[0], held[1] if free == 2 else start[1]
-
+    theta = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
-        [place], max_iter=200, tolerance_grad=1e-10, tolerance_change=1e-14,
+        [theta],
+        max_iter=200,
+        tolerance_grad=1e-10,
+        tolerance_change=1e-14,
         line_search_fn="strong_wolfe",
-    )  # fmt: skip
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss(*bounded(), slice(None))
+        value = loss(theta.clamp(-bounds, bounds), dist, target)
         value.backward()
         return value
 
     optimizer.step(closure)
-    found = bounded()
-    return found[0].item(), found[1].item()
+    return tuple(theta.detach().clamp(-bounds, bounds).tolist())

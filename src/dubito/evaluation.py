@@ -1,166 +1,214 @@
-"""Evaluate predictions: out-of-distribution detection, misclassification, calibration.
+"""Evaluate distributions: metrics of the task, detection of errors and of OOD inputs.
 
-In-distribution and correct samples are the positives, and every figure is a fraction.
+In-distribution and correct samples are the positives, and scores are signed so that higher means
+more confident. Scores whose cost is quadratic in the number of classes are computed on request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
-from dubito import _checks, metrics
-from dubito.measures import MEASURES
-from dubito.prediction import Prediction
+from dubito import metrics
+from dubito.calibration import Calibration
+from dubito.distributions import Distribution
+from dubito.tasks import Task
 
 __all__ = [
-    "DETECTION",
-    "calibration",
-    "misclassification",
+    "Evaluation",
+    "error_detection",
+    "evaluate",
     "ood_detection",
     "reliability",
     "risk_coverage",
 ]
 
-Alpha: TypeAlias = "Prediction | Tensor | np.ndarray"
 Detection = dict[str, dict[str, float]]
+Curve = dict[str, list[float]]
 
-RELIABILITY_BINS, POINTS = 15, 101
-#: name -> metric of scores and a mask of positives
+#: name -> metric of confidences and a mask of positives
 DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}
+CURVE_POINTS = 101
 
 
-def _tensor(values: Tensor | np.ndarray) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+class Evaluation(TypedDict):
+    """Result of `evaluate`."""
 
-
-def _prediction(alpha: Alpha) -> Prediction:
-    return alpha if isinstance(alpha, Prediction) else Prediction.from_alpha(_tensor(alpha))
-
-
-def _detection(scores: dict[str, Tensor], positive: Tensor) -> Detection:
-    return {
-        name: {metric: function(s, positive).item() for metric, function in DETECTION.items()}
-        for name, s in scores.items()
-    }
+    samples: int
+    """Number of samples."""
+    metrics: dict[str, float]
+    """Metrics of the raw predictive."""
+    calibrated: NotRequired[dict[str, float]]
+    """Metrics of the calibrated predictive."""
+    interval_coverage: NotRequired[dict[str, float]]
+    """Share of targets in the calibration's intervals, by level."""
+    error_rate: NotRequired[float]
+    """Share of errors, if the task defines errors."""
+    aurc: NotRequired[dict[str, float]]
+    """Area under the risk-coverage curve of each score."""
+    error_detection: NotRequired[Detection]
+    """Detection of errors by each score, if there are both errors and correct predictions."""
 
 
 def ood_detection(
-    id_alpha: Alpha, ood_alpha: Alpha, measures: Iterable[str] | None = None
+    dist: Distribution, ood: Distribution, scores: Iterable[str] | None = None
 ) -> Detection:
-    """How well each measure tells in-distribution (positive) from out-of-distribution.
+    """Measure how well each score separates in-distribution (positive) from OOD samples.
 
-    Takes alpha (N, K) and (M, K), or two `Prediction`s; gives {measure: {"aupr", "auroc",
-    "fpr95"}}.
+    Args:
+        dist: Distribution of in-distribution samples.
+        ood: Distribution of OOD samples, of the same model.
+        scores: Names of scores; by default all but expensive ones.
 
-    >>> sure, unsure = torch.tensor([[9.0, 1.0], [1.0, 7.0]]), torch.tensor([[1.0, 1.5]])
-    >>> ood_detection(sure, unsure, ["vacuity"])
+    Returns:
+        {score: {"aupr", "auroc", "fpr95"}}.
+
+    >>> from dubito.distributions import Dirichlet
+    >>> confident = Dirichlet(torch.tensor([[9.0, 1.0], [1.0, 7.0]]))
+    >>> ood_detection(confident, Dirichlet(torch.tensor([[1.0, 1.5]])), ["vacuity"])
     {'vacuity': {'aupr': 1.0, 'auroc': 1.0, 'fpr95': 0.0}}
     """
-    inside, outside = _prediction(id_alpha), _prediction(ood_alpha)
-    if inside.probs.shape[-1] != outside.probs.shape[-1]:
-        raise ValueError(
-            f"id_alpha has {inside.probs.shape[-1]} classes and ood_alpha "
-            f"{outside.probs.shape[-1]}: both must come from one model"
-        )
-    names = inside.available if measures is None else tuple(measures)
-    scores = {
-        name: torch.cat([inside.confidence(name).flatten(), outside.confidence(name).flatten()])
-        for name in names
-    }
-    count = inside.label.numel()
-    positive = torch.arange(count + outside.label.numel(), device=inside.label.device) < count
-    return _detection(scores, positive)
+    if _event_shapes(dist) != _event_shapes(ood):
+        raise ValueError(f"{dist!r} and {ood!r} must come from one model")
+    found: Detection = {}
+    for name in dist.default_scores if scores is None else scores:
+        parts = [part.confidence(name).flatten() for part in (dist, ood)]
+        values = torch.cat(parts)
+        is_positive = torch.arange(len(values), device=values.device) < len(parts[0])
+        found[name] = _detect(values, is_positive)
+    return found
 
 
-def misclassification(
-    alpha: Alpha, labels: Tensor | np.ndarray, measures: Iterable[str] | None = None
+def error_detection(
+    dist: Distribution, errors: Tensor, scores: Iterable[str] | None = None
 ) -> Detection:
-    """How well each measure tells correct (positive) from wrong predictions.
+    """Measure how well each score separates correct predictions (positive) from errors.
 
-    Takes alpha (N, K), or a `Prediction`, and labels (N,); gives {measure: {"aupr", "auroc",
-    "fpr95"}}.
+    Args:
+        dist: Distribution, batch shape (...).
+        errors: Which predictions are errors, bool (...), from `Task.errors`.
+        scores: Names of scores; by default all but expensive ones.
 
-    >>> alpha = torch.tensor([[9.0, 1.0], [1.0, 7.0], [2.0, 1.0]])
-    >>> misclassification(alpha, torch.tensor([0, 1, 1]), ["max_prob"])
-    {'max_prob': {'aupr': 1.0, 'auroc': 1.0, 'fpr95': 0.0}}
+    Returns:
+        {score: {"aupr", "auroc", "fpr95"}}.
     """
-    said = _prediction(alpha)
-    correct = (said.label == _labels(labels, said)).flatten()
-    names = said.available if measures is None else tuple(measures)
-    return _detection({name: said.confidence(name).flatten() for name in names}, correct)
-
-
-def calibration(alpha: Alpha, labels: Tensor | np.ndarray, bins: int = 15) -> dict[str, float]:
-    """{"ece", "brier", "nll"} of the expected probabilities.
-
-    Takes alpha (N, K), or a `Prediction`, and labels (N,).
-
-    >>> calibration(torch.tensor([[3.0, 1.0], [1.0, 3.0]]), torch.tensor([0, 1]))
-    {'ece': 0.25, 'brier': 0.125, 'nll': 0.2876...}
-    """
-    said = _prediction(alpha)
-    probs, target = said.probs.flatten(0, -2), _labels(labels, said).flatten()
-    return {
-        "ece": metrics.ece(probs, target, bins=bins).item(),
-        "brier": metrics.brier(probs, target).item(),
-        "nll": metrics.nll(probs, target).item(),
-    }
-
-
-def _labels(labels: Tensor | np.ndarray, said: Prediction) -> Tensor:
-    shape, need = said.label.shape, f"the predictions {tuple(said.label.shape)}"
-    checked = _checks.labels(_tensor(labels), shape, said.probs.shape[-1], need)
-    return checked.to(said.label.device)
-
-
-def reliability(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
-    """Mean confidence, accuracy and number of samples in 15 bins of confidence, as ECE has them.
-
-    Shapes: probs (N, K), labels (N,). An empty bin has the count 0, and zeros for the others.
-    """
-    confidence, label = probs.max(-1)
-    edges = (torch.arange(1, RELIABILITY_BINS, dtype=torch.float64) / RELIABILITY_BINS).to(
-        confidence
-    )
-    place = torch.bucketize(confidence.contiguous(), edges)
-    right = (label == labels.long()).double()
-    count = torch.bincount(place, minlength=RELIABILITY_BINS)
-    sums = [
-        torch.zeros(RELIABILITY_BINS, dtype=torch.float64).index_add_(0, place, values)
-        for values in (confidence.double(), right)
-    ]
-    mean, accuracy = (one / count.clamp_min(1) for one in sums)
-    return {
-        "confidence": mean.tolist(),
-        "accuracy": accuracy.tolist(),
-        "count": count.tolist(),
-    }
+    names = dist.default_scores if scores is None else tuple(scores)
+    return {name: _detect(*_ranked(dist, errors, name)) for name in names}
 
 
 def risk_coverage(
-    measures: Mapping[str, Tensor], correct: Tensor
-) -> dict[str, dict[str, list[float]]]:
-    """The error rate of the surest samples, as more of them are answered, for each measure.
+    dist: Distribution, errors: Tensor, scores: Iterable[str] | None = None
+) -> dict[str, Curve]:
+    """Compute the error rate among the most confident samples, as more of them are accepted.
 
-    Samples that a measure does not tell apart come as if shuffled: their errors are spread evenly.
+    The errors of tied samples are spread evenly over them.
 
-    >>> risk_coverage({"max_prob": torch.tensor([0.9, 0.6])}, torch.tensor([True, False]))
+    Args:
+        dist: Distribution, batch shape (...).
+        errors: Which predictions are errors, bool (...), from `Task.errors`.
+        scores: Names of scores; by default all but expensive ones.
+
+    Returns:
+        {score: {"coverage", "risk"}}, lists of at most 101 points.
+
+    >>> from dubito.distributions import Dirichlet
+    >>> dist = Dirichlet(torch.tensor([[9.0, 1.0], [2.0, 1.0]]))
+    >>> risk_coverage(dist, torch.tensor([False, True]), ["max_prob"])
     {'max_prob': {'coverage': [0.5, 1.0], 'risk': [0.0, 0.5]}}
     """
-    wrong = (~correct).double().numpy()
-    kept = np.unique(np.linspace(1, len(wrong), min(POINTS, len(wrong))).round())
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, values in measures.items():
-        sure = MEASURES[name].as_confidence(values).double().numpy()
-        order = np.argsort(-sure, kind="stable")
-        ends = np.append(np.flatnonzero(sure[order][1:] != sure[order][:-1]), len(sure) - 1)
-        errors = np.interp(kept, [0, *(ends + 1)], [0, *wrong[order].cumsum()[ends]])
-        found[name] = {
-            "coverage": (kept / len(wrong)).tolist(),
-            "risk": (errors / kept).tolist(),
-        }
-    return found
+    curves: dict[str, Curve] = {}
+    for name in dist.default_scores if scores is None else scores:
+        confidence, correct = (x.cpu().double().numpy() for x in _ranked(dist, errors, name))
+        kept = np.unique(np.linspace(1, len(correct), min(CURVE_POINTS, len(correct))).round())
+        order = np.argsort(-confidence, kind="stable")
+        ranked = confidence[order]
+        ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+        counted = (1 - correct[order]).cumsum()[ends]
+        risk = np.interp(kept, [0, *(ends + 1)], [0, *counted]) / kept
+        curves[name] = {"coverage": (kept / len(correct)).tolist(), "risk": risk.tolist()}
+    return curves
+
+
+def reliability(
+    task: Task, dist: Distribution, target: Tensor, calibration: Calibration | None = None
+) -> Curve:
+    """Compute a reliability diagram: expected and observed frequencies.
+
+    Args:
+        task: What the target is.
+        dist: Distribution, batch shape (N,), in user units.
+        target: Encoded targets.
+        calibration: Calibration to apply.
+
+    Returns:
+        Lists "expected", "observed" and "count"; see `Task.reliability`.
+    """
+    predictive = dist.predictive if calibration is None else calibration(dist)
+    return task.reliability(predictive, target.to(dist.device))
+
+
+def evaluate(
+    task: Task,
+    dist: Distribution,
+    target: Tensor,
+    scores: Iterable[str] | None = None,
+    calibration: Calibration | None = None,
+) -> Evaluation:
+    """Evaluate predictions of samples with known targets.
+
+    Args:
+        task: What the target is.
+        dist: Distribution before calibration, batch shape (N,), in user units.
+        target: Encoded targets.
+        scores: Names of scores; by default all but expensive ones.
+        calibration: Calibration to evaluate beside the raw predictive.
+    """
+    names = dist.default_scores if scores is None else tuple(scores)
+    target = target.to(dist.device)
+    result = Evaluation(samples=len(dist), metrics=task.metrics(dist.predictive, target))
+    if calibration is not None:
+        result["calibrated"] = task.metrics(calibration(dist), target)
+        if calibration.levels:
+            result["interval_coverage"] = {
+                str(level): _interval_coverage(calibration, dist, target, level)
+                for level in calibration.levels
+            }
+    if task.defines_errors:
+        errors = task.errors(task.point(dist), target)
+        result["error_rate"] = errors.double().mean().item()
+        result["aurc"] = {name: metrics.aurc(*_ranked(dist, errors, name)).item() for name in names}
+        if bool(errors.any()) and not bool(errors.all()):
+            result["error_detection"] = error_detection(dist, errors, names)
+    return result
+
+
+def _detect(confidence: Tensor, positive: Tensor) -> dict[str, float]:
+    return {name: metric(confidence, positive).item() for name, metric in DETECTION.items()}
+
+
+def _ranked(dist: Distribution, errors: Tensor, score: str) -> tuple[Tensor, Tensor]:
+    """Return confidences and correctness, (N,) each."""
+    if errors.shape != dist.batch_shape or errors.dtype != torch.bool:
+        raise ValueError(
+            f"errors are {errors.dtype} of shape {tuple(errors.shape)}, but {dist!r} needs bool of "
+            f"shape {tuple(dist.batch_shape)}"
+        )
+    confidence = dist.confidence(score).detach().flatten()
+    return confidence, ~errors.to(confidence.device).flatten()
+
+
+def _interval_coverage(
+    calibration: Calibration, dist: Distribution, target: Tensor, level: float
+) -> float:
+    lower, upper = calibration.interval(dist, level)
+    return metrics.coverage(lower.mT, upper.mT, target.mT).mean().item()
+
+
+def _event_shapes(dist: Distribution) -> list[torch.Size]:
+    axes = len(dist.batch_shape)
+    return [leaf.shape[axes:] for leaf in _pytree.tree_leaves(dist)]

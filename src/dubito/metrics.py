@@ -1,4 +1,4 @@
-"""Figures of merit: ranking, calibration, selective prediction and the distance of two samples.
+"""Metrics: ranking, calibration, selective prediction, regression and the distance of two samples.
 
 All functions are batched over leading axes, which broadcast, and keep them. Counts are integers
 and averages float64, so that ten million samples lose no unit; the result comes back as float64
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 __all__ = [
-    "accuracy", "aupr", "aurc", "auroc", "brier",
-    "ece", "energy_distance", "excess_aurc", "fpr95", "nll",
+    "accuracy", "aupr", "aurc", "auroc", "brier", "coverage",
+    "ece", "energy_distance", "excess_aurc", "fpr95", "mae", "nll", "rmse",
 ]  # fmt: skip
 
 # --- ranking: scores (..., N), the higher the more positive --------------------------------------
@@ -209,6 +209,55 @@ def ece(probs: Tensor, target: Tensor, bins: int = 15, scheme: str = "width") ->
     return (apart.double().sum(-1) / (scale * samples)).to(probs.dtype)
 
 
+# --- numbers: prediction (..., N), target (..., N) -----------------------------------------------
+
+
+def rmse(prediction: Tensor, target: Tensor) -> Tensor:
+    """Compute the root mean squared error; lower is better.
+
+        RMSE = sqrt( (1/N) sum_n (prediction_n - target_n)^2 )
+
+    Shapes: prediction (..., N), target (..., N), finite -> (...).
+
+    >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    tensor(1.4142)
+    """
+    prediction, target = _numbers(prediction=prediction, target=target)
+    squares = (prediction.double() - target.double()).square()
+    return squares.mean(-1).sqrt().to(prediction.dtype)
+
+
+def mae(prediction: Tensor, target: Tensor) -> Tensor:
+    """Compute the mean absolute error; lower is better.
+
+        MAE = (1/N) sum_n |prediction_n - target_n|
+
+    Shapes: prediction (..., N), target (..., N), finite -> (...).
+
+    >>> mae(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    tensor(1.)
+    """
+    prediction, target = _numbers(prediction=prediction, target=target)
+    return (prediction.double() - target.double()).abs().mean(-1).to(prediction.dtype)
+
+
+def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
+    """Compute the share of targets inside their closed intervals [lower, upper].
+
+    Shapes: lower, upper and target (..., N); bounds may be infinite -> (...).
+
+    >>> coverage(torch.zeros(2), torch.ones(2), torch.tensor([1.0, 1.5]))
+    tensor(0.5000)
+    """
+    (target,) = _numbers(target=target)
+    lower, upper = _sample("lower", lower), _sample("upper", upper)
+    for name, bound in (("lower", lower), ("upper", upper)):
+        _same_samples(name, bound.shape, "target", target.shape)
+        _forbid(name, bound.isnan(), "NaN", "comparable numbers")
+    inside = (lower <= target) & (target <= upper)
+    return inside.double().mean(-1).to(target.dtype)
+
+
 # --- two samples ---------------------------------------------------------------------------------
 
 
@@ -324,6 +373,18 @@ def _sample(name: str, value: Tensor) -> Tensor:
     if value.dim() == 0 or 0 in value.shape[-1:]:
         raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected at least one sample")
     return value.detach().to(torch.float64 if value.dtype == torch.float64 else torch.float32)
+
+
+def _numbers(**values: Tensor) -> list[Tensor]:
+    """Check finite numbers (..., N) whose sample axes agree; promote them to one precision."""
+    checked = {name: _sample(name, value) for name, value in values.items()}
+    for name, value in checked.items():
+        _forbid(name, ~value.isfinite(), "a value that is not finite", "finite values")
+    (first, head), *others = checked.items()
+    for name, value in others:
+        _same_samples(first, head.shape, name, value.shape)
+    wide = torch.float64 in [value.dtype for value in checked.values()]
+    return [value.double() if wide else value for value in checked.values()]
 
 
 def _forbid(name: str, bad: Tensor, seen: str, expected: str) -> None:

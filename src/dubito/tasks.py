@@ -1,0 +1,454 @@
+"""Tasks: what a target is, what counts as an error, and which metrics apply.
+
+A task is saved with a model. It encodes targets for training, decodes predictions, converts between
+training units and user units, and defines the 0/1 loss that a policy controls.
+
+Targets are class indices (N,) or class probabilities (N, K) for `Classification`, and numbers
+(N, T) for `Regression`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, model_validator
+from torch import Tensor
+from torch import distributions as td
+
+from dubito import _checks, metrics
+from dubito.distributions import Distribution
+
+__all__ = ["AnyTask", "Classification", "Monitor", "Regression", "Task"]
+
+Curve = dict[str, list[float]]
+RELIABILITY_BINS = 15
+#: A standard deviation below this share of the mean leaves less than two digits in float32.
+MIN_SPREAD = 1e-5
+
+
+class Monitor(NamedTuple):
+    """Metric that selects weights during training."""
+
+    metric: str
+    mode: Literal["min", "max"]
+
+
+class Task(BaseModel, ABC, frozen=True, extra="forbid"):
+    """What a model predicts."""
+
+    kind: str
+    monitor: ClassVar[Monitor]
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of classes, or of target values."""
+
+    @property
+    @abstractmethod
+    def defines_errors(self) -> bool:
+        """Whether `errors` is defined."""
+
+    @abstractmethod
+    def encode(self, values: Any) -> Tensor:
+        """Convert targets as users give them to a tensor.
+
+        Args:
+            values: List, array, tensor, or column of a table.
+        """
+
+    @abstractmethod
+    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+        """Convert point predictions to class names or numbers.
+
+        Args:
+            point: Result of `point`.
+        """
+
+    @abstractmethod
+    def point(self, dist: Distribution) -> Tensor:
+        """Return the point prediction, in the encoding of targets.
+
+        Args:
+            dist: Distribution before calibration, in user units.
+        """
+
+    @abstractmethod
+    def errors(self, point: Tensor, target: Tensor) -> Tensor:
+        """Compute the 0/1 loss that a policy controls: bool (N,).
+
+        Args:
+            point: Result of `point`.
+            target: Result of `encode`.
+        """
+
+    @abstractmethod
+    def metrics(self, predictive: td.Distribution, target: Tensor) -> dict[str, float]:
+        """Compute the metrics of a predictive, raw or calibrated.
+
+        Args:
+            predictive: Distribution of the target, batch shape (N,), in user units.
+            target: Result of `encode`.
+        """
+
+    @abstractmethod
+    def reliability(self, predictive: td.Distribution, target: Tensor) -> Curve:
+        """Compute the points of a reliability diagram: expected and observed frequencies.
+
+        Args:
+            predictive: Distribution of the target, batch shape (N,), in user units.
+            target: Result of `encode`.
+
+        Returns:
+            Lists "expected", "observed" and "count" (samples behind a point).
+        """
+
+    def to_training_units(self, target: Tensor) -> Tensor:
+        """Convert encoded targets to the units in which a network is trained."""
+        return target
+
+    def to_user_units(self, dist: Any) -> Any:
+        """Convert a distribution in training units to the units of the targets."""
+        return dist
+
+
+class Classification(Task, frozen=True, extra="forbid"):
+    """One of several classes.
+
+    >>> task = Classification.from_target(["cat", "dog", "cat"])
+    >>> task
+    Classification(kind='classification', classes=('cat', 'dog'), counts=(2, 1))
+    >>> task.encode(["dog", "cat"])
+    tensor([1, 0])
+    """
+
+    kind: Literal["classification"] = "classification"
+    classes: tuple[str, ...] = Field(min_length=2)
+    """Names of the classes, in the order of the network's outputs."""
+    counts: tuple[NonNegativeInt, ...] | None = None
+    """Training samples of each class, if known."""
+    monitor: ClassVar[Monitor] = Monitor("accuracy", "max")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _distinct(self.classes, "classes")
+        if self.counts is not None and len(self.counts) != len(self.classes):
+            raise ValueError(f"{len(self.counts)} counts for {len(self.classes)} classes")
+        return self
+
+    @classmethod
+    def from_target(cls, values: Any) -> Classification:
+        """Create from the targets of the training data.
+
+        Args:
+            values: Class names or numbers, (N,); classes are sorted, numbers by value.
+        """
+        counts = Counter(_class_names(values))
+        if len(counts) < 2:
+            seen = f"the one class {next(iter(counts))!r}" if counts else "no samples"
+            raise ValueError(f"a classification needs at least two classes, but target has {seen}")
+        classes = sorted(counts, key=_sort_key)
+        return cls(classes=tuple(classes), counts=tuple(counts[name] for name in classes))
+
+    @property
+    def size(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    @property
+    def defines_errors(self) -> bool:
+        """True: an error is a wrong class."""
+        return True
+
+    def encode(self, values: Any) -> Tensor:
+        """Convert class names (N,) to indices (N,) int64, or check probabilities (..., K) float32.
+
+        Args:
+            values: Class names or numbers; or floating-point class probabilities, an array or a
+                tensor with the classes last.
+        """
+        if getattr(values, "ndim", 1) > 1:
+            return self._soft(torch.as_tensor(values))
+        index = {name: place for place, name in enumerate(self.classes)}
+        names = _class_names(values)
+        for row, name in enumerate(names):
+            if name not in index:
+                raise ValueError(
+                    f"row {row} of target is {name!r}, which is not one of the {self.size} classes "
+                    f"{_checks.listed(self.classes[:10])}{', ...' if self.size > 10 else ''}"
+                )
+        return torch.tensor([index[name] for name in names], dtype=torch.int64)
+
+    def _soft(self, probs: Tensor) -> Tensor:
+        if not probs.is_floating_point() or probs.shape[-1] != self.size:
+            raise ValueError(
+                f"target is {probs.dtype} of shape {tuple(probs.shape)}; expected class names (N,) "
+                f"or probabilities (..., {self.size})"
+            )
+        return _checks.probabilities(probs.detach(), "target").float()
+
+    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+        """Convert class indices (...) to names (...)."""
+        names: np.ndarray[Any, Any] = np.asarray(self.classes)[point.cpu().numpy()]
+        return names
+
+    def point(self, dist: Any) -> Tensor:
+        """Return the most probable class: (N,) int64."""
+        label: Tensor = dist.probs.argmax(-1)
+        return label
+
+    def errors(self, point: Tensor, target: Tensor) -> Tensor:
+        """Return whether the class is wrong: bool (N,).
+
+        Class probabilities as targets count as their most probable class.
+        """
+        return point != self._labels(target)
+
+    def metrics(self, predictive: Any, target: Tensor) -> dict[str, float]:
+        """Compute accuracy, nll (nats), brier and ece; see `Task.metrics`."""
+        probs, labels = predictive.probs, self._labels(target)
+        return {
+            "accuracy": metrics.accuracy(probs, labels).item(),
+            "nll": -predictive.log_prob(labels).double().mean().item(),  # exact where probs are 0
+            "brier": metrics.brier(probs, labels).item(),
+            "ece": metrics.ece(probs, labels, RELIABILITY_BINS).item(),
+        }
+
+    def reliability(self, predictive: Any, target: Tensor) -> Curve:
+        """Compute mean confidence and accuracy in the bins of the ECE; see `Task.reliability`.
+
+        An empty bin has zeros.
+        """
+        confidence, label = predictive.probs.detach().max(-1)
+        edges = (torch.arange(1, RELIABILITY_BINS).double() / RELIABILITY_BINS).to(confidence)
+        place = torch.bucketize(confidence.contiguous(), edges)
+        correct = (label == self._labels(target)).double()
+        count = torch.bincount(place, minlength=RELIABILITY_BINS)
+        zeros = torch.zeros(RELIABILITY_BINS, dtype=torch.float64, device=place.device)
+        expected, observed = (
+            zeros.index_add(0, place, values.double()) / count.clamp_min(1)
+            for values in (confidence, correct)
+        )
+        return _curve(expected=expected, observed=observed, count=count)
+
+    @staticmethod
+    def _labels(target: Tensor) -> Tensor:
+        return target.argmax(-1) if target.is_floating_point() else target
+
+
+class Regression(Task, frozen=True, extra="forbid"):
+    """One or several numbers.
+
+    Networks are trained on standardized targets, (y - mean)/std.
+
+    >>> task = Regression.from_target([10.0, 20.0, 30.0], tolerance=2)
+    >>> task.mean, task.tolerance, task.encode([15])
+    ((20.0,), (2.0,), tensor([[15.]]))
+    """
+
+    kind: Literal["regression"] = "regression"
+    names: tuple[str, ...] = Field(min_length=1)
+    """Names of the target values."""
+    mean: tuple[FiniteFloat, ...]
+    """Mean of each value in the training data."""
+    std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...]
+    """Standard deviation of each value in the training data."""
+    tolerance: tuple[Annotated[FiniteFloat, Field(ge=0)], ...] | None = None
+    """A prediction is an error if one of its values is further off than this."""
+    monitor: ClassVar[Monitor] = Monitor("nll", "min")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _distinct(self.names, "names")
+        lengths = {len(part) for part in (self.mean, self.std, self.tolerance) if part is not None}
+        if lengths != {len(self.names)}:
+            raise ValueError(f"names, mean, std and tolerance need {len(self.names)} values each")
+        return self
+
+    @classmethod
+    def from_target(
+        cls,
+        values: Any,
+        names: Sequence[str] | None = None,
+        tolerance: float | Sequence[float] | None = None,
+    ) -> Regression:
+        """Create from the targets of the training data.
+
+        Args:
+            values: Numbers, (N,) or (N, T).
+            names: Names of the T values; by default those of a table's columns.
+            tolerance: Largest deviation that is not an error, one or one per value; needed for
+                error rates and policies.
+        """
+        array, names = _numbers(values, names)
+        mean, std = array.mean(0), array.std(0)
+        for name, center, spread in zip(names, mean, std, strict=True):
+            if spread <= MIN_SPREAD * abs(center):
+                what = "constant" if spread == 0 else "nearly constant, too close for float32"
+                raise ValueError(
+                    f"target {name!r} is {what}: mean {center:g}, standard deviation {spread:g}"
+                )
+        if isinstance(tolerance, int | float):
+            tolerance = [tolerance] * len(names)
+        return cls(
+            names=tuple(names),
+            mean=tuple(mean.tolist()),
+            std=tuple(std.tolist()),
+            tolerance=None if tolerance is None else tuple(tolerance),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of target values, T."""
+        return len(self.names)
+
+    @property
+    def defines_errors(self) -> bool:
+        """Whether there is a tolerance."""
+        return self.tolerance is not None
+
+    def encode(self, values: Any) -> Tensor:
+        """Convert numbers (N,) or (N, T) to a tensor (N, T) float32."""
+        array, _ = _numbers(values, self.names)
+        return torch.from_numpy(array).float()
+
+    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+        """Convert means (N, T) to an array, (N,) if T is 1."""
+        array: np.ndarray[Any, Any] = point.detach().cpu().numpy()
+        return array[..., 0] if self.size == 1 else array
+
+    def point(self, dist: Any) -> Tensor:
+        """Return the mean: (N, T)."""
+        mean: Tensor = dist.mean
+        return mean
+
+    def errors(self, point: Tensor, target: Tensor) -> Tensor:
+        """Return whether a value is off by more than its tolerance: bool (N,)."""
+        if self.tolerance is None:
+            raise ValueError(
+                f"errors of a regression need a tolerance for {_checks.listed(self.names)}: "
+                "pass tolerance=... to Regression"
+            )
+        return ((point - target).abs() > point.new_tensor(self.tolerance)).any(-1)
+
+    def metrics(self, predictive: td.Distribution, target: Tensor) -> dict[str, float]:
+        """Compute rmse, mae, nll (nats) and coverage90; see `Task.metrics`.
+
+        coverage90 is the share of targets in the central 90 % intervals of the predictive. With
+        several values rmse, mae and coverage90 are averages over them, nll is of all jointly.
+        """
+        mean, columns = predictive.mean.mT, target.mT
+        return {
+            "rmse": metrics.rmse(mean, columns).mean().item(),
+            "mae": metrics.mae(mean, columns).mean().item(),
+            "nll": -predictive.log_prob(target).double().mean().item(),
+            "coverage90": _central_coverage(predictive.cdf(target), 0.9),
+        }
+
+    def reliability(self, predictive: td.Distribution, target: Tensor) -> Curve:
+        """Compute the coverage of central intervals by their level; see `Task.reliability`."""
+        levels = [place / RELIABILITY_BINS for place in range(1, RELIABILITY_BINS)]
+        cdf = predictive.cdf(target)
+        observed = [_central_coverage(cdf, level) for level in levels]
+        return {"expected": levels, "observed": observed, "count": [len(target)] * len(levels)}
+
+    def to_training_units(self, target: Tensor) -> Tensor:
+        """Standardize targets (N, T)."""
+        return (target - target.new_tensor(self.mean)) / target.new_tensor(self.std)
+
+    def to_user_units(self, dist: Any) -> Any:
+        """Undo the standardization of a distribution."""
+        mean = dist.mean
+        return dist.affine(mean.new_tensor(self.std), mean.new_tensor(self.mean))
+
+
+#: any task, told apart by `kind`
+AnyTask = Annotated[Classification | Regression, Field(discriminator="kind")]
+
+
+def _distinct(names: tuple[str, ...], what: str) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{what} must be distinct, but {_checks.listed(twice)} occurs twice")
+
+
+def _class_names(values: Any) -> list[str]:
+    """Return the class of each row as text."""
+    rows = values.tolist() if hasattr(values, "tolist") else list(values)
+    return [_class_name(value, row) for row, value in enumerate(rows)]
+
+
+def _class_name(value: Any, row: int) -> str:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"row {row} of target is {value}, not a class")
+        # A table with an empty cell anywhere has its integers as floats.
+        return str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, str | int):
+        return str(value)
+    scalar = getattr(value, "item", None)
+    if scalar is not None and getattr(value, "ndim", 0) == 0:
+        return _class_name(scalar(), row)
+    raise ValueError(f"row {row} of target is {value!r}, not a class; expected a name or a number")
+
+
+def _sort_key(name: str) -> tuple[float, str]:
+    """Order numbers by value, before other names."""
+    try:
+        number = float(name)
+    except ValueError:
+        number = math.inf
+    return (number if number < math.inf else math.inf, name)
+
+
+def _numbers(
+    values: Any, names: Sequence[str] | None
+) -> tuple[np.ndarray[Any, Any], Sequence[str]]:
+    """Return finite numbers (N, T) in float64 and the names of the columns."""
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"target has shape {array.shape}; expected numbers (N,) or (N, T), N >= 1")
+    names = _target_names(values, array.shape[1]) if names is None else names
+    if len(names) != array.shape[1]:
+        raise ValueError(f"target has {array.shape[1]} columns, expected {_checks.listed(names)}")
+
+    def place(row: int, column: int) -> str:
+        return f"row {row} of target {names[column]!r}"
+
+    if array.dtype.kind not in "biuf":
+        for (row, column), value in np.ndenumerate(array):
+            if isinstance(value, str) or not isinstance(value, int | float | np.number):
+                shown = str(value) if isinstance(value, str) else value
+                raise ValueError(f"{place(row, column)} is {shown!r}, not a number")
+    array = array.astype(np.float64)
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        row, column = bad[0]
+        raise ValueError(f"{place(row, column)} is {array[row, column]}, not a finite number")
+    return array, names
+
+
+def _target_names(values: Any, size: int) -> list[str]:
+    """Return the names of a table's columns, or made-up names."""
+    columns = getattr(values, "columns", [getattr(values, "name", None)])
+    if len(columns) == size and all(isinstance(name, str) for name in columns):
+        return list(columns)
+    return ["target"] if size == 1 else [f"target_{place}" for place in range(size)]
+
+
+def _central_coverage(cdf: Tensor, level: float) -> float:
+    """Return the share of targets in central intervals, given the cdf at the targets (N, T)."""
+    columns = cdf.mT
+    tail = torch.full_like(columns, (1 - level) / 2)
+    return metrics.coverage(tail, 1 - tail, columns).mean().item()
+
+
+def _curve(**columns: Tensor) -> Curve:
+    return {name: values.tolist() for name, values in columns.items()}
