@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 DECLARED := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser-test accuracy fuzz lint bench results docs clean
+.PHONY: help demo test browser-test accuracy fuzz lint minimal bench results docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,14 @@ lint: $(VENV)/.stamp-dev ## check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+minimal: ## prove in a fresh environment that the losses need four packages only
+	rm -rf build/minimal
+	$(PYTHON) -m venv build/minimal
+	build/minimal/bin/python -m pip --disable-pip-version-check install --quiet \
+	  --constraint constraints.txt torch numpy safetensors pydantic
+	build/minimal/bin/python -m pip --disable-pip-version-check install --quiet --no-deps .
+	cd build && minimal/bin/python -W error ../tests/minimal.py
 
 bench: $(VENV)/.stamp-dev ## run the benchmarks (NAMES="a b" for some of them)
 	$(BIN)/python -m benchmarks $(NAMES)
