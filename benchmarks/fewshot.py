@@ -24,9 +24,9 @@ from torch.nn.functional import softplus
 from benchmarks import Row
 from benchmarks.textbook import iedl
 from dubito.data import Arrays, read_features
+from dubito.distributions import Dirichlet
 from dubito.fewshot import Engine, Pool, Setting, head
 from dubito.fewshot.episodes import Episodes
-from dubito.measures import MEASURES
 
 T = TypeVar("T")
 
@@ -162,8 +162,7 @@ def _judge(alpha: Tensor, ood_alpha: Tensor, correct: np.ndarray) -> list[float]
         (DETECTION, both, np.broadcast_to(inside, both.shape[:2])),
     ):
         for name in names:
-            measure = MEASURES[name]
-            scores = measure.as_confidence(measure(values)).cpu().numpy()
+            scores = Dirichlet(values).confidence(name).cpu().numpy()
             for row, flag in zip(scores, flags, strict=True):
                 if 0 < flag.mean() < 1:
                     found.append(float(average_precision_score(flag, row)))

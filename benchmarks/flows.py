@@ -21,16 +21,16 @@ REPEATS = 15
 class Radial(nn.Module):
     """One layer of one class in its textbook form, x + b h(r) (x - c) with h = 1/(a + r)."""
 
-    def __init__(self, centre: Tensor, raw_radius: Tensor, raw_stretch: Tensor) -> None:
+    def __init__(self, center: Tensor, raw_radius: Tensor, raw_stretch: Tensor) -> None:
         super().__init__()
-        self.centre = nn.Parameter(centre.detach().clone())
+        self.center = nn.Parameter(center.detach().clone())
         self.raw_radius = nn.Parameter(raw_radius.detach().clone())
         self.raw_stretch = nn.Parameter(raw_stretch.detach().clone())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         a = softplus(self.raw_radius)
         b = softplus(self.raw_stretch) - a
-        offset = x - self.centre
+        offset = x - self.center
         r = offset.norm(dim=-1)
         h = 1 / (a + r)
         log_det = (x.shape[-1] - 1) * torch.log1p(b * h) + torch.log1p(b * h - b * r * h.square())
@@ -42,8 +42,8 @@ class LoopedFlows(nn.Module):
 
     def __init__(self, flows: RadialFlows) -> None:
         super().__init__()
-        length, classes, _ = flows.centre.shape
-        parameters = (flows.centre, flows.raw_radius, flows.raw_stretch)
+        length, classes, _ = flows.center.shape
+        parameters = (flows.center, flows.raw_radius, flows.raw_stretch)
         self.classes = nn.ModuleList(
             nn.ModuleList(Radial(*(p[layer, c] for p in parameters)) for layer in range(length))
             for c in range(classes)

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import Row
 from benchmarks.textbook import iedl
-from dubito import backbones, data, methods
+from dubito import _legacy as methods
+from dubito import backbones, data
 from dubito.data import Arrays, Augment
 from dubito.training import Settings, fit, fit_many
 
