@@ -18,12 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dubito import IEDLLoss, Prediction, backbones
+from dubito import Dirichlet, IEDLLoss, backbones
 from dubito.data import Arrays, Batches, embedded, join, split
 from dubito.policy import REASONS, Policy
 from dubito.report.figures import Curve, risk_coverage
 from dubito.report.figures.style import COLOURS, FAINT, INK, drawn, panels, plain
-from dubito.schedules import Linear
 
 ERROR, CONFIDENCE, FALSE_ALARMS = 0.02, 0.95, 0.05
 
@@ -32,7 +31,7 @@ def learn(data: Arrays, epochs: int, seed: int) -> torch.nn.Module:
     """A network that has learnt the data by I-EDL."""
     torch.manual_seed(seed)
     network = backbones.build("mlp", data.shape, len(data.classes), hidden=(256,))
-    criterion = IEDLLoss(kl_weight=Linear(10))
+    criterion = IEDLLoss(fisher_weight=0.05, kl_ramp=10)
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3, weight_decay=1e-4)
     batches = Batches(data, 64, torch.Generator().manual_seed(seed))
     for epoch in range(epochs):
@@ -65,24 +64,24 @@ def experiment(splits: int, epochs: int) -> list[dict[str, tuple[Tensor, Tensor,
         held_out, test, _ = split(rest, 1 / 2, seed)
         network = learn(train, epochs, seed)
         with torch.no_grad():
-            said = Prediction.from_logits(network(held_out.floats()))
-            policy = Policy.promise_error(
-                said, held_out.labels, ERROR, CONFIDENCE,
-                unfamiliar="vacuity", false_alarms=FALSE_ALARMS,
+            dist = Dirichlet.from_logits(network(held_out.floats()))
+            policy = Policy.control_error(
+                dist, dist.probs.argmax(-1) != held_out.labels, ERROR, CONFIDENCE,
+                ood_score="vacuity", false_alarms=FALSE_ALARMS,
             )  # fmt: skip
             heard = {
-                name: Prediction.from_logits(network(x))
+                name: Dirichlet.from_logits(network(x))
                 for name, x in inputs(test.floats(), seed).items()
             }
         # No class is right for a photograph: every answer is wrong.
         outcomes.append(
             {
                 name: (
-                    policy.decide(p).codes,
-                    (p.label != test.labels) | (name == "photo patches"),
-                    p.max_prob,
+                    policy.decide(d).codes,
+                    (d.probs.argmax(-1) != test.labels) | (name == "photo patches"),
+                    d.max_prob,
                 )
-                for name, p in heard.items()
+                for name, d in heard.items()
             }
         )
     return outcomes

@@ -7,7 +7,7 @@ How well does each measure tell these from digits that are classified rightly? R
     python examples/measures.py [--seeds 10] [--epochs 60] [--out measures]
 
 which prints a table and writes measures/triangles.png, the Dirichlets that a network can say, and
-measures/found.png. The loss has its default weights; all else is as in `dubito demo`.
+measures/found.png. Weights of the loss and all else are as in `dubito demo`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dubito import IEDLLoss, Prediction, backbones, dirichlet, metrics
+from dubito import Dirichlet, IEDLLoss, backbones, metrics
 from dubito.data import Arrays, Batches, embedded, join, split
-from dubito.measures import MEASURES
 from dubito.report.figures.style import COLOURS, FAINT, INK, MARKS, drawn, panels, plain
-from dubito.schedules import Linear
 
+MEASURES = Dirichlet(torch.ones(2)).scores
 SHOWN = 300  # digits to learn from
 #: what a network can say of three classes, and what it means
 CASES = {
@@ -49,7 +48,7 @@ def learn(data: Arrays, epochs: int, seed: int) -> torch.nn.Module:
     """A network that has learnt the data by I-EDL."""
     torch.manual_seed(seed)
     network = backbones.build("mlp", data.shape, len(data.classes), hidden=(256,))
-    criterion = IEDLLoss(kl_weight=Linear(10))
+    criterion = IEDLLoss(fisher_weight=0.05, kl_ramp=10)
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3, weight_decay=1e-4)
     batches = Batches(data, 64, torch.Generator().manual_seed(seed))
     for epoch in range(epochs):
@@ -72,18 +71,18 @@ def blends(data: Arrays, count: int, seed: int) -> Tensor:
 @torch.no_grad()
 def ask(network: torch.nn.Module, data: Arrays, seed: int) -> dict[str, dict[str, float]]:
     """AUROC of each measure for each kind: {kind: {measure: area}}."""
-    said = Prediction.from_logits(network(data.floats()))
-    right = said.label == data.labels
+    dist = Dirichlet.from_logits(network(data.floats()))
+    right = dist.probs.argmax(-1) == data.labels
     strange = {"blends": blends(data, 500, seed), "patches": embedded.patches(500, seed)}
-    heard = {name: Prediction.from_logits(network(x)) for name, x in strange.items()}
-    heard |= {"right": said[right], "wrong": said[~right]}
+    heard = {name: Dirichlet.from_logits(network(x)) for name, x in strange.items()}
+    heard |= {"right": dist[right], "wrong": dist[~right]}
     return {
         kind: {name: _area(heard[surer], heard[other], name) for name in MEASURES}
         for kind, (_, surer, other) in KINDS.items()
     }
 
 
-def _area(inside: Prediction, outside: Prediction, name: str) -> float:
+def _area(inside: Dirichlet, outside: Dirichlet, name: str) -> float:
     scores = torch.cat([inside.confidence(name), outside.confidence(name)])
     return metrics.auroc(scores, torch.arange(len(scores)) < len(inside)).item()
 
@@ -98,7 +97,7 @@ def experiment(seeds: int, epochs: int) -> tuple[Found, Tensor]:
         network = learn(shown, epochs, seed)
         areas.append(ask(network, rest, seed))
         with torch.no_grad():
-            probs = Prediction.from_logits(network(rest.floats())).probs
+            probs = Dirichlet.from_logits(network(rest.floats())).probs
         accuracies.append(metrics.accuracy(probs, rest.labels))
     found = {
         kind: {name: torch.tensor([a[kind][name] for a in areas]) for name in MEASURES}
@@ -166,18 +165,11 @@ def _lattice(steps: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
 
 
 def _words(alpha: Tensor) -> str:
-    data, distributional, total = (
-        function(alpha).item()
-        for function in (
-            dirichlet.expected_entropy,
-            dirichlet.mutual_information,
-            dirichlet.entropy_of_mean,
-        )
-    )
+    dist = Dirichlet(alpha)
     return (
-        f"data {data:.2f}\n+ distributional {distributional:.2f}\n= total {total:.2f}\n"
-        f"vacuity {dirichlet.vacuity(alpha).item():.2f}\n"
-        f"dissonance {dirichlet.dissonance(alpha).item():.2f}"
+        f"data {dist.aleatoric.item():.2f}\n+ distributional {dist.epistemic.item():.2f}\n"
+        f"= total {dist.total.item():.2f}\nvacuity {dist.vacuity.item():.2f}\n"
+        f"dissonance {dist.dissonance.item():.2f}"
     )
 
 

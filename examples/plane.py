@@ -19,10 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dubito import IEDLLoss, Prediction
+from dubito import Dirichlet, IEDLLoss
 from dubito.report.figures import Curve, sweep
 from dubito.report.figures.style import MARKS, drawn, panels, plain
-from dubito.schedules import Linear
 
 CENTRES = torch.tensor([[0.0, 2.0], [1.2, -1.0], [-1.2, -1.0]])
 SPREAD = 0.7
@@ -54,7 +53,7 @@ def learn(count: int, steps: int, seed: int) -> nn.Module:
     x, label = samples(count, drawn)
     network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     network.append(nn.Linear(64, 3))
-    criterion = IEDLLoss(kl_weight=Linear(10))
+    criterion = IEDLLoss(fisher_weight=0.05, kl_ramp=10, scale="paper")
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     for step in range(steps):
         criterion.set_epoch(20 * step // steps)
@@ -66,9 +65,9 @@ def learn(count: int, steps: int, seed: int) -> nn.Module:
 
 
 @torch.no_grad()
-def ask(network: nn.Module, x: Tensor) -> Prediction:
+def ask(network: nn.Module, x: Tensor) -> Dirichlet:
     """What the network says of points (..., 2)."""
-    return Prediction.from_logits(network(x))
+    return Dirichlet.from_logits(network(x))
 
 
 def draw_map(path: Path, network: nn.Module, count: int) -> None:
@@ -79,7 +78,7 @@ def draw_map(path: Path, network: nn.Module, count: int) -> None:
     figure, axes = panels(len(MAPPED), len(MAPPED), (3.0, 2.7))
     x, label = samples(count, torch.Generator().manual_seed(0))
     for ax, (name, title) in zip(axes, MAPPED.items(), strict=True):
-        values = said.measure(name).numpy()
+        values = said.score(name).numpy()
         image = ax.pcolormesh(side.numpy(), side.numpy(), values, cmap="cividis")
         for k in range(3):
             first, second = x[label == k].T.numpy()
@@ -120,7 +119,7 @@ def main(words: Sequence[str] | None = None) -> None:
     said = [[ask(network, spots) for network in row] for row in networks]
     found = {
         name: {
-            place: torch.tensor([[s.measure(name)[i] for s in row] for row in said])
+            place: torch.tensor([[s.score(name)[i] for s in row] for row in said])
             for i, place in enumerate(PLACES)
         }
         for name in ("vacuity", "mutual_information")

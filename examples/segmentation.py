@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, max_pool2d, pad
 
-from dubito import IEDLLoss, Prediction, metrics
+from dubito import Dirichlet, IEDLLoss, metrics
 from dubito.data import Arrays, embedded
-from dubito.schedules import Linear
 
 CELL, CELLS, DIGITS = 16, 3, 6  # a scene is 3 x 3 cells of 16 x 16 pixels, six of them digits
 INK = 0.3  # a pixel brighter than this belongs to its digit
@@ -112,9 +111,10 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int = 8) -
     weight[BACKGROUND] = 0.3  # most pixels are background, and it is easy
     criterion = IEDLLoss(
         fisher_weight=1e-4,
-        kl_weight=Linear(8),
+        kl_ramp=8,
         evidence=EVIDENCE,
-        class_weight=weight,
+        weight=weight,
+        scale="paper",
         class_dim=1,
     )
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
@@ -134,18 +134,18 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int = 8) -
         print(f"epoch {epoch + 1}/{epochs}  loss {total:.4f}  {seconds:.1f} s", flush=True)
 
 
-def predict(model: nn.Module, x: Tensor) -> Prediction:
+def predict(model: nn.Module, x: Tensor) -> Dirichlet:
     """What the network says of each pixel: (N, H, W) predictions."""
     model.eval()
     with torch.no_grad():
-        return Prediction.from_logits(model(x), EVIDENCE, class_dim=1)
+        return Dirichlet.from_logits(model(x), EVIDENCE, class_dim=1)
 
 
-def tell(seen: Scenes, said: Prediction) -> None:
+def tell(seen: Scenes, said: Dirichlet) -> None:
     """Print how right the network is, and how its vacuity tells photographs from the rest."""
     known = {"digits": (seen.y != BACKGROUND) & ~seen.foreign, "all but photographs": ~seen.foreign}
     for name, where in known.items():
-        accuracy = (said.label == seen.y)[where].double().mean()
+        accuracy = (said.probs.argmax(-1) == seen.y)[where].double().mean()
         print(f"{name}: accuracy {100 * accuracy:.1f} %, {_mean(said.vacuity[where])}")
     # A photograph's dark pixels look like background, and are told as such.
     bright = seen.foreign & (seen.x[:, 0] > INK)
@@ -163,7 +163,7 @@ def _mean(vacuity: Tensor) -> str:
     return f"mean vacuity {vacuity.mean():.2f}"
 
 
-def draw(path: Path, seen: Scenes, said: Prediction) -> None:
+def draw(path: Path, seen: Scenes, said: Dirichlet) -> None:
     """Scenes below each other: pixels, classes, what was said, and how much is not known."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
@@ -180,7 +180,7 @@ def draw(path: Path, seen: Scenes, said: Prediction) -> None:
     axes = figure.subplots(len(seen.x), len(styles), squeeze=False)
     truth = seen.y.where(~seen.foreign, BACKGROUND)
     for i, row in enumerate(axes):
-        images = (seen.x[i, 0], truth[i], said.label[i], said.vacuity[i])
+        images = (seen.x[i, 0], truth[i], said.probs[i].argmax(-1), said.vacuity[i])
         top, left = seen.foreign[i].nonzero()[0].tolist()
         for ax, image, (title, style) in zip(row, images, styles.items(), strict=True):
             picture = ax.imshow(image.numpy(), interpolation="nearest", **style)

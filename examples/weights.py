@@ -20,11 +20,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dubito import IEDLLoss, Prediction, metrics
+from dubito import Dirichlet, IEDLLoss, metrics
 from dubito.data import embedded
 from dubito.report.figures import Curve, sweep
 from dubito.report.figures.style import drawn
-from dubito.schedules import Constant, Linear
 
 FISHER = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5)
 KL = (0.0, 0.01, 0.1, 1.0, 10.0)
@@ -64,7 +63,7 @@ class Figures:
 def criterion(setting: Setting) -> IEDLLoss:
     """The loss of a setting; without a ramp the KL weight is there from the first step."""
     fisher, kl, ramp = setting
-    return IEDLLoss(fisher, Linear(ramp, kl) if ramp else Constant(kl))
+    return IEDLLoss(fisher, kl, kl_ramp=ramp)
 
 
 def train(
@@ -114,8 +113,8 @@ def _layer(
 @torch.no_grad()
 def judge(networks: Networks, x: Tensor, y: Tensor, outside: Tensor) -> list[Figures]:
     """The figures of each setting."""
-    inner, outer = (Prediction.from_logits(networks(part)) for part in (x, outside))
-    target = y.expand(inner.label.shape)
+    inner, outer = (Dirichlet.from_logits(networks(part)) for part in (x, outside))
+    target = y.expand(inner.batch_shape)
     positive = torch.arange(len(x) + len(outside)) < len(x)
     alpha0 = torch.cat([inner.alpha0, outer.alpha0], -1)
     columns = (
