@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from dubito import backbones, bundle, calibration, data, evaluation, methods, runs
+from dubito import _legacy as methods
+from dubito import backbones, bundle, data, runs
+from dubito._legacy import METHODS, balanced, calibration_metrics
 from dubito.bundle import Column, Columns, Preprocessing, Promise
-from dubito.methods import METHODS
-from dubito.methods.weighted import Weighted, balanced
-from dubito.policy import Bound, Policy
+from dubito.calibration import Calibration
+from dubito.methods import EDL
+from dubito.policy import Policy
 from dubito.training import CheckpointError
 from tests.fuzzing import FUZZ
+from tests.limits import policy, scaling
 
 TRAINING = {"epochs": 12, "batch_size": 32, "learning_rate": 0.005, "patience": 0}
 
@@ -56,8 +60,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, network, method="iedl", classes=("a", "b"), shape=(3,),
         backbone={"name": "mlp", "hidden": [4]},
         preprocessing=Preprocessing(columns=columns, mean=(1.0, 0.0, 0.0), scale=(2.0, 1.0, 1.0)),
-        calibration=calibration.EvidenceScaling(3.0, 1.5),
-        policy=Policy(Bound("max_prob", 0.6), Bound("vacuity", 0.9), {"error": 0.1}, {}),
+        calibration=scaling(),
+        policy=policy(("max_prob", 0.6), ("vacuity", 0.9)),
     )  # fmt: skip
     return folder
 
@@ -87,13 +91,15 @@ def test_calibration_and_policy_are_those_of_the_validation_samples(trained: Pat
     loaded = bundle.load(trained)
     plan = runs.plan(config("digits"), trained)
     said, labels = loaded.predict(plan.validation.inputs), plan.validation.labels
-    assert loaded.calibration == calibration.fit(said, labels)
-    policy = Policy.promise_error(said, labels, 0.05, unfamiliar="vacuity", false_alarms=0.05)
-    assert loaded.policy == policy
+    dist = said.distribution
+    assert loaded.calibration == Calibration.fit(dist, labels)
+    assert loaded.policy == Policy.control_error(
+        dist, said.label != labels, 0.05, ood_score="vacuity", false_alarms=0.05
+    )
     effect = loaded.limits.effect
-    assert effect["nll_before"] == evaluation.calibration(said, labels)["nll"]
-    assert effect["ece_after"] == evaluation.calibration(loaded.calibrated(said), labels)["ece"]
-    accepted = loaded.decide(said).accept
+    assert effect["nll_before"] == calibration_metrics(said, labels)["nll"]
+    assert effect["ece_after"] == calibration_metrics(loaded.calibrated(said), labels)["ece"]
+    accepted = loaded.decide(said).accepted
     assert effect["accepted"] == pytest.approx(accepted.double().mean().item())
     assert effect["accepted_wrong"] == int((said.label != labels)[accepted].sum())
     assert 0.5 < effect["accepted"] < 1
@@ -104,16 +110,15 @@ def test_what_it_says_of_new_samples(trained: Path) -> None:
     said = loaded.predict(test.inputs)
     after = loaded.calibrated(said)
     assert torch.equal(after.label, said.label)
-    before, calibrated = (evaluation.calibration(one, test.labels) for one in (said, after))
+    before, calibrated = (calibration_metrics(one, test.labels) for one in (said, after))
     assert calibrated["ece"] < 0.06 < before["ece"]
     assert calibrated["nll"] < before["nll"]
-    # Evidence after calibration is another: a bound on it would mean something else.
     assert loaded.policy is not None
-    decided = loaded.decide(said).codes
-    assert torch.equal(decided, loaded.policy.decide(said).codes)
-    assert not torch.equal(decided, loaded.policy.decide(after).codes)
+    assert torch.equal(loaded.decide(said).codes, loaded.policy.decide(said.distribution).codes)
+    with pytest.raises(ValueError, match="no score 'vacuity'"):  # there is no evidence any more
+        loaded.decide(after)
     blank = loaded.decide(loaded.predict(torch.zeros(1, 1, 8, 8)))
-    assert not blank.accept.any()
+    assert not blank.accepted.any()
 
 
 def test_the_card_tells_data_figures_limits_and_critiques(trained: Path) -> None:
@@ -141,7 +146,7 @@ def test_a_finished_run_gets_another_promise_without_training(tmp_path: Path) ->
     assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == before
     assert first.policy is not None
     assert second.policy is not None
-    assert (first.policy.promise["error"], second.policy.promise["error"]) == (0.05, 0.2)
+    assert (first.policy.guarantee.level, second.policy.guarantee.level) == (0.05, 0.2)
     assert second.calibration == first.calibration
     x = data.load("digits", "test").inputs[:9]
     assert torch.equal(first.predict(x).alpha, second.predict(x).alpha)
@@ -185,7 +190,7 @@ def test_too_few_validation_samples_promise_nothing(tmp_path: Path) -> None:
     loaded = bundle.load(tmp_path / "run")
     assert loaded.policy is not None
     assert loaded.policy.accepts_nothing
-    assert not loaded.decide(loaded.predict(digits.inputs[:50])).accept.any()
+    assert not loaded.decide(loaded.predict(digits.inputs[:50])).accepted.any()
     assert "accepts nothing" in loaded.card
 
 
@@ -237,7 +242,11 @@ def test_a_wrong_factory_is_named(tmp_path: Path) -> None:
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     network = nn.Linear(4, 3)
     given: dict[str, Any] = {"method": "iedl", "classes": "abc", "shape": (4,)}
-    other = Weighted(method=methods.method("edl"), class_weight=torch.ones(3))
+
+    class Other(EDL):
+        """A method that is not registered."""
+
+    other = Other()
     two = Preprocessing(mean=(0.0, 0.0), scale=(1.0, 1.0))
     with pytest.raises(ValueError, match="is not that of model: 'bias' has shape none in it"):
         bundle.save(tmp_path, network, **given, backbone={"name": "mlp"})
@@ -370,11 +379,17 @@ def test_weighted_terms_are_the_methods_by_class(name: str) -> None:
     assert weights == [pytest.approx(2 / 3), 2]
     x, target = torch.randn(8, 3), torch.tensor([0] * 6 + [1] * 2)
     outputs = network(method.inputs(x, torch.Generator().manual_seed(0))).detach()
-    plain = method.terms_of(outputs, target)
-    found = Weighted(method=method, class_weight=torch.tensor(weights)).terms_of(outputs, target)
-    for term, values in plain.items():
-        by_hand = values * torch.tensor([weights[label] for label in target.tolist()])
-        torch.testing.assert_close(found[term], by_hand)
+    of_terms = torch.tensor(list(method.weights(0, 1).values()))
+    weighted = replace(method, class_weight=torch.tensor(weights))
+    _, found = weighted.loss_of(outputs, target, of_terms)
+    by_hand = torch.zeros_like(found)
+    for place, label in enumerate(target.tolist()):
+        rows = [place, place + 8] if method.trains_with_ood else [place]
+        _, sums = method.loss_of(outputs[rows], target[place : place + 1], of_terms)
+        by_hand += sums * torch.tensor(
+            [weights[label] if term in method.core.terms else 1.0 for term in method.weights(0, 1)]
+        )
+    torch.testing.assert_close(found, by_hand)
 
 
 def test_balanced_classes_find_the_rare_one(tmp_path: Path) -> None:
@@ -489,12 +504,20 @@ SIGNED: dict[str, tuple[Any, str]] = {
         "could not read .*conf",
     ),
     "other width": (rewritten("config.json", facts__shape=[4]), "do not suit the shape"),
-    "policy": (rewritten("policy.json", policy={"sure": 1}), "could not read .*policy.json: a pol"),
+    "policy": (
+        rewritten("policy.json", policy={"sure": 1}),
+        r"could not read .*policy.json: policy\.threshold: Field required",
+    ),
     "measure": (
-        rewritten("policy.json", policy__sure={"measure": "eval", "value": 1}),
+        rewritten(
+            "policy.json", policy__threshold={"score": "eval", "higher": "confidence", "value": 1}
+        ),
         "unknown measure 'eval'",
     ),
-    "kind": (rewritten("policy.json", calibration__kind="exec"), "unknown calibration 'exec'"),
+    "kind": (
+        rewritten("policy.json", calibration__kind="exec"),
+        r"calibration\.kind: Extra inputs",
+    ),
     "no kind": (rewritten("policy.json", calibration=3), "could not read .*policy.json"),
     "effect": (rewritten("policy.json", effect={"x": "y"}), "'x' in 'effect' must be a number"),
     "text": (lambda f: (f / "card.md").write_bytes(b"\xff"), "could not read .*card.md"),

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from dubito import backbones, demo
+from dubito._legacy import MEASURES
 from dubito._threads import one_thread
 from dubito.data import Batches, embedded
 from dubito.losses import EDLLoss, IEDLLoss
-from dubito.measures import MEASURES
 from dubito.report import figures, files
 from dubito.report.demo import SHOWN, reading, tables
 from dubito.report.tables import terminal
-from dubito.schedules import Linear
 
 EPOCHS = 3
 FILES = ["densities.png", "report.html", "results.json", "results.md"]
@@ -138,7 +137,9 @@ def test_torch_is_left_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("loss", [EDLLoss(), IEDLLoss(kl_weight=Linear(2))], ids=["edl", "iedl"])
+@pytest.mark.parametrize(
+    "loss", [EDLLoss(), IEDLLoss(fisher_weight=0.05, kl_ramp=2)], ids=["edl", "iedl"]
+)
 def test_runs_side_by_side_are_what_each_is_alone(loss: EDLLoss | IEDLLoss) -> None:
     settings = demo.Settings(epochs=3, runs=3, seed=5)
     data = embedded.digits().validation

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,10 @@ from typer.testing import CliRunner
 
 import dubito
 from dubito import bundle, cli, losses
-from dubito.calibration import EvidenceScaling, Temperature
+from dubito._legacy import METHODS, method
+from dubito.distributions import Dirichlet
 from dubito.estimator import EvidentialClassifier
-from dubito.estimator._learner import Adjusted
-from dubito.evidence import alpha_from_logits
-from dubito.methods import IEDL, METHODS
+from dubito.methods import IEDL
 from dubito.training import NonFiniteLoss
 
 QUICK: dict[str, Any] = {"epochs": 10, "learning_rate": 1e-2, "random_state": 0}
@@ -71,7 +71,7 @@ def test_the_package_exports_it() -> None:
 
 def test_calibrated_probabilities_are_more_likely(promising: Any, digits: Parts) -> None:
     _, _, X, y = digits
-    assert isinstance(promising.calibration_, EvidenceScaling)
+    assert len(promising.calibration_.theta) == 2  # factor and power of the evidence
     before = promising._learner.said(X).probs.numpy()
     after = promising.predict_proba(X)
     rows = np.arange(len(y))
@@ -94,7 +94,7 @@ def test_a_weight_that_leaves_no_evidence_is_told(digits: Parts) -> None:
     with pytest.warns(UserWarning, match="with 10 classes the limit is 0.16") as told:
         model.fit(X, y)
     assert told[0].filename == __file__
-    with pytest.warns(UserWarning, match="fisher_weight=0.5 takes all evidence"):
+    with pytest.warns(UserWarning, match="fisher_weight=0.5 removes all evidence"):
         clone(model).partial_fit(X, y, classes=range(10))
 
 
@@ -159,7 +159,7 @@ def test_a_class_of_one_sample_may_be_missing_from_a_part() -> None:
         assert said.shape == (42, 3)
         np.testing.assert_allclose(said.sum(1), 1)
         assert model.policy_ is not None
-        assert model.policy_.seen["samples"] == 21
+        assert model.policy_.validation.samples == 21
 
 
 def test_without_a_promise_there_is_nothing_to_abstain_by(wine: Parts) -> None:
@@ -183,8 +183,8 @@ def test_limits_can_come_from_the_users_own_data(digits: Parts) -> None:
     assert model.policy_ is None
     model.set_params(error=0.1, calibrate=True).calibrate_on(X_held, y_held)
     assert model.policy_ is not None
-    assert model.policy_.seen["samples"] == len(y_held)
-    assert isinstance(model.calibration_, EvidenceScaling)
+    assert model.policy_.validation.samples == len(y_held)
+    assert len(model.calibration_.theta) == 2
 
 
 # --- what goes in --------------------------------------------------------------------------------
@@ -264,14 +264,14 @@ def test_every_method(method: str, wine: Parts) -> None:
     assert (model.predict_proba(X_test) == model.predict_proba(X_test)).all()
     assert (model.predict_proba(X_test).argmax(1) == model.predict(X_test)).all()
     evidential = "vacuity" in model._learner.said(X).available
-    assert isinstance(model.calibration_, EvidenceScaling if evidential else Temperature)
+    assert len(model.calibration_.theta) == (2 if evidential else 1)
     assert model.decide(X_test).reason.shape == y_test.shape
 
 
 def test_a_method_may_be_given_whole(wine: Parts) -> None:
     X, y, X_test, _ = wine
     named = EvidentialClassifier(method_options={"fisher_weight": 0.1, "scale": "paper"}, **QUICK)
-    whole = EvidentialClassifier(IEDL(fisher_weight=0.1), **QUICK)
+    whole = EvidentialClassifier(IEDL(fisher_weight=0.1, scale="paper"), **QUICK)
     said = [clone(model).fit(X, y).predict_proba(X_test) for model in (named, whole)]
     assert (said[0] == said[1]).all()
     with pytest.raises(ValueError, match="method_options are for a method given by its name"):
@@ -310,22 +310,22 @@ def test_class_weights_move_the_border() -> None:
 
 
 def test_class_weights_are_those_of_the_loss() -> None:
-    method, classes = IEDL(fisher_weight=0.1), torch.tensor([0.5, 2.0, 1.0])
+    iedl, classes = method("iedl", fisher_weight=0.1), torch.tensor([0.5, 2.0, 1.0])
     outputs, target = torch.randn(8, 3), torch.randint(3, (8,))
-    names = method.weights(3, 10)
-    loss, sums = Adjusted(method=method, class_weight=classes).loss_of(
+    names = iedl.weights(3, 10)
+    loss, sums = replace(iedl, class_weight=classes).loss_of(
         outputs, target, torch.tensor(list(names.values()))
     )
-    alpha = alpha_from_logits(outputs, "softplus")
-    wanted = losses.weighted(names, alpha, target, class_weight=classes, reduction="sum")
+    dist, kl = Dirichlet.from_logits(outputs), names["label_removed_kl"]
+    wanted = losses.iedl(
+        dist, target, fisher_weight=0.1, kl_weight=kl, weight=classes, reduction="sum",
+        scale="paper",
+    )  # fmt: skip
     torch.testing.assert_close(loss, wanted)
-    one = losses.weighted(
-        {"fisher_bias": 1.0}, alpha, target, class_weight=classes, reduction="sum"
-    )
-    torch.testing.assert_close(sums[0], one)
+    torch.testing.assert_close(sums[0], (classes[target] * losses.fisher_bias(dist, target)).sum())
     # a network that has been trained goes on where the weights of its terms were
-    later = Adjusted(method=method, before=4)
-    assert later.weights(1, 2) == method.weights(5, 6)
+    later = replace(iedl, before=4)
+    assert later.weights(1, 2) == iedl.weights(5, 6)
 
 
 def test_a_failed_training_leaves_a_network_that_answers(wine: Parts) -> None:

@@ -14,15 +14,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito import bundle, calibration, dirichlet, methods
+from dubito import _legacy as methods
+from dubito import bundle
 from dubito import export as exporting
 from dubito.bundle import Bundle, Column, Columns, Preprocessing
+from dubito.distributions import Dirichlet
 from dubito.export import TOLERANCE, Exported, ExportError, to_onnx
 from dubito.export._check import _judged, check, samples
 from dubito.export._file import _log1p, _quiet, metadata
 from dubito.export._graph import Graph, _blocks, _dissonance
-from dubito.methods import METHODS
-from dubito.policy import REASONS, Bound, Policy
+from dubito.policy import REASONS
+from tests.limits import policy, scaling, temperature
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -30,7 +32,7 @@ pytest.importorskip("onnxscript")
 
 CLASSES = ("ant", "bee", "cat")
 SHAPES = {"mlp": (5,), "convnet": (1, 20, 20), "vgg16": (3, 32, 32)}
-EXPORTED = [name for name in METHODS if name != "mc_dropout"]
+EXPORTED = [name for name in methods.METHODS if name != "mc_dropout"]
 
 
 def made(folder: Path, method: str, backbone: str = "mlp", **given: Any) -> Bundle:
@@ -42,16 +44,15 @@ def made(folder: Path, method: str, backbone: str = "mlp", **given: Any) -> Bund
     model = bundle.build(chosen, named, shape, len(CLASSES), counts).eval()
     said = chosen.predict(model, torch.randn(64, *shape))
     unfamiliar = next((n for n in ("vacuity", "mutual_information") if n in said.available), None)
-    familiar = None if unfamiliar is None else Bound(unfamiliar, _middle(said.measure(unfamiliar)))
+    familiar = None if unfamiliar is None else (unfamiliar, _middle(said.measure(unfamiliar)))
     evidential = hasattr(said, "alpha") and said.prior > 0
-    scaled = calibration.EvidenceScaling(3.0, 1.5, said.prior if evidential else 1.0)
     given.setdefault(
         "preprocessing", Preprocessing(mean=(0.1,) * shape[0], scale=(0.5,) * shape[0])
     )
     bundle.save(
         folder, model, method=chosen, classes=CLASSES, shape=shape, backbone=named,
-        class_counts=counts, calibration=scaled if evidential else calibration.Temperature(0.7),
-        policy=Policy(Bound("max_prob", _middle(said.max_prob)), familiar, {"error": 0.1}, {}),
+        class_counts=counts, calibration=scaling() if evidential else temperature(0.7),
+        policy=policy(("max_prob", _middle(said.max_prob)), familiar),
         **given,
     )  # fmt: skip
     return bundle.load(folder)
@@ -88,7 +89,7 @@ def compare(
     decided = loaded.decide(said)
     assert (told["label"] == said.label.numpy()).all()
     assert (told["reason"] == decided.codes.numpy()).all()
-    assert (told["accept"] == decided.accept.numpy()).all()
+    assert (told["accept"] == decided.accepted.numpy()).all()
 
 
 CASES = [
@@ -159,7 +160,7 @@ def test_a_file_explains_itself(table: tuple[Bundle, Exported]) -> None:
     assert told["inputs"]["type"] == "float32"
     assert told["inputs"]["features"] == ["size", "hue=red", "hue=sky", "hue=tan", "hue=blue"]
     assert told["policy"] == loaded.limits.as_dict()["policy"]
-    assert told["calibration"] == {"kind": "temperature", "parameters": {"temperature": 0.7}}
+    assert told["calibration"] == temperature(0.7).model_dump(mode="json")
     assert told["reasons"] == list(REASONS)
     assert told["versions"]["trained"] == told["versions"]["exported"] == bundle.versions()
     assert held["card"] == loaded.card
@@ -249,8 +250,8 @@ def test_wrong_decisions_are_found(table: tuple[Bundle, Exported]) -> None:
     loaded, done = table
     x = samples(loaded, floats=False)
     assert check(done.path.read_bytes(), loaded, floats=False) == done.differences
-    stricter = Bound("max_prob", float(loaded.predict(x).max_prob.sort().values[-2]))
-    limits = bundle.Limits(loaded.calibration, Policy(stricter, None, {}, {}))
+    stricter = "max_prob", float(loaded.predict(x).max_prob.sort().values[-2])
+    limits = bundle.Limits(loaded.calibration, policy(stricter))
     other = Bundle(**{**vars(loaded), "limits": limits})
     with pytest.raises(ExportError, match="decisions in it would differ"):
         check(done.path.read_bytes(), other, floats=False)
@@ -260,7 +261,7 @@ def test_measures_that_are_not_there_are_named(tmp_path: Path) -> None:
     loaded = made(tmp_path / "bundle", "softmax")
     with pytest.raises(ValueError, match="unknown measure of this bundle 'vacuity'; known: 'max"):
         to_onnx(loaded, tmp_path / "model.onnx", measures=["vacuity"])
-    limits = bundle.Limits(None, Policy(Bound("vacuity", 0.5), None, {}, {}))
+    limits = bundle.Limits(None, policy(("vacuity", 0.5)))
     other = Bundle(**{**vars(loaded), "limits": limits})
     with pytest.raises(ValueError, match="unknown measure of the policy 'vacuity'; known:"):
         to_onnx(other, tmp_path / "model.onnx")
@@ -314,8 +315,8 @@ def test_a_missing_extra_and_bad_paths_are_named(
 @pytest.mark.parametrize("classes", [2, 3, 600])
 def test_dissonance_in_fixed_blocks(classes: int) -> None:
     alpha = 1 + 10 * torch.rand(7, classes) * (torch.rand(7, classes) < 0.5)
-    belief = dirichlet.belief(alpha)
-    torch.testing.assert_close(_dissonance(belief), dirichlet.dissonance(alpha))
+    dist = Dirichlet(alpha)
+    torch.testing.assert_close(_dissonance(dist.belief), dist.dissonance)
     blocks = list(_blocks(classes))
     assert [i for block in blocks for i in range(classes)[block]] == list(range(classes))
     assert len(blocks) == (1 if classes < 100 else 6)

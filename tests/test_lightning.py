@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dubito import backbones, bundle, evaluation, methods
+from dubito import _legacy as methods
+from dubito import backbones, bundle
+from dubito._legacy import Prediction
 from dubito.bundle import Preprocessing, Promise
 from dubito.data import embedded
-from dubito.prediction import Prediction
 from test_readme import Block, blocks, run_python
 
 lightning = pytest.importorskip("lightning")
@@ -75,11 +76,11 @@ def test_it_learns_and_logs_what_evaluation_says(
     right = (said.label == labels).double().mean().item()
     assert logged["val_accuracy"] == pytest.approx(right, **close)
     assert logged["val_uncertainty"] == pytest.approx(said.vacuity.mean().item(), **close)
-    sure = evaluation.misclassification(said, labels, ["max_prob"])["max_prob"]["aupr"]
+    sure = methods.misclassification(said, labels)["max_prob"]["aupr"]
     assert logged["val_aupr"] == pytest.approx(sure, **close)
     for name, count in (("val_ood_aupr", 150), ("val_ood_aupr_2", 40)):
         beyond = made.predict(embedded.patches(count))
-        wanted = evaluation.ood_detection(said, beyond, ["vacuity"])["vacuity"]["aupr"]
+        wanted = methods.ood_figures(said, beyond, ["vacuity"])["vacuity"]["aupr"]
         assert logged[name] == pytest.approx(wanted, **close)
     # the last epoch's weights: the KL's has risen to 5/10
     weights = torch.tensor(list(made.method.weights(5, 6).values()))
@@ -153,7 +154,7 @@ def test_a_bundle_of_it(trained: tuple[EvidentialModule, dict[str, float]], tmp_
     loaded = bundle.load(folder)
     assert (loaded.classes, loaded.shape) == (DIGITS.train.classes, (1, 8, 8))
     assert loaded.policy is not None
-    assert loaded.policy.promise["error"] == 0.1
+    assert loaded.policy.guarantee.level == 0.1
     assert loaded.calibration is not None
     said = made.predict(DIGITS.test.inputs)
     assert torch.allclose(loaded.predict(DIGITS.test.inputs).alpha, said.alpha)

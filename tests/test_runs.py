@@ -14,11 +14,17 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from dubito import backbones, bundle, data, evaluation, metrics, runs
+from dubito import backbones, bundle, data, metrics, runs
+from dubito._legacy import (
+    METHODS,
+    Prediction,
+    calibration_metrics,
+    misclassification,
+    ood_figures,
+)
 from dubito.experiments._cell import ELSEWHERE
-from dubito.methods import METHODS
-from dubito.policy import Bound, Policy
 from dubito.training import CheckpointError, Settings, fit
+from tests.limits import policy
 
 TRAINING = {"epochs": 2, "batch_size": 32, "learning_rate": 0.01, "patience": 0}
 SMALL = {"name": "mlp", "hidden": [16]}
@@ -94,7 +100,7 @@ def test_config_holds_every_default_and_can_be_used_again(trained: Path) -> None
     found = json.loads((trained / "config.json").read_text())
     assert found["training"].keys() == Settings().as_dict().keys()
     assert found["method"]["scale"] == "per_class"
-    assert found["method"].keys() == {"name", *METHODS["iedl"]().hyperparameters()}
+    assert found["method"].keys() == {"name", *METHODS["iedl"]}
     assert found["backbone"] == {**found["backbone"], "name": "mlp", "hidden": [16]}
     assert found["facts"]["classes"] == [str(digit) for digit in range(10)]
     assert found["facts"]["shape"] == [1, 8, 8]
@@ -325,14 +331,14 @@ def test_figures_are_those_of_the_evaluator(trained: Path, tmp_path: Path) -> No
     noise = test.inputs + 0.1 * torch.randn(test.inputs.shape, generator=drawn)
     assert found["test"] == {"data": "digits", "part": "test", "samples": 359}
     assert found["accuracy"] == pytest.approx((said.label == test.labels).double().mean().item())
-    assert found["misclassification"] == evaluation.misclassification(said, test.labels)
-    assert found["calibration"] == evaluation.calibration(said, test.labels)
+    assert found["misclassification"] == misclassification(said, test.labels)
+    assert found["calibration"] == calibration_metrics(said, test.labels)
     for name, value in found["aurc"].items():
         right = said.label == test.labels
         assert value == metrics.aurc(said.confidence(name), right).item()
-    assert found["ood"]["patches"]["detection"] == evaluation.ood_detection(said, outside)
+    assert found["ood"]["patches"]["detection"] == ood_figures(said, outside)
     assert found["ood"]["patches"]["samples"] == 70
-    assert found["noise"]["0.1"]["detection"] == evaluation.ood_detection(said, run.predict(noise))
+    assert found["noise"]["0.1"]["detection"] == ood_figures(said, run.predict(noise))
     assert found["seconds"] > 0
     assert found["notes"] == []
 
@@ -349,7 +355,10 @@ def test_figures_follow_from_the_written_arrays(trained: Path, tmp_path: Path) -
             ("ood/other", found["ood"]["other"]),
             ("noise/0.2", found["noise"]["0.2"]),
         ):
-            assert one["detection"] == evaluation.ood_detection(alpha, arrays[f"{key}/alpha"])
+            inside, outside = (
+                Prediction.from_alpha(torch.from_numpy(a)) for a in (alpha, arrays[f"{key}/alpha"])
+            )
+            assert one["detection"] == ood_figures(inside, outside)
             assert np.allclose(arrays[f"{key}/alpha0"], arrays[f"{key}/alpha"].sum(-1))
 
 
@@ -461,11 +470,12 @@ def test_a_run_without_limits_is_judged_without_them(copied: Path) -> None:
 
 def test_nothing_accepted_has_no_share_of_errors(copied: Path) -> None:
     run = runs.load(copied)
-    policy = Policy(Bound("max_prob", float("inf")), None, {"error": 0.01}, {})
-    runs.save(copied, run.model, run.config, limits=bundle.Limits(policy=policy))
+    never = policy(("max_prob", float("inf")), error=0.01)
+    runs.save(copied, run.model, run.config, limits=bundle.Limits(policy=never))
     found = runs.evaluate(runs.load(copied)).result["limits"]
     refused = {"accepted": 0, "ambiguous": 1, "unfamiliar": 0}
-    assert found == {"promise": {"error": 0.01}, "test": refused, "ood": {}, "noise": {}}
+    promise = {"error": 0.01, "confidence": 0.95}
+    assert found == {"promise": promise, "test": refused, "ood": {}, "noise": {}}
 
 
 def test_limits_are_no_part_of_a_record(trained: Path) -> None:

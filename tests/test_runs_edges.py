@@ -15,6 +15,7 @@ import torch
 from dubito import bundle, data, evaluation, runs
 from dubito.bundle import Promise
 from dubito.data import embedded
+from dubito.distributions import Dirichlet
 from dubito.report import tables
 from dubito.runs import _train
 from dubito.training import NonFiniteLoss
@@ -124,14 +125,18 @@ def test_a_promise_kept_as_far_as_the_method_can_is_not_made_again(tmp_path: Pat
     assert written(Promise(error=0.2, false_alarms=0.01)) != first
     policy = bundle.read_limits(tmp_path).policy
     assert policy is not None
-    assert policy.promise["error"] == 0.2
+    assert policy.guarantee is not None
+    assert policy.guarantee.level == 0.2
 
 
 def test_samples_that_are_infinitely_sure_stay_tied() -> None:
-    sure = torch.tensor([torch.inf] * 4 + [1.0, 0.0])
-    right = torch.tensor([True, True, False, False, True, False])
-    found = evaluation.risk_coverage({"alpha0": sure}, right)
-    assert found == evaluation.risk_coverage({"alpha0": sure.clamp_max(9.0)}, right)
+    evidence = torch.tensor([torch.inf] * 4 + [3.0, 2.0])
+    wrong = torch.tensor([False, False, True, True, False, True])
+    found, finite = (
+        evaluation.risk_coverage(Dirichlet(torch.stack([alpha, alpha], -1)), wrong, ["alpha0"])
+        for alpha in (evidence, evidence.clamp_max(9.0))
+    )
+    assert found == finite
     # of four that can't be told apart half are wrong, whichever come first
     assert found["alpha0"]["risk"][:4] == pytest.approx([0.5] * 4)
 
@@ -215,6 +220,7 @@ def test_another_promise_leaves_what_is_known_of_the_training(
     runs.train(runs.plan(config(), folder), promise=Promise(error=0.37))
     policy = bundle.read_limits(folder).policy
     assert policy is not None
-    assert policy.promise["error"] == 0.37
+    assert policy.guarantee is not None
+    assert policy.guarantee.level == 0.37
     after = json.loads((folder / "config.json").read_text())
     assert (after["facts"], after["versions"]) == (told["facts"], told["versions"])

@@ -1,41 +1,76 @@
-"""dubito: evidential deep learning for PyTorch, classifiers that know when they don't know."""
+"""dubito: evidential deep learning for PyTorch, classifiers that know when they don't know.
+
+Names are imported when they are first used: `import dubito` takes no time.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dubito import dirichlet, evaluation, evidence, losses, measures, metrics, schedules, special
-from dubito.dirichlet import Dirichlet
-from dubito.losses import EDLLoss, IEDLLoss
-from dubito.prediction import Prediction
-
 if TYPE_CHECKING:
+    from dubito import (
+        calibration,
+        distributions,
+        evaluation,
+        losses,
+        methods,
+        metrics,
+        policy,
+        special,
+        tasks,
+    )
+    from dubito.distributions import (
+        Categorical,
+        Dirichlet,
+        FlexibleDirichlet,
+        NormalInverseGamma,
+    )
     from dubito.estimator import EvidentialClassifier
+    from dubito.losses import EDLLoss, IEDLLoss, edl, iedl, uce
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
+    "Categorical",
     "Dirichlet",
     "EDLLoss",
     "EvidentialClassifier",
+    "FlexibleDirichlet",
     "IEDLLoss",
-    "Prediction",
-    "dirichlet",
+    "NormalInverseGamma",
+    "calibration",
+    "distributions",
+    "edl",
     "evaluation",
-    "evidence",
+    "iedl",
     "losses",
-    "measures",
+    "methods",
     "metrics",
-    "schedules",
+    "policy",
     "special",
+    "tasks",
+    "uce",
 ]
+
+#: module of each exported object; other names of `__all__` are modules
+_MODULES = {
+    **dict.fromkeys(
+        ("Categorical", "Dirichlet", "FlexibleDirichlet", "NormalInverseGamma"), "distributions"
+    ),
+    **dict.fromkeys(("EDLLoss", "IEDLLoss", "edl", "iedl", "uce"), "losses"),
+    "EvidentialClassifier": "estimator",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`EvidentialClassifier`, whose module imports scikit-learn, when it is first asked for."""
-    if name == "EvidentialClassifier":
-        from dubito.estimator import EvidentialClassifier
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_MODULES.get(name, name)}")
+    value = getattr(module, name) if name in _MODULES else module
+    globals()[name] = value
+    return value
 
-        globals()[name] = EvidentialClassifier
-        return EvidentialClassifier
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,19 +20,19 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from dubito import __version__, backbones, evaluation, metrics
+from dubito import __version__, backbones, metrics
+from dubito._legacy import Prediction, calibration_metrics, misclassification, ood_figures
 from dubito._threads import one_thread
 from dubito.data import Arrays, Batches, embedded
 from dubito.losses import EDLLoss, IEDLLoss
-from dubito.prediction import Prediction
 from dubito.report.examples import Example, choose
-from dubito.schedules import Linear
 
 __all__ = ["METHODS", "SETS", "Method", "Outcome", "Results", "Scores", "Settings", "run"]
 
 Progress = Callable[[int, int, str], None]
 Networks = Callable[[Tensor], Tensor]
 Said = dict[str, Prediction]
+Detection = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Method:
 
 #: name -> method, the baseline first
 METHODS: dict[str, Method] = {
-    "edl": Method("EDL", lambda settings: EDLLoss(kl_weight=Linear(settings.kl_epochs))),
+    "edl": Method("EDL", lambda settings: EDLLoss(kl_ramp=settings.kl_epochs)),
     "iedl": Method(
-        "I-EDL", lambda settings: IEDLLoss(settings.fisher_weight, Linear(settings.kl_epochs))
+        "I-EDL", lambda settings: IEDLLoss(settings.fisher_weight, kl_ramp=settings.kl_epochs)
     ),
 }
 #: name -> words: the test digits, and the two sets that are out of distribution
@@ -93,8 +93,8 @@ class Scores:
     accuracy: float
     mean_max_prob: float
     calibration: dict[str, float]
-    confidence: evaluation.Detection
-    ood: dict[str, evaluation.Detection]
+    confidence: Detection
+    ood: dict[str, Detection]
     vacuity_threshold: float
     refused: dict[str, float]
 
@@ -243,9 +243,9 @@ def _scores(said: Said, digits: embedded.Digits, settings: Settings) -> Scores:
         validation_accuracy=validation.item(),
         accuracy=metrics.accuracy(inside.probs, target).item(),
         mean_max_prob=inside.max_prob.mean().item(),
-        calibration=evaluation.calibration(inside, target),
-        confidence=evaluation.misclassification(inside, target) if mistaken else {},
-        ood={name: evaluation.ood_detection(inside, said[name]) for name in OUTSIDE},
+        calibration=calibration_metrics(inside, target),
+        confidence=misclassification(inside, target) if mistaken else {},
+        ood={name: ood_figures(inside, said[name]) for name in OUTSIDE},
         vacuity_threshold=threshold.item(),
         refused={
             name: (said[name].vacuity > threshold).float().mean().item()

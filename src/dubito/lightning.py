@@ -42,16 +42,14 @@ except ImportError as error:
         name=error.name,
     ) from error
 
-from dubito import _checks, bundle, methods, metrics
+from dubito import _checks, _legacy, bundle, methods, metrics
+from dubito._legacy import MEASURES, Method, Prediction
 from dubito.bundle import Preprocessing, Promise
-from dubito.measures import MEASURES
-from dubito.methods import Method
-from dubito.prediction import Prediction
 
 __all__ = ["EvidentialModule"]
 
 #: measures of what a network does not know, the best first
-UNSURE = ("vacuity", "mutual_information", "entropy_of_mean")
+UNSURE = ("vacuity", "mutual_information", "entropy_of_mean", "alpha0")
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Loader = Iterable[Any]
 
@@ -71,7 +69,7 @@ class EvidentialModule(LightningModule):
     def __init__(
         self,
         backbone: nn.Module,
-        method: Method | str | Mapping[str, Any],
+        method: Method | methods.Method | str | Mapping[str, Any],
         classes: int | Sequence[str],
         *,
         class_counts: Sequence[int] | None = None,
@@ -246,10 +244,11 @@ class EvidentialModule(LightningModule):
 
     def _check(self, outputs: Tensor, target: Tensor) -> None:
         """An error for a network of other classes, and for labels that no class has."""
-        if outputs.shape[-1] != len(self.classes):
+        wanted = self.method.read_outputs(len(self.classes))
+        if outputs.shape[-1] != wanted:
             raise ValueError(
-                f"the backbone tells {outputs.shape[-1]} classes apart, but classes names "
-                f"{len(self.classes)}"
+                f"the network has {outputs.shape[-1]} outputs, but {len(self.classes)} classes "
+                f"need {wanted}"
             )
         if not target.is_floating_point() and _checks.visible(target):
             _checks.labels(target, target.shape, len(self.classes), "")
@@ -294,17 +293,17 @@ _SHAPE, _BYTES = "dubito_shape", "dubito_bytes"
 _SHOWN = ("train_loss", "val_loss", "val_accuracy")
 
 
-def _method(method: Method | str | Mapping[str, Any]) -> Method:
-    if isinstance(method, Method):
-        return method
-    options = {"name": method} if isinstance(method, str) else dict(method)
-    return methods.method(options.pop("name"), **options)
+def _method(method: Method | methods.Method | str | Mapping[str, Any]) -> Method:
+    if not isinstance(method, Mapping):
+        return _legacy.method(method)
+    options = dict(method)
+    return _legacy.method(options.pop("name"), **options)
 
 
 def _described(method: Method) -> dict[str, Any]:
     """What makes the method again, where it is one of the table; another has to be given again."""
-    name = methods.name_of(method)
-    return {} if name is None else {"method": {"name": name, **method.hyperparameters()}}
+    known = method.name is not None
+    return {"method": {"name": method.name, **method.hyperparameters()}} if known else {}
 
 
 def _preprocessing(given: Preprocessing | Mapping[str, Any] | None) -> Preprocessing:

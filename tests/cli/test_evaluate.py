@@ -9,10 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from dubito import bundle, cli, data, evaluation, runs
-from dubito.measures import MEASURES
+from dubito import bundle, cli, data, runs
+from dubito._legacy import (
+    MEASURES,
+    Prediction,
+    calibration_metrics,
+    misclassification,
+    ood_figures,
+)
 from dubito.policy import REASONS
 from dubito.training import CheckpointError
 
@@ -47,8 +54,8 @@ def test_from_training_to_figures(run: Path, uniform: Path) -> None:
     loaded, test = runs.load(run), data.load("digits", "test")
     said = loaded.predict(test.inputs)
     outside = loaded.predict(data.load(uniform).inputs)
-    assert found["misclassification"] == evaluation.misclassification(said, test.labels)
-    assert found["ood"]["uniform"]["detection"] == evaluation.ood_detection(said, outside)
+    assert found["misclassification"] == misclassification(said, test.labels)
+    assert found["ood"]["uniform"]["detection"] == ood_figures(said, outside)
     assert found["ood"]["uniform"]["source"] == str(uniform)
     assert list(found["noise"]) == ["0.1", "0.5"]
     harder, easier = (one["detection"]["dissonance"]["auroc"] for one in found["noise"].values())
@@ -71,16 +78,16 @@ def test_the_promise_can_be_checked(run: Path, uniform: Path) -> None:
     found = json.loads((run / "evaluation" / "result.json").read_text())
     told, loaded, test = found["limits"], bundle.load(run), data.load("digits", "test")
     said = loaded.predict(test.inputs)
-    after = evaluation.calibration(loaded.calibrated(said), test.labels)
+    after = calibration_metrics(loaded.calibrated(said), test.labels)
     assert told["calibration"] == after
-    assert found["calibration"] == evaluation.calibration(said, test.labels)  # as it was
+    assert found["calibration"] == calibration_metrics(said, test.labels)  # as it was
     assert after["nll"] < found["calibration"]["nll"]
-    accept = loaded.decide(said).accept
+    accept = loaded.decide(said).accepted
     wrong = (said.label != test.labels)[accept].double().mean().item()
     assert told["promise"]["error"] == 0.05
     assert (told["test"]["accepted"], told["test"]["wrong"]) == (accept.double().mean(), wrong)
     strange = loaded.decide(loaded.predict(data.load(uniform).inputs))
-    assert told["ood"]["uniform"]["accepted"] == strange.accept.double().mean()
+    assert told["ood"]["uniform"]["accepted"] == strange.accepted.double().mean()
     assert "wrong" not in told["ood"]["uniform"]
     assert "wrong" in told["noise"]["0.1"]
     for shares in (told["test"], told["ood"]["uniform"], told["noise"]["0.1"]):
@@ -126,7 +133,8 @@ def test_arrays_are_those_of_the_figures(run: Path, uniform: Path) -> None:
     found = json.loads((run / "evaluation" / "result.json").read_text())
     assert list(found["ood"]) == ["uniform", "uniform-2"]
     with np.load(run / "evaluation" / "arrays.npz", allow_pickle=False) as arrays:
-        expected = evaluation.ood_detection(arrays["test/alpha"], arrays["ood/uniform-2/alpha"])
+        both = (arrays[f"{place}/alpha"] for place in ("test", "ood/uniform-2"))
+        expected = ood_figures(*(Prediction.from_alpha(torch.from_numpy(one)) for one in both))
         assert found["ood"]["uniform-2"]["detection"] == expected
         kinds = {"alpha", *MEASURES}
         assert set(arrays.files) == {

@@ -13,7 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from dubito import backbones, bundle, cli, methods, runs
+from dubito import _legacy as methods
+from dubito import backbones, bundle, cli, runs
 from dubito.data import ImageFolder, read_features
 from dubito.fewshot import extract
 

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dubito import cli
+from dubito._legacy import MEASURES
 from dubito.data import read_features
 from dubito.fewshot import Engine, Pool, Setting, evaluate, head, scaling, summary
-from dubito.measures import MEASURES
 from fewshot.samples import arrays
 
 

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
-from dubito import backbones, bundle, calibration, cli
+from dubito import backbones, bundle, cli
+from dubito._legacy import Prediction
 from dubito.bundle import Bundle, Column, Columns, Preprocessing
 from dubito.data.tables import MISSING
-from dubito.policy import Bound, Policy
-from dubito.prediction import Prediction
 from tests.fuzzing import FUZZ, damaged
+from tests.limits import policy, scaling
 
 HUES = ("red", "sky")
 COLUMNS = Columns(columns=(Column("size", None, (0.0, 5.0)), Column("hue", HUES)), label="y")
-POLICY = Policy(Bound("max_prob", 0.5), Bound("vacuity", 0.9), {"error": 0.1}, {})
-SCALING = calibration.EvidenceScaling(3.0, 1.5)
+POLICY = policy(("max_prob", 0.5), ("vacuity", 0.9))
+SCALING = scaling()
 
 
 def saved(folder: Path, shape: tuple[int, ...], method: str = "iedl", **given: Any) -> Path:
@@ -93,7 +93,7 @@ def test_a_row_says_what_the_bundle_says(images: Path, tmp_path: Path) -> None:
     loaded = bundle.load(images)
     x = torch.from_numpy(np.stack([np.array(Image.open(file)) for file in files]))[:, None]
     said = loaded.predict(x)
-    after = SCALING.apply(said)
+    after = said.calibrated(SCALING)
     found = rows(images, *files, batch_size=2)
     assert [row["source"] for row in found] == [str(file) for file in files]
     for at, row in enumerate(found):
@@ -103,9 +103,9 @@ def test_a_row_says_what_the_bundle_says(images: Path, tmp_path: Path) -> None:
         assert row["belief"] == pytest.approx(said.belief[at, label].item())
         for name in ("vacuity", "mutual_information", "expected_entropy"):
             assert row[name] == pytest.approx(said.measure(name)[at].item())
-        accepted = bool(POLICY.decide(said).accept[at])
+        accepted = bool(POLICY.decide(said.distribution).accepted[at])
         assert row["decision"] == ("accept" if accepted else "abstain")
-        assert row.get("why", "accepted") == POLICY.decide(said).reason[at]
+        assert row.get("why", "accepted") == POLICY.decide(said.distribution).reason[at]
 
 
 def test_why_it_abstains(images: Path, tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_why_it_abstains(images: Path, tmp_path: Path) -> None:
     file = image(tmp_path / "x.png")
     said = loaded.predict(torch.from_numpy(np.array(Image.open(file)))[None, None])
     for sure, vacuity, why in ((0.0, 1.0, None), (1.0, 1.0, "ambiguous"), (1.0, 0.0, "unfamiliar")):
-        policy = Policy(Bound("max_prob", sure), Bound("vacuity", vacuity), {}, {})
+        made = policy(("max_prob", sure), ("vacuity", vacuity))
         folder = saved(
-            tmp_path / str(why), (1, 6, 5), policy=policy, preprocessing=loaded.preprocessing
+            tmp_path / str(why), (1, 6, 5), policy=made, preprocessing=loaded.preprocessing
         )
         (row,) = rows(folder, file)
         assert row.get("why") == why
@@ -196,13 +196,11 @@ def test_wrong_use_is_told(images: Path, tmp_path: Path) -> None:
 
 
 def test_a_policy_that_accepts_nothing_is_told_once(tmp_path: Path) -> None:
-    never = Policy(
-        Bound("max_prob", math.inf), None, {"error": 0.01, "confidence": 0.95}, {"samples": 40}
-    )
+    never = policy(("max_prob", math.inf), error=0.01, samples=40)
     (tmp_path / "x.csv").write_text("1,2,3\n" * 5)
     words = ["--batch-size", "2", "--format", "csv"]
-    for policy, count in ((never, 1), (POLICY, 0)):
-        folder = saved(tmp_path / str(count), (3,), policy=policy)
+    for one, count in ((never, 1), (POLICY, 0)):
+        folder = saved(tmp_path / str(count), (3,), policy=one)
         done = CliRunner().invoke(
             cli.app, ["predict", str(folder), str(tmp_path / "x.csv"), *words]
         )
@@ -252,7 +250,7 @@ def test_a_policy_of_another_method_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("1,2,3\n")
     done = CliRunner().invoke(cli.app, ["predict", str(folder), str(tmp_path / "x.csv")])
     assert isinstance(done.exception, ValueError)
-    assert "unknown measure 'vacuity'; known: 'max_prob'" in str(done.exception)
+    assert "has no score 'vacuity'; known: 'total'" in str(done.exception)
     assert done.stdout == ""
 
 

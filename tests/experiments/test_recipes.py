@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from dubito import experiments, runs
-from dubito.measures import MEASURES
-from dubito.methods import METHODS
+from dubito._legacy import MEASURES, METHODS
 from dubito.training import Settings
 
 # those of few-shot episodes have their own tests: test_fewshot_recipes.py

@@ -8,10 +8,10 @@ import scipy.stats
 import torch
 
 from dubito import evaluation, metrics
+from dubito._legacy import Prediction, reliability
 from dubito.data.files import Blob
 from dubito.data.humans import human_counts, read_counts
 from dubito.experiments import _cell, _curves, _humans
-from dubito.prediction import Prediction
 
 
 def said(count: int = 500, seed: int = 0) -> tuple[Prediction, torch.Tensor]:
@@ -48,7 +48,7 @@ def test_a_measure_that_is_the_same_everywhere_has_a_density() -> None:
 
 def test_reliability_has_the_bins_of_ece() -> None:
     prediction, labels = said()
-    found = evaluation.reliability(prediction.probs, labels)
+    found = reliability(prediction, labels)
     count, sure, right = (np.array(found[key]) for key in ("count", "confidence", "accuracy"))
     assert count.sum() == 500
     ece = (count * np.abs(right - sure)).sum() / 500
@@ -62,18 +62,20 @@ def test_reliability_has_the_bins_of_ece() -> None:
 @pytest.mark.parametrize("digits", [1, 6])
 def test_risk_is_aurc_s_and_ties_are_spread(digits: int) -> None:
     prediction, labels = said(80)
-    measures = {"vacuity": (prediction.vacuity * 10**digits).round()}
+    prediction = Prediction.from_alpha((prediction.alpha * 10**digits).round() / 10**digits)
     correct = prediction.label == labels
-    found = evaluation.risk_coverage(measures, correct)["vacuity"]
+    found = evaluation.risk_coverage(prediction.distribution, ~correct, ["vacuity"])["vacuity"]
     assert len(found["coverage"]) == 80
-    area = metrics.aurc(-measures["vacuity"], correct).item()
+    area = metrics.aurc(-prediction.vacuity, correct).item()
     assert np.mean(found["risk"]) == pytest.approx(area, rel=1e-5)
     assert found["risk"][-1] == pytest.approx(1 - correct.double().mean().item())
 
 
 def test_curves_of_many_samples_have_a_hundred_points() -> None:
     prediction, labels = said(5000)
-    found = evaluation.risk_coverage({"alpha0": prediction.alpha0}, prediction.label == labels)
+    found = evaluation.risk_coverage(
+        prediction.distribution, prediction.label != labels, ["alpha0"]
+    )
     assert len(found["alpha0"]["risk"]) == 101
     assert found["alpha0"]["coverage"][-1] == 1
 

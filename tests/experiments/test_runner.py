@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from dubito import evaluation, experiments, runs
+from dubito import experiments, runs
+from dubito._legacy import calibration_metrics
 from dubito.data import load
 from dubito.experiments import Outcome, Store, _recipe
 from tests.experiments import _job
@@ -80,7 +81,7 @@ def test_the_record_has_what_the_run_gives(write: Any, run: Told, uniform: Path)
     assert after["kind"] == "evidence_scaling"
     assert set(after["ood"]["uniform"]["detection"]) == set(told_apart)
     assert after["calibration"]["nll"] < record["result"]["calibration"]["nll"]
-    assert evaluation.calibration(said, test.labels) == record["result"]["calibration"]
+    assert calibration_metrics(said, test.labels) == record["result"]["calibration"]
     path = run.out / "one" / "seed-5.json"
     assert json.loads(path.read_text()) == record
     assert path.stat().st_size < 60_000
@@ -372,12 +373,12 @@ def test_jobs_give_the_same_and_warn_once_and_a_lost_process_takes_one_unit(
     lost = {name for name, reason in done.failed.items() if "exit code -9" in reason}
     assert set(done.failed) == {"bad seed 1", *lost}
     assert len(lost) == 1
-    assert len(done.ran) == 2
+    assert len(done.ran) == 4 - len(done.failed)  # the killed one may have been the bad one
     alone = Told(tmp_path / "alone")
     alone.recipes = run.recipes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert set(run().ran) == lost
+        assert set(run().ran) == lost - {"bad seed 1"}
         alone()
     assert run.results == alone.results
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dubito import methods
+from dubito import _legacy, losses
+from dubito.distributions import Dirichlet
 from dubito.fewshot import HEADS, Head, head
-from dubito.losses import weighted
 
 ALL = [head(name) for name in HEADS]
 BY_NAME = pytest.mark.parametrize("one", ALL, ids=list(HEADS))
@@ -37,8 +37,9 @@ def test_the_gradient_is_that_of_the_value(one: Head) -> None:
 def test_the_loss_is_the_methods(name: str) -> None:
     logits, y, kl = given()
     values, _ = head(name).evaluate(logits, y, kl.double())
-    method = methods.method(name)
-    terms = method.terms_of(logits, y.argmax(-1).expand(3, -1))
+    method = _legacy.method(name)
+    dist, target = method.core.distribution(logits), y.argmax(-1).expand(3, -1)
+    terms = {key: term(dist, target) for key, term in method.core.terms.items()}
     weights = method.weights(0, 1) | ({"fisher_penalty": 0.01} if name == "iedl" else {})
     wanted = sum(
         (kl if term == "label_removed_kl" else weights[term]) * terms[term] for term in terms
@@ -48,19 +49,18 @@ def test_the_loss_is_the_methods(name: str) -> None:
 
 def test_the_ablations_halves_are_sums_of_terms() -> None:
     logits, y, kl = given()
-    alpha = torch.nn.functional.softplus(logits) + 1
-    wanted = {
+    dist, target = Dirichlet.from_logits(logits), y.argmax(-1).expand(3, -1)
+    cases = {
         "i_mse": {"fisher_bias": 1.0, "fisher_variance": 1.0},
         "mse_logdet": {"mse_bias": 1.0, "mse_variance": 1.0, "fisher_penalty": 0.2},
     }
-    for name, terms in wanted.items():
+    for name, terms in cases.items():
         hyperparameters = {"fisher_weight": 0.2} if "logdet" in name else {}
         values, _ = head(name, **hyperparameters).evaluate(logits, y, kl.double())
-        both = [
-            weighted(t, alpha, y.expand_as(alpha), reduction="none")
-            for t in (terms, {"label_removed_kl": 1.0})
-        ]
-        torch.testing.assert_close(values, both[0] + kl * both[1])
+        wanted = kl * losses.label_removed_kl(dist, target)
+        for form, weight in terms.items():
+            wanted = wanted + weight * losses.ClosedForm(form)(dist, target)
+        torch.testing.assert_close(values, wanted)
 
 
 @pytest.mark.parametrize(("name", "reverse"), [("kl_pn", False), ("rkl_pn", True)])

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from dubito._legacy import Prediction
 from dubito.fewshot.scores import scores
-from dubito.prediction import Prediction
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 

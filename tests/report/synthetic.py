@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dubito.measures import MEASURES
+from dubito._legacy import MEASURES
 
 SEEDS = (322, 365, 382, 510, 988)
 OOD = {"mnist": ("kmnist", "fashion-mnist"), "cifar10": ("svhn", "cifar-100")}

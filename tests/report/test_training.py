@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dubito import Prediction
+from dubito._legacy import Prediction
 from dubito.bundle import Promise, limits
 from dubito.report.training import Trained, write
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from dubito import backbones, bundle, calibration, data, methods, training
+from dubito import _legacy as methods
+from dubito import backbones, bundle, data, training
 from dubito.bundle import Column, Columns, Preprocessing
-from dubito.policy import Bound, Policy
+from tests.limits import policy, scaling
 
 if TYPE_CHECKING:
     from serve.running import Running
@@ -24,8 +25,8 @@ if any(find_spec(name) is None for name in NEEDED):
 
 HUES = ("red", "sky")
 COLUMNS = Columns(columns=(Column("size", None, (0.0, 5.0)), Column("hue", HUES)), label="y")
-POLICY = Policy(Bound("max_prob", 0.5), Bound("vacuity", 0.9), {"error": 0.1}, {"samples": 9})
-SCALING = calibration.EvidenceScaling(3.0, 1.5)
+POLICY = policy(("max_prob", 0.5), ("vacuity", 0.9), samples=9)
+SCALING = scaling()
 
 
 def saved(folder: Path, shape: tuple[int, ...], method: str = "iedl", **given: Any) -> Path:

@@ -17,10 +17,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from dubito import backbones, bundle
-from dubito.policy import Bound, Policy
 from dubito.serve import _schema
 from serve.conftest import saved
 from serve.running import Running, png, running
+from tests.limits import policy
 
 PIXELS = load_digits().images[:40] / 16  # (40, 8, 8)
 
@@ -51,7 +51,7 @@ def test_an_answer_is_what_the_bundle_says(service: Running, digits: Path) -> No
     assert close([p.uncertainty.distributional for p in told], said.mutual_information)
     assert close([p.uncertainty.total for p in told], said.entropy_of_mean)
     assert [p.reason for p in told] == decided.reason.tolist()
-    assert [p.decision == "accept" for p in told] == decided.accept.tolist()
+    assert [p.decision == "accept" for p in told] == decided.accepted.tolist()
     assert [p.probability for p in told] == [max(p.probabilities or []) for p in told]
     right = np.mean([int(p.label) == k for p, k in zip(told, load_digits().target, strict=False)])
     assert right > 0.85
@@ -178,8 +178,8 @@ def test_sentences_say_why(service: Running) -> None:
 
 
 def test_a_policy_that_accepts_nothing_says_so_of_sure_predictions(tmp_path: Path) -> None:
-    policy = Policy(Bound("max_prob", math.inf), None, {"error": 0.01}, {"samples": 40})
-    with running(saved(tmp_path, (2,), policy=policy)) as found:
+    never = policy(("max_prob", math.inf), error=0.01, samples=40)
+    with running(saved(tmp_path, (2,), policy=never)) as found:
         (told,) = found.predict([[0.5, 2.0]]).json()["predictions"]
         text = found.client.get("/v1/model").json()["policy"]["text"]
     assert (told["decision"], told["reason"]) == ("abstain", "ambiguous")

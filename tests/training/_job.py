@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from dubito import backbones, data, methods
+from dubito import _legacy as methods
+from dubito import backbones, data
 from dubito.training import Settings, checkpoint, fit
 
 EPOCHS = 40

@@ -12,7 +12,8 @@ import torch.distributed.nn  # before there is a group, which it would keep aliv
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dubito import methods, runs
+from dubito import _legacy as methods
+from dubito import runs
 from dubito.data import Arrays
 from dubito.training import Settings, fit, parallel
 from dubito.training.run import Source

@@ -7,7 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from dubito import backbones, methods
+from dubito import _legacy as methods
+from dubito import backbones
 from dubito.training.step import compiled
 
 SHAPE, CLASSES = (3, 32, 32), 4

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from dubito import methods
+from dubito import _legacy as methods
 from dubito.data import Arrays
 from dubito.training import CheckpointError, NonFiniteLoss, Settings, fit
 from dubito.training import checkpoint as checkpoints

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dubito import backbones, data, methods
+from dubito import _legacy as methods
+from dubito import backbones, data
 from dubito.training import Settings, fit, fit_many
 
 pytestmark = [

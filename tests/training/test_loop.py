@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch.utils.data import TensorDataset
 
-from dubito import backbones, data, methods
+from dubito import _legacy as methods
+from dubito import backbones, data
 from dubito.data import Arrays, Augment
 from dubito.training import CheckpointError, NonFiniteLoss, Settings, fit, fit_many
 from dubito.training import checkpoint as checkpoints
@@ -87,7 +88,7 @@ def test_a_run_can_be_repeated_and_leaves_the_random_state_alone() -> None:
     results = []
     for _ in range(2):
         torch.manual_seed(9)
-        model = backbones.build("mlp", TRAIN.shape, 10, dropout=0.5)
+        model = method.model(backbones.build("mlp", TRAIN.shape, 10, dropout=0.5), 10)
         state = torch.get_rng_state()
         results.append(weights(fit(method, model, TRAIN, VALIDATION, settings).model))
         assert torch.equal(torch.get_rng_state(), state)
@@ -129,7 +130,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     ):
         fit(IEDL, network(), TRAIN, VALIDATION, other, out=tmp_path)
     method = methods.method("edl")
-    with pytest.raises(CheckpointError, match=r"holds another run: its method .*IEDL"):
+    with pytest.raises(CheckpointError, match=r"holds another run: its method .*iedl"):
         fit(method, network(), TRAIN, VALIDATION, settings, out=tmp_path)
     changed = replace(TRAIN, labels=TRAIN.labels.flip(0))
     with pytest.raises(CheckpointError, match="holds another run: its data"):

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dubito import __version__, methods
+from dubito import __version__, _legacy, methods
+from dubito._legacy import Method, Prediction
 from dubito.bundle import _manifest, _network
 from dubito.bundle._card import card as card_of
 from dubito.bundle._described import FORMAT, Described
@@ -21,11 +22,9 @@ from dubito.bundle._limits import Limits
 from dubito.bundle._manifest import CARD, CONFIG, MANIFEST, POLICY, WEIGHTS, BundleError
 from dubito.bundle._network import Factory
 from dubito.bundle._preprocessing import Preprocessing
-from dubito.bundle._said import SEED, says
+from dubito.bundle._said import says
 from dubito.calibration import Calibration
-from dubito.methods import Method
 from dubito.policy import Decision, Policy
-from dubito.prediction import Prediction
 from dubito.report import files
 from dubito.training import CheckpointError, checkpoint
 
@@ -64,9 +63,7 @@ class Bundle:
         """What decides whether to answer."""
         return self.limits.policy
 
-    def predict(
-        self, inputs: Tensor | np.ndarray[Any, Any], batch_size: int = 1024, *, seed: int = SEED
-    ) -> Prediction:
+    def predict(self, inputs: Tensor | np.ndarray[Any, Any], batch_size: int = 1024) -> Prediction:
         """What the network says of inputs (N, *shape), before calibration, on the CPU.
 
         Inputs are as the training data was: bytes or floats, not yet standardised; the columns of a
@@ -84,7 +81,7 @@ class Bundle:
         if x.is_complex() or x.dtype == torch.bool:
             raise TypeError(f"inputs must be numbers, not {x.dtype}")
         _check_kind(x, self.preprocessing.pixels)
-        said = says(self.method, self.model, self.preprocessing, x, batch_size, seed)
+        said = says(self.method, self.model, self.preprocessing, x, batch_size)
         if said.probs.shape[-1] != len(self.classes):
             raise ValueError(
                 f"the network tells {said.probs.shape[-1]} classes apart, but this bundle names "
@@ -93,17 +90,14 @@ class Bundle:
         return said
 
     def calibrated(self, said: Prediction) -> Prediction:
-        """The prediction with calibrated probabilities; the labels stay.
-
-        Its alpha0, vacuity and belief have been moved by the calibration: read them before it.
-        """
-        return said if self.calibration is None else self.calibration.apply(said)
+        """The calibrated probabilities; the labels stay."""
+        return said.calibrated(self.calibration)
 
     def decide(self, said: Prediction) -> Decision:
         """Accept or abstain, by what `predict` said, before calibration."""
         if self.policy is None:
             raise ValueError("this bundle has no policy, so nothing decides whether to answer")
-        return self.policy.decide(said)
+        return self.policy.decide(said.distribution)
 
 
 def _check_kind(x: Tensor, pixels: bool) -> None:
@@ -130,7 +124,7 @@ def save(
     folder: str | os.PathLike[str],
     model: nn.Module,
     *,
-    method: Method | str,
+    method: Method | methods.Method | str,
     classes: Sequence[str],
     shape: Sequence[int],
     backbone: Mapping[str, Any] | None = None,
@@ -147,7 +141,7 @@ def save(
     without it `load` needs a factory. `class_counts` are for Posterior Networks. `calibration` and
     `policy` come from data that was held out; `about` are lines on the data for card.md.
     """
-    chosen = methods.method(method) if isinstance(method, str) else method
+    chosen = _legacy.method(method)
     # what torch.compile wraps has the weights by their own names
     model = getattr(model, "_orig_mod", model)
     prepared = preprocessing or Preprocessing(pixels=False)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dubito._legacy import Method
 from dubito.bundle import _network
 from dubito.bundle._manifest import BundleError
 from dubito.bundle._network import Factory
 from dubito.bundle._preprocessing import Preprocessing
-from dubito.methods import Method
 
 __all__ = ["FORMAT", "Described"]
 

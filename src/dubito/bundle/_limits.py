@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from dubito import calibration, evaluation, metrics
+from dubito import _checks, metrics
+from dubito._legacy import MEASURES, UNFAMILIAR, Prediction, calibration_metrics
 from dubito.calibration import Calibration
-from dubito.policy import UNFAMILIAR, Policy
-from dubito.prediction import Prediction
+from dubito.policy import Policy
 
 __all__ = ["Limits", "Promise", "limits"]
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +47,8 @@ class Limits:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in policy.json."""
         return {
-            "calibration": None if self.calibration is None else self.calibration.as_dict(),
-            "policy": None if self.policy is None else self.policy.as_dict(),
+            "calibration": None if self.calibration is None else _plain(self.calibration),
+            "policy": None if self.policy is None else _plain(self.policy),
             "effect": dict(self.effect),
         }
 
@@ -59,10 +62,31 @@ class Limits:
         if not isinstance(effect, Mapping):
             raise ValueError(f"'effect' must hold figures by name, but is {effect!r}")
         return cls(
-            None if scaled is None else calibration.from_dict(scaled),
-            None if policy is None else Policy.from_dict(policy),
+            None if scaled is None else _read(Calibration, scaled, "calibration"),
+            None if policy is None else _known(_read(Policy, policy, "policy")),
             {name: _figure(value, name) for name, value in effect.items()},
         )
+
+
+def _read(kind: type[M], values: Any, name: str) -> M:
+    """Validate a section; an error says in one line what is wrong."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        details = error.errors()[0]
+        where = ".".join(map(str, (name, *details["loc"])))
+        raise ValueError(f"{where}: {details['msg']}") from None
+
+
+def _known(policy: Policy) -> Policy:
+    for threshold in (policy.threshold, policy.ood_threshold):
+        if threshold is not None:
+            _checks.one_of(MEASURES, threshold.score, "measure")
+    return policy
+
+
+def _plain(model: Calibration | Policy) -> dict[str, Any]:
+    return model.model_dump(mode="json")
 
 
 def _figure(value: Any, name: str) -> float:
@@ -85,11 +109,11 @@ def limits(said: Prediction, labels: Tensor, promise: Promise | None = None) -> 
     Policy(max_prob >= 0.7... and vacuity <= 0.5...: error <= 0.05 with confidence 0.95, ...)
     """
     asked = promise or Promise()
-    scaled = calibration.fit(said, labels)
+    scaled = Calibration.fit(said.distribution, labels)
     unfamiliar = next((name for name in UNFAMILIAR if name in said.available), None)
-    policy = Policy.promise_error(
-        said, labels, asked.error, asked.confidence,
-        unfamiliar=unfamiliar, false_alarms=asked.false_alarms,
+    policy = Policy.control_error(
+        said.distribution, said.label != labels.long(), asked.error, asked.confidence,
+        ood_score=unfamiliar, false_alarms=asked.false_alarms,
     )  # fmt: skip
     return Limits(scaled, policy, _effect(said, labels, scaled, policy))
 
@@ -97,9 +121,9 @@ def limits(said: Prediction, labels: Tensor, promise: Promise | None = None) -> 
 def _effect(
     said: Prediction, labels: Tensor, scaled: Calibration, policy: Policy
 ) -> dict[str, float]:
-    before = evaluation.calibration(said, labels)
-    after = evaluation.calibration(scaled.apply(said), labels)
-    accepted = policy.decide(said).accept
+    before = calibration_metrics(said, labels)
+    after = calibration_metrics(said.calibrated(scaled), labels)
+    accepted = policy.decide(said.distribution).accepted
     wrong = (said.label != labels.long()) & accepted
     return {
         "samples": len(labels),

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito import backbones, methods
+from dubito import _legacy, backbones
+from dubito._legacy import Method
 from dubito.bundle._manifest import CONFIG, BundleError
-from dubito.methods import Method
 
 __all__ = ["Factory", "build", "described", "fill", "filled", "made"]
 
@@ -25,19 +25,18 @@ Factory = Callable[[tuple[int, ...], int], nn.Module]
 def described(method: Method) -> dict[str, Any]:
     """A method as its name and hyperparameters.
 
-    >>> described(methods.method("softmax"))
+    >>> described(_legacy.method("softmax"))
     {'name': 'softmax'}
     """
-    name = methods.name_of(method)
-    if name is None:
-        raise TypeError(f"{method!r} is none of the methods of dubito.methods.METHODS")
-    return {"name": name, **method.hyperparameters()}
+    if method.name is None:
+        raise TypeError(f"{method.core!r} is none of the methods of dubito.methods.METHODS")
+    return {"name": method.name, **method.hyperparameters()}
 
 
 def made(values: Mapping[str, Any]) -> Method:
     """The method that `described` described."""
     options = dict(values)
-    return methods.method(options.pop("name"), **options)
+    return _legacy.method(options.pop("name"), **options)
 
 
 def build(
@@ -49,7 +48,7 @@ def build(
 ) -> nn.Module:
     """What is trained: the backbone by its name, or from a factory, in what the method makes of it.
 
-    >>> build(methods.method("iedl"), {"name": "mlp", "hidden": [8]}, (4,), 3, None).head
+    >>> build(_legacy.method("iedl"), {"name": "mlp", "hidden": [8]}, (4,), 3, None).head
     Linear(in_features=8, out_features=3, bias=True)
     """
     outputs = method.outputs(classes)

@@ -102,7 +102,7 @@ def _said(bundle: Bundle, inputs: Tensor) -> list[Row]:
     found |= {name: said.measure(name).tolist() for name in MEASURES if name in said.available}
     if bundle.policy is not None:
         decided = bundle.decide(said)
-        accept, reason = decided.accept.tolist(), decided.reason.tolist()
+        accept, reason = decided.accepted.tolist(), decided.reason.tolist()
         found["decision"] = [ACCEPT if one else ABSTAIN for one in accept]
         found["why"] = [None if yes else why for yes, why in zip(accept, reason, strict=True)]
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]

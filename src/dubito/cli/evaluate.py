@@ -167,7 +167,7 @@ def _with_aurc(result: Result) -> Detection:
 
 def _detection(title: str, found: Sequence[Detection]) -> Table:
     """A row for each measure, a column for each metric, over all results."""
-    from dubito.measures import MEASURES
+    from dubito._legacy import MEASURES
     from dubito.report.tables import Table, mean_cells
 
     heads = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aurc": "AURC ↓"}

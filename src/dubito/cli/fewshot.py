@@ -313,7 +313,7 @@ def _show(console: Console, result: dict[str, Any] | None, out: Path, shard: Any
 
 def _table(result: dict[str, Any]) -> Table:
     """A row for each measure, a column for each task and metric."""
-    from dubito.measures import MEASURES
+    from dubito._legacy import MEASURES
     from dubito.report.tables import NONE, Cell, Table
 
     setting, figures = result["setting"], result["figures"]

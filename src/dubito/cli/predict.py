@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -128,13 +127,13 @@ def _summarise(told: Counter[str], out: Path | None, console: Console) -> None:
 
 def _nothing(policy: Policy) -> str:
     """Why a policy refuses everything, and what to do."""
-    promise = "what was promised"
-    if "error" in policy.promise:
-        promise = f"an error rate <= {policy.promise['error']:g}"
-        promise += f" with confidence {policy.promise.get('confidence', math.nan):g}"
+    promise, asked = "what was promised", policy.guarantee
+    count = 0 if policy.validation is None else policy.validation.samples
+    if asked is not None and asked.controls == "error":
+        promise = f"an error rate <= {asked.level:g} with confidence {asked.confidence:g}"
     return (
         "this bundle abstains on everything, whatever the input: "
-        f"{policy.seen.get('samples', 0):g} validation samples were too few, or too often wrong, "
+        f"{count} validation samples were too few, or too often wrong, "
         f"to show {promise}; hold out more of them (`dubito train --validation`), or promise less "
         "(`dubito train` again with a greater --error)"
     )

@@ -34,7 +34,6 @@ NOTES = (
     "a bundle for `dubito predict`. A finished run with another promise gets its policy anew. "
     "Several processes: torchrun --nproc-per-node 2 -m dubito train ..."
 )
-SLOW = "on a CPU the extra fast makes this loss several times as fast: pip install 'dubito[fast]'"
 
 
 def _option(text: str, *names: str, panel: str | None = None) -> Any:
@@ -220,10 +219,10 @@ def _tell(limits: Limits, console: Console) -> None:
         ),
         soft_wrap=True,
     )
-    if policy is None:
+    if policy is None or policy.guarantee is None:
         return
-    asked = f"an error rate <= {policy.promise['error']:.3g}"
-    asked += f" with confidence {policy.promise['confidence']:.3g}"
+    asked = f"an error rate <= {policy.guarantee.level:.3g}"
+    asked += f" with confidence {policy.guarantee.confidence:.3g}"
     if policy.accepts_nothing:
         console.print(
             Text(
@@ -245,16 +244,15 @@ def _tell(limits: Limits, console: Console) -> None:
 
 def _bounds(policy: Policy) -> str:
     """What is asked of a prediction; too few samples give no bound for unfamiliar ones."""
-    if policy.familiar is None or math.isinf(policy.familiar.value):
-        return f"{policy.sure!r}, and at nothing for unfamiliar inputs"
-    return f"{policy.sure!r}, and {policy.familiar!r} for unfamiliar inputs"
+    ood = policy.ood_threshold
+    if ood is None or math.isinf(ood.value):
+        return f"{policy.threshold!r}, and at nothing for unfamiliar inputs"
+    return f"{policy.threshold!r}, and {ood!r} for unfamiliar inputs"
 
 
 def _show(plan: Plan, chosen: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     """The data in a line, and every setting, those that were chosen in bold."""
     from rich.table import Table
-
-    from dubito import kernels
 
     facts = plan.config.facts
     console.print(
@@ -265,8 +263,6 @@ def _show(plan: Plan, chosen: Mapping[str, Mapping[str, Any]], console: Console)
         soft_wrap=True,
     )
     method = plan.config.make_method()
-    if kernels.lacks_numba(plan.device, method.weights(0, 1)):
-        console.print(Text(SLOW), soft_wrap=True)
     if caution := method.caution(len(facts.classes)):
         console.print(Text(caution, style="yellow"), soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -26,17 +26,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from dubito import _checks, calibration
+from dubito import _checks, methods
+from dubito._legacy import MEASURES, Method, Prediction
 from dubito.bundle import Factory
+from dubito.calibration import Calibration
 from dubito.estimator._inputs import class_weights, coded, labelled, samples
 from dubito.estimator._learner import Array, Learner, untrained
 from dubito.estimator._limits import LEAST_HELD_OUT, across_folds, drawn, promised
 from dubito.estimator._parameters import backbone_of, check_parameters, method_of, settings_of
 from dubito.estimator._save import save
-from dubito.measures import MEASURES
-from dubito.methods import Method
 from dubito.policy import Decision, Policy
-from dubito.prediction import Prediction
 from dubito.runs import device_named
 
 __all__ = ["EvidentialClassifier"]
@@ -81,13 +80,13 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
     """
 
     classes_: Array
-    calibration_: calibration.Calibration | None
+    calibration_: Calibration | None
     policy_: Policy | None
     history_: list[dict[str, Any]]
 
     def __init__(
         self,
-        method: str | Method = "iedl",
+        method: str | Method | methods.Method = "iedl",
         backbone: str | Factory = "mlp",
         *,
         method_options: Mapping[str, Any] | None = None,
@@ -200,7 +199,7 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
         said, labels = self._learner.said(X), torch.from_numpy(codes)
         self._forget_limits()
         if calibrate:
-            self.calibration_ = calibration.fit(said, labels)
+            self.calibration_ = Calibration.fit(said.distribution, labels)
         if self.error is not None:
             # On what was said before calibration, which therefore can't disturb the promise.
             self.policy_ = promised(
@@ -255,36 +254,33 @@ class EvidentialClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> Array:
         """Calibrated probabilities in the order of `classes_`: (N, K)."""
-        said = self._said(X)
-        if self.calibration_ is not None:
-            said = self.calibration_.apply(said)
-        return said.probs.numpy()
+        return self._said(X).calibrated(self.calibration_).probs.numpy()
 
     def uncertainty(self, X: Any, measure: str = "vacuity") -> Array:
         """The measure of each sample, higher meaning less sure: (N,).
 
-        A measure of `dubito.measures` that rises with confidence, like max_prob, has its sign
+        A measure that rises with confidence, like max_prob, has its sign
         turned. `max_prob` finds misclassifications best, `vacuity` inputs unlike the training data.
         """
         _checks.one_of(MEASURES, measure, "measure")
         return -self._said(X).confidence(measure).numpy() + 0.0
 
     def decide(self, X: Any) -> Decision:
-        """Accept or abstain, and why: `accept` (N,) and `reason` (N,) of the policy's decision."""
+        """Accept or abstain: `accepted` (N,) and `reason` (N,) of the policy's decision."""
         said = self._said(X)
         if self.policy_ is None:
             raise NotFittedError(
                 "there is no policy to abstain by: give the error rate to promise, say error=0.05, "
                 "and call fit, or calibrate_on with data held out"
             )
-        return self.policy_.decide(said)
+        return self.policy_.decide(said.distribution)
 
     def predict_or_abstain(self, X: Any) -> tuple[Array, Array]:
         """Labels (N,), and which of them are accepted (N,) bool.
 
         The promised error rate is that of `labels[accepted]`; `decide` tells why others are not.
         """
-        accepted = self.decide(X).accept.numpy()
+        accepted = self.decide(X).accepted.numpy()
         return self.predict(X), accepted
 
     def _said(self, X: Any) -> Prediction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,15 +14,13 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from dubito import bundle
+from dubito._legacy import Method, Prediction
 from dubito.bundle import Factory
 from dubito.data import Arrays
-from dubito.methods import Method
-from dubito.methods.posterior_network import PosteriorModel
-from dubito.methods.weighted import Weighted
-from dubito.prediction import Prediction
+from dubito.methods.posterior_network import DensityHead
 from dubito.training import Settings, fit
 
-__all__ = ["Adjusted", "Array", "Learner", "untrained"]
+__all__ = ["Array", "Learner", "untrained"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 AT_ONCE = 4096  # samples that are predicted together
@@ -55,7 +53,7 @@ class Learner:
         inputs = torch.from_numpy(self._standardised(X)).float()
         names = tuple(str(code) for code in range(int(codes.max()) + 1))
         data = Arrays(inputs, torch.from_numpy(codes), names, "X")
-        adjusted = Adjusted(method=self.method, class_weight=class_weight, before=self.epochs)
+        adjusted = replace(self.method, class_weight=class_weight, before=self.epochs)
         self.network.float()
         try:
             with _progress(settings.epochs, verbose) as tell:
@@ -75,9 +73,8 @@ class Learner:
         place = next(self.network.parameters()).device
         parts = []
         for part in inputs.split(AT_ONCE):
-            with self.method.seeded(self.seed):  # of each, so that places don't matter
-                parts.append(self.method.outputs_for(self.network, part.to(place)).cpu())
-        return self.method.prediction(torch.cat(parts, dim=-2))
+            parts.append(self.method.outputs_for(self.network, part.to(place)).cpu())
+        return self.method.prediction(torch.cat(parts))
 
     @property
     def class_counts(self) -> tuple[int, ...]:
@@ -89,7 +86,7 @@ class Learner:
         self.seen = self.seen + np.bincount(codes, minlength=len(self.seen))
         logs = torch.tensor(self.class_counts, dtype=torch.get_default_dtype()).log()
         for module in self.network.modules():  # the members of an ensemble too
-            if isinstance(module, PosteriorModel):
+            if isinstance(module, DensityHead):
                 module.log_counts.copy_(logs)
 
     def _standardised(self, X: Array) -> Array:
@@ -103,17 +100,6 @@ class Learner:
         place = next(self.network.parameters()).device
         network = self.network if place.type == "cpu" else copy.deepcopy(self.network).cpu()
         return {**self.__dict__, "network": network}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Adjusted(Weighted):
-    """A method with class weights, which goes on after the epochs trained `before`."""
-
-    before: int = 0
-
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The method's, of the epoch counted from the first one."""
-        return self.method.weights(epoch + self.before, epochs + self.before)
 
 
 def untrained(

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dubito import calibration
-from dubito.bundle import joined
+from dubito._legacy import UNFAMILIAR, Prediction, joined
 from dubito.calibration import Calibration
 from dubito.estimator._learner import Array, Learner
-from dubito.policy import UNFAMILIAR, Policy
-from dubito.prediction import Prediction
+from dubito.policy import Policy
 
 __all__ = ["LEAST_HELD_OUT", "across_folds", "drawn", "promised"]
 
@@ -54,7 +52,7 @@ def across_folds(
         seen = fold != number
         said.append(trained(X[seen], codes[seen], int(seed)).said(X[~seen]))
     order = np.concatenate([np.flatnonzero(fold == number) for number in range(FOLDS)])
-    return calibration.fit(joined(said), torch.from_numpy(codes[order]))
+    return Calibration.fit(joined(said).distribution, torch.from_numpy(codes[order]))
 
 
 def promised(
@@ -68,13 +66,13 @@ def promised(
 ) -> Policy:
     """The policy that keeps the error rate; a warning, at the caller of `fit`, where none does."""
     familiar = [name for name in UNFAMILIAR if name in said.available]
-    policy = Policy.promise_error(
-        said, labels, error, confidence, measure,
-        unfamiliar=familiar[0] if familiar else None, false_alarms=false_alarms,
+    policy = Policy.control_error(
+        said.distribution, said.label != labels, error, confidence, measure,
+        ood_score=familiar[0] if familiar else None, false_alarms=false_alarms,
     )  # fmt: skip
     if policy.accepts_nothing:
         warnings.warn(
-            f"{policy}, so every sample is abstained on. More held-out data, a "
+            f"{policy!r}, so every sample is abstained on. More held-out data, a "
             "greater `error` or a better network may change that",
             UserWarning,
             stacklevel=4,  # through the method that learns limits, and `fit` or `calibrate_on`

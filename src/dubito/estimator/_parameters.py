@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dubito import _checks, methods
+from dubito import _checks, _legacy, methods
+from dubito._legacy import MEASURES, Method
 from dubito.bundle import Factory
-from dubito.measures import MEASURES
-from dubito.methods import Method
 from dubito.training import Settings
 
 __all__ = ["backbone_of", "check_parameters", "method_of", "settings_of"]
@@ -39,13 +38,13 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         raise ValueError(f"weight_decay must be >= 0, not {parameters['weight_decay']!r}")
 
 
-def method_of(method: str | Method, options: Mapping[str, Any] | None) -> Method:
+def method_of(method: str | Method | methods.Method, options: Mapping[str, Any] | None) -> Method:
     """The method: by its name and options, or as it is."""
-    if not isinstance(method, Method):
-        return methods.method(method, **{**TUNED.get(method, {}), **(options or {})})
+    if isinstance(method, str):
+        return _legacy.method(method, **{**TUNED.get(method, {}), **(options or {})})
     if options:
         raise ValueError("method_options are for a method given by its name")
-    return method
+    return _legacy.method(method)
 
 
 def backbone_of(backbone: str | Factory, hidden: Sequence[int]) -> dict[str, Any] | Factory:

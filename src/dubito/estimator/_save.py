@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from dubito import bundle
 from dubito.bundle import Column, Columns, Factory, Preprocessing
 from dubito.calibration import Calibration
 from dubito.estimator._learner import Learner
-from dubito.measures import MEASURES
-from dubito.policy import Bound, Policy
+from dubito.policy import Policy, Threshold
 
 __all__ = ["save"]
 
@@ -72,13 +70,14 @@ def _check_resolution(learner: Learner, features: Sequence[str] | None) -> None:
 
 def _rounded(policy: Policy) -> Policy:
     """The policy for measures in float32: inputs that tie at a bound in float64 still pass it."""
-    familiar = None if policy.familiar is None else _relaxed(policy.familiar)
-    return replace(policy, sure=_relaxed(policy.sure), familiar=familiar)
+    ood = None if policy.ood_threshold is None else _relaxed(policy.ood_threshold)
+    return policy.model_copy(update={"threshold": _relaxed(policy.threshold), "ood_threshold": ood})
 
 
-def _relaxed(bound: Bound) -> Bound:
-    if not np.isfinite(bound.value):
-        return bound
-    rises = MEASURES[bound.measure].rises_with == "confidence"
-    slack = SLACK * abs(bound.value)
-    return replace(bound, value=bound.value - slack if rises else bound.value + slack)
+def _relaxed(threshold: Threshold) -> Threshold:
+    value = threshold.value
+    if not np.isfinite(value):
+        return threshold
+    slack = SLACK * abs(value)
+    relaxed = value - slack if threshold.higher == "confidence" else value + slack
+    return threshold.model_copy(update={"value": relaxed})

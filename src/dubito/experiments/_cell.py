@@ -16,7 +16,8 @@ What a method does not have is absent. An infinity is the word "inf".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito import calibration, data, evaluation, runs
+from dubito import data, evaluation, runs
+from dubito._legacy import Prediction, calibration_metrics, ood_figures, reliability
 from dubito.calibration import Calibration
 from dubito.data.files import Blob
 from dubito.data.humans import human_counts, read_counts
+from dubito.distributions import Dirichlet
 from dubito.experiments import _curves, _quick
 from dubito.experiments._humans import against_people
 from dubito.experiments._recipe import Cell, Recipe
 from dubito.experiments._watch import is_watched, trajectory
-from dubito.prediction import Prediction
 from dubito.report.files import plain
 from dubito.runs import HELD_OUT, Evaluation, Plan, Run
 from dubito.training.loop import METRICS
@@ -40,6 +42,7 @@ from dubito.training.loop import METRICS
 __all__ = ["FORMAT", "Record", "check_shapes", "check_sources", "record"]
 
 FORMAT = 1
+MOST_LOG_EVIDENCE = 60.0
 #: of what `runs.evaluate` gives, what stands elsewhere in a record or changes from run to run
 ELSEWHERE = ("run", "limits", "seconds", "versions")
 HISTORY = ("validation_accuracy", "validation_loss")
@@ -67,25 +70,29 @@ def record(cell: Cell, plan: Plan, run: Run, summary: Mapping[str, Any], folder:
     ood = _quick.located(recipe, folder)[1]
     judged = runs.evaluate(run, ood=ood, noise=recipe.evaluate["noise"])
     held_out = run.predict(plan.validation.inputs)
-    fitted = calibration.fit(held_out, plan.validation.labels)
-    sets = ["test", *(f"ood/{key}" for key in judged.result["ood"])]
-    said = {_key(name): _said(judged.arrays, name, held_out.prior) for name in sets}
-    measures = {_key(name): _measures(judged.arrays, name, held_out.available) for name in sets}
+    fitted = Calibration.fit(held_out.distribution, plan.validation.labels.cpu())
+    said = judged.said
+    measures = {
+        name: {measure: one.measure(measure) for measure in one.available}
+        for name, one in said.items()
+    }
     labels = torch.from_numpy(judged.arrays["labels"])
-    after = {name: fitted.apply(one) for name, one in said.items()}
+    test = said["test"]
     result = _result(judged, recipe)
     if result["test"]["part"] != HELD_OUT:  # or it would be judged by what it was fitted on
-        result["calibrated"] = _calibrated(fitted, after, labels)
+        result["calibrated"] = _calibrated(fitted, said, labels)
     if recipe.evaluate["humans"]:
         result["humans"] = against_people(measures["test"], _people(recipe, folder))
     curves = {
         **_curves.densities(measures),
         "reliability": {
-            when: evaluation.reliability(one["test"].probs, labels)
-            for when, one in (("before", said), ("after", after))
+            when: reliability(one, labels)
+            for when, one in (("before", test), ("after", test.calibrated(fitted)))
             if when == "before" or "calibrated" in result
         },
-        "risk_coverage": evaluation.risk_coverage(measures["test"], said["test"].label == labels),
+        "risk_coverage": evaluation.risk_coverage(
+            test.distribution, test.label != labels, test.available
+        ),
     }
     return {
         **_described(cell),
@@ -110,21 +117,6 @@ def _described(cell: Cell) -> Record:
     }
 
 
-def _key(name: str) -> str:
-    return name.removeprefix("ood/")
-
-
-def _said(arrays: Mapping[str, Any], name: str, prior: float) -> Prediction:
-    """What was said of a set, as far as a calibration needs it: alpha, or probabilities."""
-    if f"{name}/alpha" in arrays:
-        return Prediction.from_alpha(torch.from_numpy(arrays[f"{name}/alpha"]), prior=prior)
-    return Prediction.from_probs(torch.from_numpy(arrays[f"{name}/probs"]))
-
-
-def _measures(arrays: Mapping[str, Any], name: str, names: Iterable[str]) -> dict[str, Tensor]:
-    return {measure: torch.from_numpy(arrays[f"{name}/{measure}"]) for measure in names}
-
-
 def _result(judged: Evaluation, recipe: Recipe) -> Record:
     """The figures, which name data by what the recipe calls it: a path is no part of a result."""
     result = {key: value for key, value in judged.result.items() if key not in ELSEWHERE}
@@ -137,20 +129,43 @@ def _result(judged: Evaluation, recipe: Recipe) -> Record:
     return result
 
 
-def _calibrated(fitted: Calibration, after: Mapping[str, Prediction], labels: Tensor) -> Record:
+def _calibrated(fitted: Calibration, said: Mapping[str, Prediction], labels: Tensor) -> Record:
     """What calibration makes of the probabilities, and of telling OOD sets from the test set."""
-    others = {name: said for name, said in after.items() if name != "test"}
+    after = {name: _rescaled(fitted, one) for name, one in said.items()}
+    others = {name: one for name, one in after.items() if name != "test"}
     return {
-        **fitted.as_dict(),
-        "calibration": evaluation.calibration(after["test"], labels),
+        **_described_calibration(fitted, said["test"]),
+        "calibration": calibration_metrics(said["test"].calibrated(fitted), labels),
         "ood": {
             name: {
-                "samples": len(said),
-                "detection": evaluation.ood_detection(after["test"], said),
+                "samples": len(one),
+                "detection": ood_figures(after["test"], one),
             }
-            for name, said in others.items()
+            for name, one in others.items()
         },
     }
+
+
+def _described_calibration(fitted: Calibration, said: Prediction) -> Record:
+    """The calibration as records have it: factor and power of the evidence, or a temperature."""
+    values = [math.exp(value) for value in fitted.theta]
+    if len(values) == 1:
+        return {"kind": "temperature", "parameters": {"temperature": 1 / values[0]}}
+    parameters = {"factor": values[0], "power": values[1], "prior": said.prior}
+    return {"kind": "evidence_scaling", "parameters": parameters}
+
+
+def _rescaled(fitted: Calibration, said: Prediction) -> Prediction:
+    """The Dirichlet with scaled evidence, whose measures records have; else the probabilities."""
+    dist = said.distribution
+    if not isinstance(dist, Dirichlet) or dist.prior == 0:
+        return said.calibrated(fitted)
+    factor, power = fitted.theta
+    logs = factor + math.exp(power) * dist.evidence.double().clamp_min(0).log()
+    # alpha0 must stay finite in float32: what is too much is taken from all classes of a sample
+    excess = (logs.amax(-1, keepdim=True) - MOST_LOG_EVIDENCE).clamp_min(0)
+    alpha = dist.prior + (logs - excess).exp()
+    return Prediction(Dirichlet(alpha.to(dist.alpha.dtype), dist.prior))
 
 
 def _config(run: Run, recipe: Recipe) -> Record:

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito import data, evaluation, metrics, runs
+from dubito import data, metrics, runs
+from dubito._legacy import Method, Prediction, ood_figures
 from dubito.data import Arrays, as_floats
-from dubito.methods import Method
-from dubito.prediction import Prediction
 from dubito.runs import Plan
 from dubito.training import Watch
 
@@ -33,7 +32,7 @@ def watcher(method: Method, test: Arrays, outside: Mapping[str, Tensor]) -> Watc
         told: dict[str, Any] = {"accuracy": metrics.accuracy(said.probs, test.labels).item()}
         shown = [name for name in MEASURES if name in said.available]
         for name, inputs in outside.items():
-            found = evaluation.ood_detection(said, _said(method, model, inputs), shown)
+            found = ood_figures(said, _said(method, model, inputs), shown)
             for measure, figures in found.items():
                 for metric in ("aupr", "auroc"):
                     told[f"{name}/{measure}/{metric}"] = figures[metric]
@@ -61,7 +60,7 @@ def loaded(plan: Plan, ood: Iterable[str]) -> tuple[Arrays, dict[str, Tensor]]:
 @torch.no_grad()
 def _said(method: Method, model: nn.Module, inputs: Tensor) -> Prediction:
     parts = [method.outputs_for(model, as_floats(part)) for part in inputs.split(AT_ONCE)]
-    return method.prediction(torch.cat(parts, -2))  # stacked passes come first
+    return method.prediction(torch.cat(parts))
 
 
 def is_watched(entries: Sequence[Mapping[str, Any]], ood: Iterable[str]) -> bool:

@@ -8,10 +8,10 @@ of one or more, and tells what `Bundle.predict`, `calibrated` and `decide` tell:
 | label | (N,) int64 | the most probable class; -1 where an input is not finite |
 | probs | (N, K) | calibrated probabilities |
 | belief | (N, K) | before calibration, where the method has evidence |
-| one for each measure | (N,) | before calibration, those of `dubito.measures` that there are |
+| one for each measure | (N,) | before calibration, those that the method has |
 | accept | (N,) bool | whether the policy answers, where there is one |
 | reason | (N,) int64 | 0 accepted, 1 ambiguous, 2 unfamiliar |
-| outputs | (N, K) | what the network gives; (M, N, K) for the M members of an ensemble |
+| outputs | (N, K) | what the network gives; (N, M, K) for the M members of an ensemble |
 
 Classes, method, policy and what else it takes to use the file alone stand in its metadata. Before a
 file gets its name it is run beside torch; one that differs is not written.

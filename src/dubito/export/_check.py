@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from dubito import _checks
+from dubito._legacy import Prediction
 from dubito.bundle import Bundle
+from dubito.distributions import Dirichlet
 from dubito.export._file import INPUT, ExportError, needed
-from dubito.export._graph import INVALID, chosen, takes_bytes
-from dubito.policy import Bound
-from dubito.prediction import Prediction
+from dubito.export._graph import INVALID, chosen, takes_bytes, thresholds
+from dubito.policy import Threshold
 
 __all__ = ["TOLERANCE", "Differences", "check", "samples"]
 
@@ -101,8 +102,8 @@ def _compared(
         )
     if not bool(usable.any()):
         raise ExportError("torch can't tell anything of ordinary inputs: outputs are not finite")
-    outputs = outputs[..., usable, :]
-    held = {name: v[:, usable] if v.ndim == 3 else v[usable] for name, v in told.items()}
+    outputs = outputs[usable]
+    held = {name: value[usable] for name, value in told.items()}
     ours = held.pop("outputs")
     scale = outputs.abs().amax(-1, keepdim=True).clamp_min(1)
     network = _largest(((ours - outputs) / scale).abs(), "outputs")
@@ -113,26 +114,21 @@ def _compared(
 def _judged(bundle: Bundle, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Which samples torch can tell something of, and which it refuses; at the edge it is neither.
 
-    Shapes: outputs (..., N, K) -> (N,), (N,).
+    Shapes: outputs (N, ..., K) -> (N,), (N,).
     """
-    finite = outputs.isfinite().movedim(-2, 0).flatten(1).all(1)
+    finite = outputs.isfinite().flatten(1).all(1)
     usable, refused = finite.clone(), ~finite
     if bool(finite.any()):
-        said = bundle.method.prediction(outputs[..., finite, :])
-        if hasattr(said, "alpha"):
-            least = said.alpha.amin(-1)
+        dist = bundle.method.core.distribution(outputs[finite])
+        if isinstance(dist, Dirichlet):
+            least = dist.alpha.amin(-1)
             usable[finite] = least >= torch.finfo(least.dtype).tiny
             refused[finite] = least == 0
     if bool(usable.any()):  # a policy raises where its measure is not a number
-        said = bundle.method.prediction(outputs[..., usable, :])
-        lost = [said.measure(bound.measure).isnan() for bound in _bounds(bundle)]
+        said = bundle.method.prediction(outputs[usable])
+        lost = [said.measure(one.score).isnan() for one in thresholds(bundle.policy)]
         usable[usable.clone()] = ~torch.stack(lost).any(0) if lost else True
     return usable, refused
-
-
-def _bounds(bundle: Bundle) -> list[Bound]:
-    policy = bundle.policy
-    return [] if policy is None else [b for b in (policy.sure, policy.familiar) if b is not None]
 
 
 def _network(bundle: Bundle, x: Tensor) -> Tensor:
@@ -195,16 +191,16 @@ def _check_choices(bundle: Bundle, said: Prediction, told: dict[str, Tensor]) ->
     if bundle.policy is None:
         return
     close = torch.zeros_like(told["accept"])
-    for bound in _bounds(bundle):
-        close |= _at(bound, said)
+    for threshold in thresholds(bundle.policy):
+        close |= _at(threshold, said)
     wrong = told["reason"] != bundle.decide(said).codes
     if bool((wrong & ~close).any()) or not torch.equal(told["accept"], told["reason"] == 0):
         raise ExportError("no file was written: decisions in it would differ from torch")
 
 
-def _at(bound: Bound, said: Prediction) -> Tensor:
-    values = said.measure(bound.measure)
-    return (values - bound.value).abs() <= TOLERANCE * values.abs()
+def _at(threshold: Threshold, said: Prediction) -> Tensor:
+    values = said.measure(threshold.score)
+    return (values - threshold.value).abs() <= TOLERANCE * values.abs()
 
 
 def _check_invalid(session: Any, bundle: Bundle, x: Tensor) -> None:

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dubito import _checks
-from dubito._dissonance import _inverse_rest as inverse_rest
-from dubito._dissonance import _ratios as ratios
-from dubito._forms import FORMS, evaluate
+from dubito._legacy import METHODS, Method, Prediction
 from dubito.bundle import Bundle
-from dubito.measures import MEASURES
-from dubito.methods import METHODS, MCDropout, Method, name_of
-from dubito.policy import Bound, Policy
-from dubito.prediction import Prediction
+from dubito.distributions._dissonance import _inverse_rest as inverse_rest
+from dubito.distributions._dissonance import _ratios as ratios
+from dubito.methods import Ensemble, MCDropout
+from dubito.policy import Policy, Threshold
 
-__all__ = ["INVALID", "Graph", "check_method", "chosen", "takes_bytes"]
+__all__ = ["INVALID", "Graph", "check_method", "chosen", "takes_bytes", "thresholds"]
 
 INVALID = -1  # the label of an input that is not finite, or overflows
 PAIRS = 1 << 16  # of classes at once, for each sample
@@ -27,9 +25,9 @@ MOST_BLOCKS = 16
 
 def check_method(method: Method) -> None:
     """An error for a method whose predictions are drawn, which a file could not repeat."""
-    inner = getattr(method, "method", method)
+    inner = method.core.member if isinstance(method.core, Ensemble) else method.core
     if isinstance(inner, MCDropout):
-        drawn = name_of(inner)
+        drawn = "mc_dropout"
         others = _checks.listed(name for name in METHODS if name != drawn)
         raise ValueError(
             f"the method {drawn!r} draws its predictions, which no file can repeat; these export: "
@@ -55,19 +53,20 @@ class Graph(nn.Module):
         self.model = deepcopy(bundle.model).cpu().eval().requires_grad_(False)
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
-        """{name: (N, ...)}; `outputs` of several members are (M, N, K)."""
+        """{name: (N, ...)}; `outputs` of several members are (N, M, K)."""
         bundle = self.bundle
         x = bundle.preprocessing.standardised(inputs)
         outputs = bundle.method.outputs_for(self.model, x)
-        said = _shared(bundle, bundle.method.prediction(outputs), self.measures)
-        valid = _finite(x) & _finite(outputs.movedim(-2, 0))
-        if hasattr(said, "alpha") and said.prior == 0:  # there exp may underflow
+        said = bundle.method.prediction(outputs)
+        valid = _finite(x) & _finite(outputs)
+        if said.prior == 0:  # there exp may underflow, and measures need float64, as in torch
             valid = valid & (said.alpha > 0).all(-1)
+            said = bundle.method.prediction(outputs.double())
         found = {"probs": bundle.calibrated(said).probs}
         if "vacuity" in said.available:
             found["belief"] = said.belief
-        found |= {name: said.measure(name) for name in chosen(bundle, said, self.measures)}
-        found = {name: _spoilt(value, valid) for name, value in found.items()}
+        found |= {name: _measure(said, name) for name in chosen(bundle, said, self.measures)}
+        found = {name: _spoilt(value.to(outputs), valid) for name, value in found.items()}
         label = torch.where(valid, said.label, INVALID)
         return {"label": label, **found, **_decided(bundle.policy, found), "outputs": outputs}
 
@@ -78,9 +77,14 @@ def chosen(bundle: Bundle, said: Prediction, measures: Sequence[str] | None) -> 
         return said.available
     for name in measures:
         _checks.one_of(said.available, name, "measure of this bundle")
-    bounds = () if bundle.policy is None else (bundle.policy.sure, bundle.policy.familiar)
-    needed = {*measures, *(bound.measure for bound in bounds if bound is not None)}
+    needed = {*measures, *(threshold.score for threshold in thresholds(bundle.policy))}
     return tuple(name for name in said.available if name in needed)
+
+
+def thresholds(policy: Policy | None) -> list[Threshold]:
+    """The thresholds of a policy."""
+    both = () if policy is None else (policy.threshold, policy.ood_threshold)
+    return [threshold for threshold in both if threshold is not None]
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -97,36 +101,24 @@ def _decided(policy: Policy | None, measures: Mapping[str, Tensor]) -> dict[str,
     """`Policy.decide`, but what is not a number does not pass, where that raises."""
     if policy is None:
         return {}
-    reason = torch.where(_passes(policy.sure, measures), 0, 1)
-    if policy.familiar is not None:
-        reason = torch.where(_passes(policy.familiar, measures), reason, 2)
+    reason = torch.where(_passes(policy.threshold, measures), 0, 1)
+    if policy.ood_threshold is not None:
+        reason = torch.where(_passes(policy.ood_threshold, measures), reason, 2)
     return {"accept": reason == 0, "reason": reason}
 
 
-def _passes(bound: Bound, measures: Mapping[str, Tensor]) -> Tensor:
-    values = _checks.entry(measures, bound.measure, "measure of the policy")
-    rises = MEASURES[bound.measure].rises_with == "confidence"
-    return values >= bound.value if rises else values <= bound.value
+def _passes(threshold: Threshold, measures: Mapping[str, Tensor]) -> Tensor:
+    values = _checks.entry(measures, threshold.score, "measure of the policy")
+    rises = threshold.higher == "confidence"
+    return values >= threshold.value if rises else values <= threshold.value
 
 
-def _shared(bundle: Bundle, said: Prediction, measures: Sequence[str] | None) -> Prediction:
-    """The same prediction, with measures of alpha that share their work and fit any batch."""
-    if not hasattr(said, "alpha"):
-        return said
-    wanted = chosen(bundle, said, measures)
-
-    def measured() -> dict[str, Tensor]:
-        names = tuple(name for name in wanted if name in FORMS)
-        found = dict(zip(names, evaluate(names, said.alpha), strict=True)) if names else {}
-        if "dissonance" in wanted:
-            found["dissonance"] = _dissonance(said.belief)
-        return found
-
-    return Prediction(said.alpha, "alpha", said.prior, measured)
+def _measure(said: Prediction, name: str) -> Tensor:
+    return _dissonance(said.belief) if name == "dissonance" else said.measure(name)
 
 
 def _dissonance(belief: Tensor) -> Tensor:
-    """As `dubito.dirichlet.dissonance`, in blocks that do not depend on the batch."""
+    """As `Dirichlet.dissonance`, in blocks that do not depend on the batch."""
     inverse = inverse_rest(belief)
     parts = []
     for block in _blocks(belief.shape[-1]):

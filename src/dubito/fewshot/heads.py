@@ -17,7 +17,7 @@ The weight of the KL term rises from 0 by rounds: `kl_weight` times round/`kl_ra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -25,12 +25,10 @@ import torch
 from torch import Tensor
 
 from dubito import _checks
-from dubito._forms import FORMS
-from dubito._moments import Moments
-from dubito.evidence import alpha_from_logits
-from dubito.losses import forward_kl, label_dirichlet, reverse_kl
-from dubito.methods.base import check_kl, ramped
-from dubito.prediction import Prediction
+from dubito._legacy import Prediction
+from dubito.distributions import Categorical, _closed_forms
+from dubito.kernels.spec import LossSpec, loss_spec
+from dubito.methods.base import ramp
 
 __all__ = ["HEADS", "Evidential", "Head", "head"]
 
@@ -66,13 +64,18 @@ class Head(ABC):
         return asdict(self)
 
 
-def _by_autograd(loss: Callable[[Tensor], Tensor], logits: Tensor) -> Evaluated:
-    """For what has no entry in FORMS; its own derivatives are closed forms all the same."""
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        values = loss(leaf)
-        (gradient,) = torch.autograd.grad(values.sum(), leaf)
-    return values.detach(), gradient
+def _evaluated(
+    spec: LossSpec, weights: Sequence[float | Tensor], logits: Tensor, y: Tensor
+) -> Evaluated:
+    """The weighted sum of closed forms and its gradient; a weight is a number, or (E, 1)."""
+    fast, one_hot = _closed_forms._is_fast(spec, logits), True
+    # new_full: a copy from the host cannot be captured in a CUDA graph
+    each = [w.unsqueeze(-1) if isinstance(w, Tensor) else logits.new_full((), w) for w in weights]
+    found, gradient = _closed_forms._value_and_gradient(
+        spec, fast, one_hot, each, logits, y.expand_as(logits)
+    )
+    parts = [w * value for w, value in zip(weights, found.unbind(-1), strict=True)]
+    return torch.stack(parts).sum(0), gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +86,13 @@ class Ramped(Head):
     kl_ramp: int = 10
 
     def __post_init__(self) -> None:
-        check_kl(self.kl_weight, self.kl_ramp)
+        _checks.non_negative(self.kl_weight, "kl_weight")
+        if not (isinstance(self.kl_ramp, int) and self.kl_ramp >= 0):
+            raise ValueError(f"kl_ramp must be a number of rounds >= 0, not {self.kl_ramp!r}")
 
     def ramp(self, rounds: int) -> tuple[float, ...]:
         """`kl_weight` min(1, round/`kl_ramp`)."""
-        return tuple(ramped(self.kl_weight, self.kl_ramp, i, rounds) for i in range(rounds))
+        return tuple(ramp(self.kl_weight, self.kl_ramp, i, rounds) for i in range(rounds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +110,9 @@ class Evidential(Ramped):
 
     def evaluate(self, logits: Tensor, y: Tensor, kl: Tensor) -> Evaluated:
         """From the closed forms; forms that share a part compute it once."""
-        evidence = torch.nn.functional.softplus(logits)
-        moments, kept = Moments(1 + evidence, evidence), evidence * (1 - y)
-        removed, divergence = Moments(1 + kept, kept), FORMS["kl_to_uniform"]
-        value = kl * divergence.value(removed, y)
-        slopes = kl.unsqueeze(-1) * (1 - y) * divergence.gradient(removed, y)
-        for name, weight in self.terms().items():
-            value = value + weight * FORMS[name].value(moments, y)
-            slopes = slopes + weight * FORMS[name].gradient(moments, y)
-        return value, slopes * torch.sigmoid(logits)
+        terms = self.terms()
+        spec = loss_spec((*terms, "label_removed_kl"))
+        return _evaluated(spec, [*terms.values(), kl], logits, y)
 
     def prediction(self, logits: Tensor) -> Prediction:
         """Dir(softplus(logits) + 1)."""
@@ -183,17 +182,9 @@ class REDLHead(Ramped):
             raise ValueError(f"prior must be a finite number > 0, not {self.prior!r}")
 
     def evaluate(self, logits: Tensor, y: Tensor, kl: Tensor) -> Evaluated:
-        """The squared error from its closed form, and the KL to Dir(prior)."""
-        evidence = torch.nn.functional.softplus(logits)
-        moments, form = Moments(evidence + self.prior, evidence), FORMS["mse_bias"]
-
-        def divergence(x: Tensor) -> Tensor:
-            removed = torch.nn.functional.softplus(x) * (1 - y) + self.prior
-            return kl * reverse_kl(removed, torch.full_like(removed, self.prior))
-
-        value, gradient = _by_autograd(divergence, logits)
-        slopes = form.gradient(moments, y) * torch.sigmoid(logits)
-        return value + form.value(moments, y), gradient + slopes
+        """The squared error and the KL to Dir(prior)."""
+        spec = loss_spec(("mse_bias", "label_removed_kl"), prior=self.prior)
+        return _evaluated(spec, [1.0, kl], logits, y)
 
     def prediction(self, logits: Tensor) -> Prediction:
         """Dir(softplus(logits) + prior)."""
@@ -208,17 +199,15 @@ class _PriorNetwork(Head):
         if not 1 < self.beta < float("inf"):
             raise ValueError(f"beta must be a finite number > 1, not {self.beta!r}")
 
+    @property
     @abstractmethod
-    def divergence(self, alpha: Tensor, target_alpha: Tensor) -> Tensor:
-        """How far Dir(alpha) is from the target."""
+    def form(self) -> str:
+        """The closed form of the divergence."""
 
     def evaluate(self, logits: Tensor, y: Tensor, kl: Tensor) -> Evaluated:
         """The divergence from the label's Dirichlet: an episode has no OOD samples to train on."""
-        classes = logits.shape[-1]
-        target = label_dirichlet(y.argmax(-1), classes, self.beta).to(logits).expand_as(logits)
-        return _by_autograd(
-            lambda x: self.divergence(alpha_from_logits(x, "exp", prior=0.0), target), logits
-        )
+        spec = loss_spec((self.form,), "exp", prior=0.0, beta=self.beta)
+        return _evaluated(spec, [1.0], logits, y)
 
     def prediction(self, logits: Tensor) -> Prediction:
         """Dir(exp(logits))."""
@@ -229,18 +218,20 @@ class _PriorNetwork(Head):
 class KLPNHead(_PriorNetwork):
     """Prior Network with the target first."""
 
-    def divergence(self, alpha: Tensor, target_alpha: Tensor) -> Tensor:
+    @property
+    def form(self) -> str:
         """KL(Dir(target) || Dir(alpha))."""
-        return forward_kl(alpha, target_alpha)
+        return "forward_kl"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RKLPNHead(_PriorNetwork):
     """Prior Network with the model first."""
 
-    def divergence(self, alpha: Tensor, target_alpha: Tensor) -> Tensor:
+    @property
+    def form(self) -> str:
         """KL(Dir(alpha) || Dir(target))."""
-        return reverse_kl(alpha, target_alpha)
+        return "reverse_kl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +256,7 @@ class SoftmaxHead(Head):
 
     def prediction(self, logits: Tensor) -> Prediction:
         """softmax(logits)."""
-        return Prediction.from_probs(logits.softmax(-1))
+        return Prediction(Categorical.from_logits(logits))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dubito import metrics
-from dubito.prediction import Prediction
+from dubito._legacy import Prediction
 
 __all__ = ["METRICS", "scores"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from dubito._legacy import MEASURES
 from dubito.demo import DRAWN, OUTSIDE, SETS, Outcome, Results
-from dubito.measures import MEASURES
 from dubito.report import figures, files, html
 from dubito.report.tables import Better, Cell, Table, markdown, mean_cells
 

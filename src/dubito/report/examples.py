@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dubito._legacy import Prediction
 from dubito.data import Arrays
-from dubito.prediction import Prediction
 
 __all__ = ["Example", "choose"]
 

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from dubito import evaluation
+from dubito._legacy import MEASURES, Prediction, reliability
 from dubito.bundle import Limits
 from dubito.data import as_floats
-from dubito.measures import MEASURES
-from dubito.prediction import Prediction
 from dubito.report import figures, files, html
 from dubito.report.figures.pictures import Image, as_image
 from dubito.report.figures.style import drawn
@@ -50,11 +49,14 @@ class Trained:
 def write(folder: Path, trained: Trained) -> Path:
     """Write the page; it needs nothing but itself."""
     charts = {name: _charts(trained, name) for name in _DRAWINGS}
+    policy = trained.limits.policy
+    both = () if policy is None else (policy.threshold, policy.ood_threshold)
     text = html.page(
         "training.html",
         trained=trained,
         effect=trained.limits.effect,
-        policy=trained.limits.policy,
+        policy=policy,
+        thresholds=[None if one is None else repr(one) for one in both],
         charts={name: pair for name, pair in charts.items() if pair},
         tables=list(_tables(trained)),
         sheet=_sheet(trained),
@@ -85,10 +87,10 @@ def _reliability(trained: Trained, narrow: bool) -> Any:
     scaled = trained.limits.calibration
     kinds = {"before": trained.said}
     if scaled is not None:
-        kinds["after"] = scaled.apply(trained.said)
+        kinds["after"] = trained.said.calibrated(scaled)
     curves = {}
     for name, said in kinds.items():
-        bins = evaluation.reliability(said.probs, trained.labels)
+        bins = reliability(said, trained.labels)
         seen = [
             (x, y, n)
             for x, y, n in zip(bins["confidence"], bins["accuracy"], bins["count"], strict=True)
@@ -104,8 +106,8 @@ def _reliability(trained: Trained, narrow: bool) -> Any:
 def _risk(trained: Trained, narrow: bool) -> Any:
     said = trained.said
     right = said.label == trained.labels
-    measures = {name: said.measure(name) for name in SHOWN if name in said.available}
-    found = evaluation.risk_coverage(measures, right)
+    shown = [name for name in SHOWN if name in said.available]
+    found = evaluation.risk_coverage(said.distribution, ~right, shown)
     curves = {
         MEASURES[name].label: figures.Curve(one["coverage"], one["risk"])
         for name, one in found.items()
@@ -113,7 +115,7 @@ def _risk(trained: Trained, narrow: bool) -> Any:
     figure = figures.risk_coverage({"Errors among the answers": curves}, narrow=narrow)
     policy = trained.limits.policy
     if policy is not None and not policy.accepts_nothing:
-        accept = policy.decide(said).accept
+        accept = policy.decide(said.distribution).accepted
         wrong = float((~right[accept]).double().mean())
         if wrong > 0:
             figure.axes[0].plot(
@@ -144,7 +146,9 @@ def _tables(trained: Trained) -> Iterator[Table]:
     said, labels = trained.said, trained.labels
     right = said.label == labels
     policy = trained.limits.policy
-    accept = right.new_ones(len(right)) if policy is None else policy.decide(said).accept
+    accept = (
+        right.new_ones(len(right)) if policy is None else policy.decide(said.distribution).accepted
+    )
     rows = []
     for number, name in enumerate(trained.classes):
         own = labels == number
@@ -185,11 +189,11 @@ def _sheet(trained: Trained) -> str | None:
     wrong = said.label != labels
     kinds: dict[str, tuple[Tensor, Tensor]] = {"sure, wrong": (wrong, said.max_prob)}
     policy = trained.limits.policy
-    codes = None if policy is None else policy.decide(said).codes
+    codes = None if policy is None else policy.decide(said.distribution).codes
     if codes is not None:
-        kinds["ambiguous"] = (codes == 1, said.entropy_of_mean)
-        if policy is not None and policy.familiar is not None:
-            kinds["unfamiliar"] = (codes == 2, -said.confidence(policy.familiar.measure))
+        kinds["ambiguous"] = (codes == 1, said.distribution.total)
+        if policy is not None and policy.ood_threshold is not None:
+            kinds["unfamiliar"] = (codes == 2, -said.confidence(policy.ood_threshold.score))
     rows = {}
     for name, (which, by) in kinds.items():
         places = which.nonzero().flatten()

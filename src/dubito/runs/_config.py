@@ -6,16 +6,16 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from dubito import _checks, backbones, bundle, methods
+from dubito import _checks, _legacy, backbones, bundle
+from dubito._legacy import METHODS, Method
 from dubito.data import DATASETS, Augment
-from dubito.methods import METHODS, Method
 from dubito.runs._sections import Known, checked, known_of, unknown
 from dubito.training import OPTIMIZERS, Settings
 
@@ -75,7 +75,7 @@ class Config:
     def make_method(self, **given: Any) -> Method:
         """The method, with `given` data."""
         options = dict(self.method)
-        return methods.method(options.pop("name"), **options, **given)
+        return _legacy.method(options.pop("name"), **options, **given)
 
     def settings(self) -> Settings:
         """The settings of the training."""
@@ -119,7 +119,7 @@ def known_keys(sections: Mapping[str, Any]) -> dict[str, Known]:
     return {
         "data": known_of(Data),
         "backbone": {"name": (str, _BACKBONE), **options},
-        "method": {"name": (str, _METHOD), **known_of(method)},
+        "method": {"name": (str, _METHOD), **method},
         "training": {**known_of(Settings), "augment": (Any, None)},
     }
 
@@ -167,15 +167,15 @@ def _where(section: str, given: Mapping[str, Any]) -> str:
     return f"[{section}] of {name!r}" if name else f"[{section}]"
 
 
-def _per_class(method: type[Method], given: Mapping[str, Any]) -> dict[str, str]:
-    scaled = "scale" in {field.name for field in fields(method)} and "scale" not in given
+def _per_class(method: Known, given: Mapping[str, Any]) -> dict[str, str]:
+    scaled = "scale" in method and "scale" not in given
     return {"scale": "per_class"} if scaled else {}
 
 
 def _member_options(ensemble: Mapping[str, Any]) -> dict[str, Any]:
     member = _checks.entry(METHODS, ensemble["member"], "member method")
     where = f"[method.options] of the member {ensemble['member']!r}"
-    options = checked(known_of(member), ensemble["options"], where)
+    options = checked(member, ensemble["options"], where)
     return options | _per_class(member, ensemble["options"])
 
 
@@ -202,8 +202,8 @@ def _check_values(config: Config) -> None:
             raise ValueError(unknown(option, taken, "[training.optimizer_options]"))
     if not 0 < config.data["validation"] < 1:
         raise ValueError(f"validation must be between 0 and 1, not {config.data['validation']!r}")
-    if config.data["train_ood"] is not None and not hasattr(method, "ood"):
-        able = [name for name, one in METHODS.items() if "ood" in {f.name for f in fields(one)}]
+    if config.data["train_ood"] is not None and not method.trains_with_ood:
+        able = [name for name in METHODS if _legacy.method(name).trains_with_ood]
         raise ValueError(
             f"train_ood is for methods that train with OOD inputs ({', '.join(able)}), "
             f"not for {config.method['name']!r}"

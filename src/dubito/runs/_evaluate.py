@@ -14,11 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito import bundle, data, evaluation, metrics
+from dubito import bundle, data, metrics
+from dubito._legacy import (
+    Prediction,
+    calibration_metrics,
+    misclassification,
+    ood_figures,
+    promise_of,
+)
 from dubito.bundle import Limits
 from dubito.data import Arrays, as_floats
 from dubito.policy import REASONS, Policy
-from dubito.prediction import Prediction
 from dubito.report import files
 from dubito.report.tables import deviation
 from dubito.runs import _folder
@@ -36,10 +42,14 @@ AT_ONCE = 4096  # samples that get their noise together
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures, as fractions and plain values, and the arrays that they came from."""
+    """The figures, as fractions and plain values, and the arrays that they came from.
+
+    `said` holds what was said of the samples ("test") and of each OOD set.
+    """
 
     result: dict[str, Any]
     arrays: dict[str, Any] = field(repr=False)
+    said: dict[str, Prediction] = field(repr=False)
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
         """Write result.json and arrays.npz into a folder."""
@@ -101,9 +111,10 @@ def evaluate(
     arrays: dict[str, Any] = {"labels": samples.labels.numpy(), **_arrays("test", said)}
     limits = bundle.read_limits(run.folder)
     kept = _limited(limits, said, samples.labels, part)
+    predictions = {"test": said}
     result["ood"], result["noise"] = {}, {}
     for (key, x), place in zip(outside.items(), sources.values(), strict=True):
-        other = run.predict(x, batch_size)
+        other = predictions[key] = run.predict(x, batch_size)
         result["ood"][key] = {"source": place} | _told_apart(said, other)
         if limits.policy is not None:
             kept["ood"][key] = _decided(limits.policy, other)
@@ -119,7 +130,7 @@ def evaluate(
     if kept:
         result["limits"] = kept
     result |= {"seconds": time.perf_counter() - start, "versions": versions()}
-    return Evaluation(result, arrays)
+    return Evaluation(result, arrays, predictions)
 
 
 def _samples(run: Run, source: str | None, resize: bool) -> tuple[Arrays, str]:
@@ -189,14 +200,14 @@ def _judged(said: Prediction, labels: Tensor) -> dict[str, Any]:
     right = int(correct.sum())
     judged: dict[str, Any] = {
         "accuracy": metrics.accuracy(said.probs, labels).item(),
-        "calibration": evaluation.calibration(said, labels),
+        "calibration": calibration_metrics(said, labels),
         "aurc": {
             name: metrics.aurc(said.confidence(name), correct).item() for name in said.available
         },
         "misclassification": {},
     }
     if 0 < right < len(labels):
-        judged["misclassification"] = evaluation.misclassification(said, labels)
+        judged["misclassification"] = misclassification(said, labels)
     else:  # a ranking of right and wrong needs some of both
         which = "right" if right else "wrong"
         judged["notes"] = [
@@ -209,9 +220,9 @@ def _limited(limits: Limits, said: Prediction, labels: Tensor, part: str) -> dic
     """Calibration after the run's own, and what its policy decides and promised."""
     found: dict[str, Any] = {}
     if limits.calibration is not None and part != HELD_OUT:
-        found["calibration"] = evaluation.calibration(limits.calibration.apply(said), labels)
+        found["calibration"] = calibration_metrics(said.calibrated(limits.calibration), labels)
     if limits.policy is not None:
-        found["promise"] = dict(limits.policy.promise)
+        found["promise"] = promise_of(limits.policy)
         if part != HELD_OUT:
             found["test"] = _decided(limits.policy, said, labels)
         found |= {"ood": {}, "noise": {}}
@@ -220,17 +231,17 @@ def _limited(limits: Limits, said: Prediction, labels: Tensor, part: str) -> dic
 
 def _decided(policy: Policy, said: Prediction, labels: Tensor | None = None) -> dict[str, float]:
     """The shares that are accepted and refused; the share `wrong` is of the accepted, if any."""
-    decision = policy.decide(said)
+    decision = policy.decide(said.distribution)
     counts = torch.bincount(decision.codes, minlength=len(REASONS)).tolist()
     found = {name: count / len(said) for name, count in zip(REASONS, counts, strict=True)}
-    if labels is not None and bool(decision.accept.any()):
-        wrong = (said.label != labels)[decision.accept]
+    if labels is not None and bool(decision.accepted.any()):
+        wrong = (said.label != labels)[decision.accepted]
         found["wrong"] = wrong.double().mean().item()
     return found
 
 
 def _told_apart(said: Prediction, other: Prediction) -> dict[str, Any]:
-    return {"samples": len(other), "detection": evaluation.ood_detection(said, other)}
+    return {"samples": len(other), "detection": ood_figures(said, other)}
 
 
 def _arrays(prefix: str, said: Prediction) -> dict[str, Any]:

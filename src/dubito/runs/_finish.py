@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dubito import bundle
+from dubito._legacy import promise_of
 from dubito.bundle import Promise
 from dubito.data import Arrays
 from dubito.runs import _folder
@@ -55,4 +56,4 @@ def keeps(folder: Path, promise: Promise) -> bool:
     """Whether the policy of a finished run is for this promise, as far as its measures have it."""
     policy = bundle.read_limits(folder).policy
     asked = vars(promise)
-    return policy is not None and all(asked.get(k, v) == v for k, v in policy.promise.items())
+    return policy is not None and all(asked.get(k, v) == v for k, v in promise_of(policy).items())

@@ -30,9 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from dubito import bundle
+from dubito._legacy import Method, Prediction
 from dubito.bundle import Limits, Preprocessing, joined, says, versions
-from dubito.methods import Method
-from dubito.prediction import Prediction
 from dubito.report import files
 from dubito.runs._config import SECTIONS, Config, configure
 from dubito.runs._sections import checked, known_of
@@ -43,7 +42,6 @@ __all__ = ["Facts", "Recorded", "Run", "folders", "joined", "load", "save", "ver
 
 CONFIG, SPLIT, WEIGHTS = "config.json", "split.npz", "model.safetensors"
 FORMAT = "dubito-run-1"
-SEED = 0  # of what a method draws when it predicts
 
 
 def folders(path: str | os.PathLike[str]) -> list[Path]:
@@ -120,18 +118,17 @@ class Run:
         """The shape of one input."""
         return tuple(self.config.facts.shape)
 
-    def predict(self, x: Tensor, batch_size: int = 1024, *, seed: int = SEED) -> Prediction:
+    def predict(self, x: Tensor, batch_size: int = 1024) -> Prediction:
         """What the network says of inputs (N, *shape), bytes or floats, as tensors on the CPU.
 
-        Inputs are as the data has them, not yet standardised. What a method draws when it predicts
-        follows from `seed`, so that a second call says the same.
+        Inputs are as the data has them, not yet standardised.
         """
         if x.ndim < 1 or tuple(x.shape[1:]) != self.shape or not len(x):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, but this run takes (N, *{self.shape}), N >= 1"
             )
         prepared = self.config.prepared()
-        return says(self.method, self.model, prepared, x, batch_size, seed)
+        return says(self.method, self.model, prepared, x, batch_size)
 
 
 def save(

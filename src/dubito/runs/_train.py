@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dubito import data
+from dubito._legacy import Method, balanced
 from dubito.bundle import Promise
 from dubito.data import Arrays
-from dubito.methods import Method
-from dubito.methods.weighted import Weighted, balanced
 from dubito.report import files
 from dubito.runs import _folder
 from dubito.runs._config import AUTO, Config, configure
@@ -314,7 +313,7 @@ def _method(plan: Plan) -> Method:
     if config.data["class_weight"] is None:
         return method
     weights = torch.tensor(balanced(config.facts.class_counts), device=plan.device)
-    return Weighted(method=method, class_weight=weights)
+    return replace(method, class_weight=weights)
 
 
 def _sources(plan: Plan) -> tuple[Source, Source]:

@@ -17,20 +17,23 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor
 
-from dubito import backbones, bundle, data, dirichlet, methods, training
+from dubito import _legacy, backbones, bundle, data, losses, training
+from dubito._legacy import Method
 from dubito._threads import one_thread
 from dubito.bundle import Preprocessing, Promise
 from dubito.data import Arrays
 from dubito.data.download import data_root
-from dubito.evidence import alpha_from_logits
-from dubito.methods.base import Delegate, Method
+from dubito.losses import Term
+from dubito.methods import IEDL
+from dubito.methods.base import CONFIG, NonNegative
 from dubito.report import files
 from dubito.serve import _gallery, _outside, _strokes
 from dubito.serve._warp import SIDE, plain, warped
@@ -138,38 +141,21 @@ PREPARED = Preprocessing(pixels=True, mode="L")
 # --- training ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exposed(Delegate):
-    """Another method, and inputs `bank` (M, *shape) that are to have no evidence.
+@pydantic_dataclass(frozen=True, kw_only=True, config=CONFIG)
+class Exposed(IEDL):
+    """I-EDL, and a term that takes evidence from outliers."""
 
-    Each batch of N is followed by N/2 of them, whose KL(Dir(alpha) || Dir(1)) is a further term.
-    """
+    outlier_weight: NonNegative = 0.3
+    """Weight of that term."""
 
-    method: Method
-    bank: Tensor = field(repr=False, compare=False)
-    weight: float
-
-    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The batch, and some of the bank."""
-        drawn = torch.randint(len(self.bank), ((len(x) + 1) // 2,), generator=generator)
-        return torch.cat([self.method.inputs(x, generator), self.bank[drawn]])
+    @property
+    def ood_terms(self) -> Mapping[str, Term]:
+        """KL(Dir(alpha) || Dir(1))."""
+        return {"outlier_kl": losses.kl_to_uniform}
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The other's, and the bank's."""
-        return {**self.method.weights(epoch, epochs), "outlier_kl": self.weight}
-
-    def terms_of(self, outputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The other's of the batch, and of the bank: {name: (N,)}, (N/2,) the last one."""
-        inside, outside = outputs[: len(target)], outputs[len(target) :]
-        flat = dirichlet.kl_to_uniform(alpha_from_logits(outside, "softplus"))
-        return {**self.method.terms_of(inside, target), "outlier_kl": flat}
-
-    def loss_of(self, outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The other's by its kernel."""
-        inside, outside = outputs[: len(target)], outputs[len(target) :]
-        loss, sums = self.method.loss_of(inside, target, weights[:-1])
-        flat = dirichlet.kl_to_uniform(alpha_from_logits(outside, "softplus")).sum()
-        return loss + weights[-1] * flat, torch.cat([sums, flat.detach()[None].to(sums)])
+        """Weights of I-EDL, and of the outliers."""
+        return {**super().weights(epoch, epochs), "outlier_kl": self.outlier_weight}
 
 
 def _trained(digits: Parts, recipe: Recipe, progress: Progress) -> tuple[torch.nn.Module, Method]:
@@ -181,8 +167,9 @@ def _trained(digits: Parts, recipe: Recipe, progress: Progress) -> tuple[torch.n
     known = torch.cat([digits.train.labels.repeat(recipe.variants), labels])
     train = Arrays(torch.cat([*made, warped(strokes, generator)]), known, digits.train.classes)
     bank = _outside.outliers(images, recipe.outliers, generator)
-    method = methods.method("iedl", fisher_weight=recipe.fisher_weight, kl_ramp=3)
-    exposed = Exposed(method=method, bank=bank, weight=recipe.outlier_weight)
+    method = _legacy.method("iedl", fisher_weight=recipe.fisher_weight, kl_ramp=3)
+    loss = Exposed(**method.hyperparameters(), outlier_weight=recipe.outlier_weight)
+    exposed = Method(core=loss, ood=bank, ood_share=0.5)
     settings = training.Settings(
         epochs=epochs, batch_size=recipe.batch_size, learning_rate=recipe.learning_rate,
         optimizer="adamw", optimizer_options={"weight_decay": 1e-3}, schedule="cosine",

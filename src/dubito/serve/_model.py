@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dubito import bundle as bundles
+from dubito._legacy import Prediction, promise_of
 from dubito.bundle import Bundle
-from dubito.policy import REASONS, Policy
-from dubito.prediction import Prediction
+from dubito.policy import REASONS, Policy, Threshold
 
 __all__ = ["Answers", "Served", "load"]
 
@@ -226,7 +226,22 @@ WHY: dict[str | None, Sentence] = {
 
 
 def _policy(policy: Policy, version: str | None) -> dict[str, Any]:
-    return {"version": version, **policy.as_dict(), "text": _sentence(policy)}
+    seen = {} if policy.validation is None else policy.validation.model_dump(exclude_none=True)
+    names = {"coverage": "accepted", "upper_bound": "upper"}
+    ood = policy.ood_threshold
+    return {
+        "version": version,
+        "sure": _bound(policy.threshold),
+        "familiar": None if ood is None else _bound(ood),
+        "promise": promise_of(policy),
+        "seen": {names.get(name, name): value for name, value in seen.items()},
+        "text": _sentence(policy),
+    }
+
+
+def _bound(threshold: Threshold) -> dict[str, Any]:
+    plain = threshold.model_dump(mode="json")
+    return {"measure": plain["score"], "value": plain["value"]}
 
 
 def _sentence(policy: Policy) -> str:
@@ -234,16 +249,17 @@ def _sentence(policy: Policy) -> str:
     if policy.accepts_nothing:
         return f"It {_abstains(policy)}"
     samples = _samples(policy)
-    bounds = [b for b in (policy.sure, policy.familiar) if b and math.isfinite(b.value)]
+    bounds = [b for b in (policy.threshold, policy.ood_threshold) if b and math.isfinite(b.value)]
     when = " and ".join(map(repr, bounds)) or "asked"
     promise = ""
-    if "error" in policy.promise:
+    asked = promise_of(policy)
+    if "error" in asked:
         promise = (
-            f": at most {policy.promise['error']:.3g} of its answers are wrong, with confidence "
-            f"{policy.promise.get('confidence', math.nan):.3g}, for inputs like {samples}"
+            f": at most {asked['error']:.3g} of its answers are wrong, with confidence "
+            f"{asked.get('confidence', math.nan):.3g}, for inputs like {samples}"
         )
-    elif "coverage" in policy.promise:
-        promise = f": at least {policy.promise['coverage']:.3g} of inputs like {samples} are"
+    elif "coverage" in asked:
+        promise = f": at least {asked['coverage']:.3g} of inputs like {samples} are"
         promise += " answered"
     return f"It answers when {when}{promise}."
 
@@ -253,4 +269,5 @@ def _abstains(policy: Policy) -> str:
 
 
 def _samples(policy: Policy) -> str:
-    return f"{policy.seen.get('samples', 0):g} validation samples"
+    count = 0 if policy.validation is None else policy.validation.samples
+    return f"{count} validation samples"

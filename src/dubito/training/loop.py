@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dubito._legacy import Method
 from dubito.data.arrays import Arrays
-from dubito.methods.base import Method
 from dubito.training import checkpoint, parallel
 from dubito.training.graph import CAPTURABLE, Graph, fuse
 from dubito.training.run import NonFiniteLoss, Run, Source, size
@@ -74,10 +74,10 @@ def fit(
     sees it in evaluation mode and in the training's precision; what it returns, say figures on
     other data, joins the history.
 
-    >>> from dubito import backbones, data, methods
+    >>> from dubito import _legacy, backbones, data
     >>> digits, _, _ = data.split(data.load("digits"), 0.2, seed=0)
     >>> train, validation, _ = data.split(digits, 0.8, seed=0)
-    >>> method = methods.method("iedl")
+    >>> method = _legacy.method("iedl")
     >>> network = backbones.build("mlp", train.shape, method.outputs(10))
     >>> run = fit(method, network, train, validation, Settings(epochs=4, batch_size=16))
     >>> run.epochs, run.best["validation_accuracy"] > 0.3
@@ -287,7 +287,7 @@ def _identity(run: Run) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that goes on from it."""
     return {
         "settings": _that_matter(run.settings),
-        "method": {"name": type(run.method).__name__, **run.method.hyperparameters()},
+        "method": run.method.identity(),
         "train": [getattr(run.train, "name", type(run.train).__name__), size(run.train)],
         "data": run.train_id,
     }

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset
 
+from dubito._legacy import Method
 from dubito.data.arrays import Arrays, as_floats
 from dubito.data.augment import Augment
-from dubito.methods.base import Method
 from dubito.training import checkpoint, parallel
 from dubito.training.average import SAMPLES, Average
 from dubito.training.settings import Settings
@@ -255,7 +255,9 @@ class Run:
         for x, target in self._checks():
             with self.autocast():
                 shown = self.method.outputs_for(self.judged, x)
-                outputs = self.judged(self.method.inputs(x, drawn))
+                outputs = shown
+                if self.method.trains_with_ood:
+                    outputs = self.judged(self.method.inputs(x, drawn))
                 self._check_outputs(shown)
                 said = self.method.prediction(shown)
             truth = target.argmax(-1) if target.is_floating_point() else target

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dubito.measures import MEASURES
+from dubito._legacy import MEASURES
 from dubito.report import figures
 from dubito.report.figures import Curve, Interval, Ridge
 from dubito.report.reproduction.drawing import Drawing

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from dubito.measures import MEASURES
+from dubito._legacy import MEASURES
 from dubito.report.reproduction.names import base_of, label_of, set_of, variant_of
 from dubito.report.reproduction.published import Key, Published, Verdict, key_of, verdict
 from dubito.report.reproduction.records import Records

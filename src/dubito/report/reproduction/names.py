@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dubito.measures import MEASURES
+from dubito._legacy import MEASURES
 
 __all__ = [
     "ABLATION",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dubito import _checks
-from dubito.measures import MEASURES
+from dubito._legacy import MEASURES
 from dubito.report.reproduction.names import METHODS_SHOWN, SETS, plain
 from dubito.report.tables import Better
 
