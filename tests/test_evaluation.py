@@ -116,17 +116,6 @@ def test_risk_coverage_spreads_the_errors_of_ties() -> None:
     assert curve["risk"] == pytest.approx([0, 1 / 6, 2 / 9, 1 / 4])
 
 
-@pytest.mark.parametrize("case", ["classification", "regression"])
-def test_reliability_is_raw_or_calibrated(case: str) -> None:
-    task, dist, target = CASES[case]
-    calibration = Calibration.fit(dist, target)
-    raw = evaluation.reliability(task, dist, target)
-    assert raw == task.reliability(dist.predictive, target)
-    calibrated = evaluation.reliability(task, dist, target, calibration)
-    assert calibrated == task.reliability(calibration(dist), target)
-    assert calibrated != raw
-
-
 def test_dense_batches_are_flattened() -> None:
     dist, ood = Dirichlet(ALPHA.reshape(10, 20, 4)), Dirichlet(OOD_ALPHA)
     errors = (ALPHA.argmax(-1) != LABELS).reshape(10, 20)

@@ -426,3 +426,8 @@ def test_a_mixture_of_one_member_has_its_loss():
             for d in (dist, DIST)
         )
         torch.testing.assert_close(ours, theirs)
+
+
+def test_terms_of_a_dirichlet_reject_other_distributions():
+    with pytest.raises(TypeError, match=r"mse_bias is a term of a Dirichlet, not of Categorical"):
+        losses.mse_bias(Categorical(LOGITS), LABELS)

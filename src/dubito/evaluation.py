@@ -24,7 +24,6 @@ __all__ = [
     "error_detection",
     "evaluate",
     "ood_detection",
-    "reliability",
     "risk_coverage",
 ]
 
@@ -132,24 +131,6 @@ def risk_coverage(
         risk = np.interp(kept, [0, *(ends + 1)], [0, *counted]) / kept
         curves[name] = {"coverage": (kept / len(correct)).tolist(), "risk": risk.tolist()}
     return curves
-
-
-def reliability(
-    task: Task, dist: Distribution, target: Tensor, calibration: Calibration | None = None
-) -> Curve:
-    """Compute a reliability diagram: expected and observed frequencies.
-
-    Args:
-        task: What the target is.
-        dist: Distribution, batch shape (N,), in user units.
-        target: Encoded targets.
-        calibration: Calibration to apply.
-
-    Returns:
-        Lists "expected", "observed" and "count"; see `Task.reliability`.
-    """
-    predictive = dist.predictive if calibration is None else calibration(dist)
-    return task.reliability(predictive, target.to(dist.device))
 
 
 def evaluate(

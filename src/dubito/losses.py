@@ -172,8 +172,9 @@ def weighted_sums(
             class_weight=class_weight, ignore_index=ignore_index,
             reduction=reduction, per_class=per_class,
         )  # fmt: skip
-        mean = {"none": lambda: loss.mean(-1), "sum": lambda: loss / members, "mean": lambda: loss}
-        return mean[reduction](), sums / members
+        if reduction == "none":
+            loss = loss.mean(-1)
+        return loss / members if reduction == "sum" else loss, sums / members
     kernel_input, functions = dist.kernel_input(), tuple(terms.values())
     if kernel_input is not None and all(isinstance(term, ClosedForm) for term in functions):
         values, evidence, prior = kernel_input
@@ -241,6 +242,8 @@ def _generic_sums(
 def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> Tensor:
     if not isinstance(term, ClosedForm):
         return term(dist, target)
+    if dist.kernel_input() is None:
+        raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
     one = _constant((1.0,), dist.device)
     return weighted_sums(
         {term.form: term}, dist, target, one, reduction="none", per_class=per_class
