@@ -628,3 +628,9 @@ def test_uncertainty_has_gradients() -> None:
     torch.testing.assert_close(seen, wanted)
     total, aleatoric, epistemic = uncertainty(alpha.detach().float())
     torch.testing.assert_close(total, aleatoric + epistemic)
+
+
+def test_alpha_without_evidence_has_no_divergence_from_the_rounded_prior() -> None:
+    alpha = torch.full((3, 4), 0.1)  # 0.1 is not a float32 number
+    (kl,) = evaluate(("label_removed_kl",), alpha, torch.eye(4)[:3], prior=0.1)
+    assert (kl == 0).all()

@@ -255,11 +255,10 @@ class Terms:
 
     def _excess(self, base: float) -> Tensor:
         """alpha - base."""
-        return (
-            self._evidence
-            if self._evidence is not None and self.prior == base
-            else self.alpha - base
-        )
+        if self._evidence is not None and self.prior == base:
+            return self._evidence
+        # A float32 alpha without evidence is the base rounded to float32.
+        return self.alpha - (_rounded(base) if self.single else base)
 
     @lazy
     def from_one(self) -> ConstantKL:
@@ -298,6 +297,12 @@ class Terms:
     def from_uniform(self) -> KL:
         """KL(Dir(1) || Dir(alpha))."""
         return KL(self.beside(torch.ones_like(self.alpha)), self)
+
+
+def _rounded(x: float) -> float:
+    """Round to the 24 bits of float32, by Veltkamp's splitting: torch.compile traces it."""
+    scaled = x * (2.0**29 + 1)
+    return scaled - (scaled - x)
 
 
 class ConstantKL:

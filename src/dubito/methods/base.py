@@ -17,20 +17,9 @@ from dubito.distributions import Distribution
 from dubito.losses import Term, weighted_sums
 
 __all__ = [
-    "CONFIG",
-    "METHODS",
-    "Method",
-    "MethodLoss",
-    "Network",
-    "NonNegative",
-    "Positive",
-    "Ramp",
-    "Scale",
-    "build",
-    "from_dict",
-    "ramp",
-    "register",
-]
+    "CONFIG", "METHODS", "Method", "MethodLoss", "Network", "NonNegative", "Positive", "Ramp",
+    "Scale", "build", "from_dict", "ramp", "register",
+]  # fmt: skip
 
 #: pydantic configuration of every method; field docstrings become help texts
 CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
