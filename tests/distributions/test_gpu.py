@@ -1,0 +1,72 @@
+"""Distributions and losses on a GPU give what they give on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distributions.examples import EXAMPLES, build, outputs_of
+from dubito import Dirichlet, IEDLLoss, iedl, kernels
+from dubito.methods import METHODS
+from dubito.methods import build as build_method
+from methods.digits import data_of, untrained
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    # torch.compile's own use of torch
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_scores(name):
+    outputs = outputs_of(name, 33)
+    ours, theirs = build(name, outputs.cuda()), build(name, outputs)
+    for score in theirs.scores:
+        torch.testing.assert_close(ours.score(score).cpu(), theirs.score(score))
+
+
+def test_scores_come_from_one_kernel():
+    dist = Dirichlet.from_logits(torch.randn(8, 4, device="cuda"))
+    before = kernels.calls["triton uncertainty"]
+    dist.total, dist.aleatoric, dist.epistemic  # noqa: B018
+    assert kernels.calls["triton uncertainty"] == before + 1
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "mc_dropout"])
+def test_losses_of_methods(name):
+    method = build_method(name)
+    x, y = (part[:32] for part in data_of(method)[:2])
+    with torch.no_grad():
+        outputs = untrained(method).eval()(x)
+    results = []
+    for device in ("cpu", "cuda"):
+        leaf = outputs.to(device).detach().requires_grad_()
+        dist = method.distribution(leaf)
+        ood = method.distribution(-leaf) if method.ood_terms else None
+        weights = method.weight_tensor(1, 2).to(device)
+        total, sums = method.loss(dist, y.to(device), weights, ood=ood)
+        total.backward()
+        results.append((total.detach().cpu(), sums.cpu(), leaf.grad.cpu()))
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_function_and_module_run_the_kernel_and_compile():
+    logits = torch.randn(64, 10, device="cuda")
+    target = torch.randint(10, (64,), device="cuda")
+    criterion = IEDLLoss().cuda()
+    values = []
+    for loss in (
+        criterion,
+        lambda x, y: iedl(Dirichlet.from_logits(x), y),
+        torch.compile(criterion, fullgraph=True),
+    ):
+        before, leaf = kernels.calls["triton"], logits.clone().requires_grad_()
+        value = loss(leaf, target)
+        value.backward()
+        values.append((value.detach(), leaf.grad))
+        if len(values) < 3:  # a compiled loss is an operator
+            assert kernels.calls["triton"] == before + 1
+    for other in values[1:]:
+        torch.testing.assert_close(other, values[0])
