@@ -88,18 +88,18 @@ def assert_agrees(
     """
     weights = weights_of(spec, values.device.type)
     leaf = values.detach().requires_grad_()
-    found = weighted_sums(spec, leaf, target, weights, class_weight)
-    assert found is not None
+    result = weighted_sums(spec, leaf, target, weights, class_weight)
+    assert result is not None
     exact = values.detach().double().requires_grad_()
     wide = target.double() if target.is_floating_point() else target
     by_class = None if class_weight is None else class_weight.double()
-    wanted = weighted_sums_reference(spec, exact, wide, weights.double(), by_class)
-    torch.testing.assert_close(found[0].double(), wanted[0], rtol=rtol, atol=1e-9)
-    torch.testing.assert_close(found[1].double(), wanted[1], rtol=rtol, atol=1e-9)
-    factor = torch.linspace(0.5, 2, wanted[0].numel(), device=values.device)
-    factor = factor.reshape(wanted[0].shape)
-    (gradient,) = torch.autograd.grad((factor * found[0]).sum(), leaf)
-    (slopes,) = torch.autograd.grad((factor * wanted[0]).sum(), exact)
+    expected = weighted_sums_reference(spec, exact, wide, weights.double(), by_class)
+    torch.testing.assert_close(result[0].double(), expected[0], rtol=rtol, atol=1e-9)
+    torch.testing.assert_close(result[1].double(), expected[1], rtol=rtol, atol=1e-9)
+    factor = torch.linspace(0.5, 2, expected[0].numel(), device=values.device)
+    factor = factor.reshape(expected[0].shape)
+    (gradient,) = torch.autograd.grad((factor * result[0]).sum(), leaf)
+    (slopes,) = torch.autograd.grad((factor * expected[0]).sum(), exact)
     assert gradient.dtype == values.dtype
     size = slopes.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     precision = max(rtol, 4 * torch.finfo(values.dtype).eps)

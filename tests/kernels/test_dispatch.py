@@ -1,9 +1,7 @@
-"""Which backend computes a loss, and what is left to the torch forms."""
+"""Which losses the kernels compute, and which the torch forms."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,19 +34,15 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_DEVICE", "cpu")
 
 
-@pytest.fixture
-def backend(triton: None) -> str:
-    """Name of the backend in `calls`."""
-    return "triton"
-
-
-def test_calls_name_the_backend(backend: str) -> None:
-    before = kernels.calls[backend]
+@pytest.mark.usefixtures("triton")
+def test_calls_are_counted() -> None:
+    before = kernels.calls["triton"]
     assert call(spec_of("iedl")) is not None
-    assert kernels.calls[backend] == before + 1
+    assert kernels.calls["triton"] == before + 1
 
 
-def test_off_is_off(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("triton")
+def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUBITO_KERNELS", "off")
     assert call(spec_of("iedl")) is None
     for mode in ("auto", ""):
@@ -67,8 +61,8 @@ class Wrapped(Tensor):
     """A tensor that may do anything."""
 
 
-#: what neither backend computes
-LEFT: dict[str, Callable[[], Any]] = {
+#: calls that the kernels do not support
+UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "float64": lambda: call(_spec(), hard_values(_spec(), 8, 4).double()),
     "one class": lambda: call(_spec(), torch.ones(8, 1, dtype=torch.float64)),
     "no rows": lambda: call(_spec(), torch.ones(0, 4), torch.zeros(0, dtype=torch.long)),
@@ -77,26 +71,33 @@ LEFT: dict[str, Callable[[], Any]] = {
     "a target that is differentiated": lambda: call(
         _spec(), target=soft_targets(8, 4).requires_grad_()
     ),
-    "learnt weights": lambda: call(_spec(), weights=torch.ones(4, requires_grad=True)),
+    "learned weights": lambda: call(_spec(), weights=torch.ones(4, requires_grad=True)),
     "weights of another length": lambda: call(_spec(), weights=torch.ones(3)),
-    "learnt class weights": lambda: call(_spec(), class_weight=torch.ones(4, requires_grad=True)),
+    "learned class weights": lambda: call(_spec(), class_weight=torch.ones(4, requires_grad=True)),
     "a subclass of Tensor": lambda: call(_spec(), hard_values(_spec(), 8, 4).as_subclass(Wrapped)),
     "Boolean labels": lambda: call(_spec(), target=torch.ones(8, dtype=torch.bool)),
 }
 
 
-@pytest.mark.parametrize("case", LEFT.values(), ids=LEFT)
-def test_left_to_the_torch_forms(case: Callable[[], Any], backend: str) -> None:
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("case", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_unsupported_calls(case: Callable[[], Any]) -> None:
     assert call(spec_of("iedl")) is not None  # a plan for the valid input exists
     assert case() is None
 
 
-SOFT_LEFT = ["r-edl", "iedl alpha", "prior network", "prior network reverse", "iedl reverse_kl"]
+SOFT_UNSUPPORTED = [
+    "r-edl",
+    "iedl alpha",
+    "prior network",
+    "prior network reverse",
+    "iedl reverse_kl",
+]
 
 
 @pytest.mark.usefixtures("triton")
-@pytest.mark.parametrize("name", SOFT_LEFT)
-def test_soft_targets_left_to_the_torch_forms(name: str) -> None:
+@pytest.mark.parametrize("name", SOFT_UNSUPPORTED)
+def test_unsupported_soft_targets(name: str) -> None:
     assert call(spec_of(name), target=soft_targets(8, 4)) is None
 
 
@@ -108,11 +109,16 @@ def test_soft_targets_left_to_the_torch_forms(name: str) -> None:
         {"forms": ("label_removed_kl", "kl_to_uniform"), "prior": 0.1},
     ],
 )
-def test_two_target_dirichlets_left_to_the_torch_forms(options: dict[str, Any]) -> None:
+def test_two_target_dirichlets_are_unsupported(options: dict[str, Any]) -> None:
     assert call(_spec(**options)) is None
 
 
-def test_transforms_and_modes(backend: str) -> None:
+def test_other_devices_are_unsupported() -> None:
+    assert call(spec_of("iedl")) is None
+
+
+@pytest.mark.usefixtures("triton")
+def test_transforms_and_modes() -> None:
     from torch._subclasses import FakeTensorMode
     from torch.autograd.forward_ad import dual_level
     from torch.utils.flop_counter import FlopCounterMode
@@ -133,7 +139,7 @@ def test_transforms_and_modes(backend: str) -> None:
     assert seen == [None] * 5
 
 
-def test_scores_are_left_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(8, 4)
     assert kernels.uncertainty(values, "softplus", 1.0) is None  # not on a GPU
     monkeypatch.setattr(kernels, "_DEVICE", "cpu")
@@ -149,32 +155,3 @@ def test_an_old_triton_is_not_used(monkeypatch: pytest.MonkeyPatch, triton: None
         assert call(spec_of("iedl")) is None
     finally:
         kernels._triton.cache_clear()
-
-
-def test_without_triton_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_DEVICE", "cpu")
-    monkeypatch.setitem(sys.modules, "triton", None)
-    kernels._triton.cache_clear()
-    try:
-        assert call(spec_of("iedl")) is None
-    finally:
-        kernels._triton.cache_clear()
-
-
-def test_a_cpu_has_no_kernel() -> None:
-    before = kernels.calls.total()
-    assert call(spec_of("iedl")) is None
-    assert kernels.calls.total() == before
-
-
-def test_triton_is_imported_when_a_kernel_runs(source_env: dict[str, str]) -> None:
-    code = (
-        "import sys, torch\n"
-        "from dubito import Dirichlet, iedl\n"
-        "iedl(Dirichlet.from_logits(torch.ones(2, 3)), torch.tensor([0, 1]))\n"
-        "assert 'triton' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=source_env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr

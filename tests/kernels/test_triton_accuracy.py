@@ -46,15 +46,15 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def small(classes: int) -> tuple[Case, ...]:
     """Vectors with entries from 1e-6 on: all small, of all sizes, and all alike."""
-    found = []
+    vectors = []
     for draw, (low, high) in enumerate([(-6, -5), (-6, -3), (-6, 0), (-6, 3), (-3, 3), (-1, 1)]):
         seed = (91, draw)
         rng = np.random.default_rng(seed)
         values = rng.choice(10 ** rng.uniform(low, high, min(classes, 24)), classes)
-        found.append(Case(f"1e{low} to 1e{high}", values.astype(np.float32), seed))
+        vectors.append(Case(f"1e{low} to 1e{high}", values.astype(np.float32), seed))
     for value in (1e-6, 1e-2, 0.1, 0.5, 0.999, 1.0, 1.001):
-        found.append(Case(f"all {value}", np.full(classes, value, np.float32), (92,)))
-    return tuple(found)
+        vectors.append(Case(f"all {value}", np.full(classes, value, np.float32), (92,)))
+    return tuple(vectors)
 
 
 def _beta(x: Point) -> Concentration:
@@ -93,9 +93,9 @@ def by_kernel(form: str, evidence: str | None, prior: float) -> Callable[..., Te
         values = (alpha if evidence is None else alpha - prior + 1e-38).to(DEVICE)
         aim = torch.zeros(alpha.shape[:-1], dtype=torch.long) if target is None else target
         weights = torch.ones(1, device=DEVICE)
-        found = kernels.weighted_sums(spec, values, aim.to(DEVICE), weights, None)
-        assert found is not None
-        return found[0].cpu()
+        result = kernels.weighted_sums(spec, values, aim.to(DEVICE), weights, None)
+        assert result is not None
+        return result[0].cpu()
 
     return call
 

@@ -24,9 +24,9 @@ def inputs(spec: LossSpec, rows: int, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-    found = kernels.weighted_sums(spec, values, target, weights, None)
-    assert found is not None
-    return found[0]
+    result = kernels.weighted_sums(spec, values, target, weights, None)
+    assert result is not None
+    return result[0]
 
 
 @pytest.mark.parametrize("rows", [200, 200_000])
@@ -59,21 +59,21 @@ def test_a_replayed_graph_follows_its_weights(classes: int) -> None:
         weights.fill_(factor)
         graph.replay()
         again = values.detach().clone().requires_grad_()
-        wanted = loss_of(spec, again, target, weights)
-        (slopes,) = torch.autograd.grad(wanted, again)
-        torch.testing.assert_close(loss.detach(), wanted.detach(), rtol=1e-6, atol=0)
+        expected = loss_of(spec, again, target, weights)
+        (slopes,) = torch.autograd.grad(expected, again)
+        torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-6, atol=0)
         torch.testing.assert_close(leaf.grad, slopes, rtol=1e-6, atol=0)
 
 
 def test_runs_on_the_current_stream() -> None:
     spec = spec_of("iedl")
     values, target = inputs(spec, 64, 10)
-    wanted = loss_of(spec, values, target, weights_of(spec, "cuda"))
+    expected = loss_of(spec, values, target, weights_of(spec, "cuda"))
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(10_000_000)
         late = values.clone()
         seen = loss_of(spec, late, target, weights_of(spec, "cuda"))
-        torch.testing.assert_close(seen, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(seen, expected, rtol=0, atol=0)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -99,16 +99,16 @@ def test_compiles_with_inductor(reduction: str, dtype: torch.dtype) -> None:
         return loss_of(spec, x, target, weights).sum()
 
     (seen,) = torch.autograd.grad(torch.compile(step, fullgraph=True)(leaf), leaf)
-    (wanted,) = torch.autograd.grad(step(leaf), leaf)
+    (expected,) = torch.autograd.grad(step(leaf), leaf)
     rtol = 1e-6 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(seen, wanted, rtol=rtol, atol=1e-7 if rtol < 1e-3 else 1e-4)
+    torch.testing.assert_close(seen, expected, rtol=rtol, atol=1e-7 if rtol < 1e-3 else 1e-4)
 
 
 def test_results_are_the_same_to_the_bit_in_every_run() -> None:
     spec = spec_of("iedl")
     values, target = inputs(spec, 100_000, 19)
-    found = [loss_of(spec, values, target, weights_of(spec, "cuda")) for _ in range(5)]
-    assert all(torch.equal(value, found[0]) for value in found)
+    result = [loss_of(spec, values, target, weights_of(spec, "cuda")) for _ in range(5)]
+    assert all(torch.equal(value, result[0]) for value in result)
 
 
 def test_nothing_synchronizes() -> None:

@@ -1,12 +1,12 @@
-"""Fused kernels of the losses, and the choice between them and plain torch.
+"""Fused CUDA kernels of the losses, and the choice between them and plain torch.
 
-Losses and scores of tensors on a CUDA device run in Triton kernels (Triton 3.6 or later, part of
-torch's CUDA builds). A kernel is compiled on first use, per loss and number of classes.
+The kernels need Triton 3.6 or later, which torch's CUDA builds include. The first use on a machine
+compiles for some seconds, per loss and number of classes, and caches the result on disk.
 
-A kernel computes what the torch forms compute, within the accuracy of float32, in one pass over the
-rows. Everything else is left to the torch forms: other devices, types and forms, vmap and
-forward-mode differentiation, and second derivatives. `DUBITO_KERNELS=off` in the environment leaves
-everything to them.
+A kernel computes the same values as the torch forms, within the accuracy of float32, in one pass
+over the rows. The torch forms compute everything else: other devices, types and forms, vmap,
+forward-mode differentiation and second derivatives. With `DUBITO_KERNELS=off` in the environment
+they compute everything.
 """
 
 from __future__ import annotations
@@ -22,27 +22,21 @@ from torch import Tensor
 
 from dubito.kernels.spec import LossSpec
 
-__all__ = [
-    "MODES",
-    "calls",
-    "switched_on",
-    "uncertainty",
-    "weighted_sums",
-]
+__all__ = ["MODES", "calls", "switched_on", "uncertainty", "weighted_sums"]
 
 #: values of DUBITO_KERNELS
 MODES = ("auto", "off")
-#: eager calls that a kernel has answered, by its name: "triton", "triton uncertainty"
+#: eager calls that a kernel has computed: "triton", "triton uncertainty"
 calls: Counter[str] = Counter()
 
-_Backend = Callable[[LossSpec, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor] | None]
-_DEVICE = "cuda"  # of the Triton kernels; tests interpret them elsewhere
+_Loss = Callable[[LossSpec, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor] | None]
+_DEVICE = "cuda"  # of the kernels; tests interpret them elsewhere
 _PLAIN = (Tensor, torch.nn.Parameter)  # subclasses may have no memory that a kernel can read
 _TRITON = (3, 6)  # the oldest release that the kernels were run with
 
 
 def switched_on() -> bool:
-    """Whether DUBITO_KERNELS leaves the kernels on.
+    """Whether DUBITO_KERNELS enables the kernels.
 
     Raises:
         ValueError: If it is not one of `MODES`.
@@ -70,18 +64,11 @@ def weighted_sums(
         The reduced loss and the sum of each term over rows ``(T,)``, or None where no kernel
         applies: then the torch forms do.
     """
-    if torch.compiler.is_compiling():
-        if values.device.type != _DEVICE or not _compiles():
-            return None
-        return _operator()(spec, values, target, weights, class_weight)
-    if type(values) not in _PLAIN or _is_transformed():
+    if not _applies(values):
         return None
-    if values.device.type != _DEVICE or not switched_on() or not _triton():
-        return None
-    found = _loss()(spec, values, target, weights, class_weight)
-    if found is not None:
-        calls["triton"] += 1
-    return found
+    result = _loss()(spec, values, target, weights, class_weight)
+    _count("triton", result)
+    return result
 
 
 def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str, Tensor] | None:
@@ -96,18 +83,24 @@ def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str,
         Scores ``(...)`` by name, or None where no kernel applies: with gradients, where alpha may
         be below 1, and off the GPU.
     """
-    if evidence is None or prior != 1 or values.device.type != _DEVICE:
+    differentiated = values.requires_grad and torch.is_grad_enabled()
+    if evidence is None or prior != 1 or differentiated or not _applies(values):
         return None
-    if values.requires_grad and torch.is_grad_enabled():
-        return None
-    if torch.compiler.is_compiling():
-        return _scores()(values, evidence) if _compiles() else None
-    if type(values) not in _PLAIN or _is_transformed() or not switched_on() or not _triton():
-        return None
-    found = _scores()(values, evidence)
-    if found is not None:
-        calls["triton uncertainty"] += 1
-    return found
+    result = _scores()(values, evidence)
+    _count("triton uncertainty", result)
+    return result
+
+
+def _applies(values: Tensor) -> bool:
+    """Whether the kernels may compute functions of a tensor."""
+    if values.device.type != _DEVICE or not _available():
+        return False
+    return torch.compiler.is_compiling() or (type(values) in _PLAIN and not _is_transformed())
+
+
+def _count(name: str, result: object) -> None:
+    if not torch.compiler.is_compiling() and result is not None:
+        calls[name] += 1
 
 
 def _is_transformed() -> bool:
@@ -122,7 +115,7 @@ def _is_transformed() -> bool:
 
 @cache
 def _triton() -> bool:
-    """Whether the Triton kernels can be used."""
+    """Whether Triton can compile the kernels."""
     if torch.version.hip is not None:  # they contain single instructions of NVIDIA's
         return False
     try:
@@ -132,29 +125,20 @@ def _triton() -> bool:
     return tuple(map(int, release)) >= _TRITON
 
 
-def _compiles() -> bool:
-    if not (switched_on() and _triton()):
-        return False
-    _operator()
-    return True
+def _available() -> bool:
+    """Whether the kernels are switched on and can be compiled; then loads them."""
+    return switched_on() and _triton() and _loss() is not None
 
 
-# torch.compile then asks while it traces, and treats the answer as a constant
-_compiles.__dict__["_dynamo_marked_constant"] = True
+# torch.compile calls this while it traces, and treats the result as a constant
+_available.__dict__["_dynamo_marked_constant"] = True
 
 
 @cache
-def _loss() -> _Backend:
+def _loss() -> _Loss:
     from dubito.kernels.triton_backend import weighted_sums
 
     return weighted_sums
-
-
-@cache
-def _operator() -> _Backend:
-    from dubito.kernels.triton_backend import compiled_weighted_sums
-
-    return compiled_weighted_sums
 
 
 @cache

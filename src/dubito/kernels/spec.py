@@ -1,32 +1,37 @@
-"""What a fused loss computes: its terms and their constants."""
+"""The specification of a fused loss: its terms and their constants."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["EVIDENCE", "EXP_BOUND", "FORMS", "REDUCTIONS", "LossSpec", "loss_spec"]
+__all__ = ["EVIDENCE", "EXP_BOUND", "FORMS", "REDUCTIONS", "LossSpec", "Terms", "loss_spec"]
+
+
+class Terms(NamedTuple):
+    """One entry per closed form: columns, weights or values."""
+
+    mse_bias: Any
+    mse_variance: Any
+    fisher_bias: Any
+    fisher_variance: Any
+    fisher_penalty: Any
+    label_removed_kl: Any
+    marginal_nll: Any
+    expected_cross_entropy: Any
+    differential_entropy: Any
+    kl_to_uniform: Any
+    kl_from_uniform: Any
+    reverse_kl: Any
+    forward_kl: Any
+
 
 #: closed forms a loss may use
-FORMS = (
-    "mse_bias",
-    "mse_variance",
-    "fisher_bias",
-    "fisher_variance",
-    "fisher_penalty",
-    "label_removed_kl",
-    "marginal_nll",
-    "expected_cross_entropy",
-    "differential_entropy",
-    "kl_to_uniform",
-    "kl_from_uniform",
-    "reverse_kl",
-    "forward_kl",
-)
+FORMS = Terms._fields
 #: evidence functions
 EVIDENCE = ("softplus", "relu", "exp")
 REDUCTIONS = ("mean", "sum", "none")
-#: logits above this give no more evidence under "exp", so that alpha0 stays finite in float32
+#: logits above this give no more evidence under "exp"
 EXP_BOUND = 60.0
 
 

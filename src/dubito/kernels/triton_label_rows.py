@@ -1,4 +1,4 @@
-"""The losses of labels in Triton, row by row: the terms, and what the gradient is made of.
+"""The losses of labels in Triton, row by row: the terms, and the coefficients of the gradient.
 
 A row's sums, of `triton_labels`, leave out the label, whose part is added here.
 """
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from dubito.kernels import triton_labels as labels
 from dubito.kernels import triton_math as tm
-from dubito.kernels.triton_rows import Terms
+from dubito.kernels.spec import Terms
 
 _LN2 = tl.constexpr(0.6931471805599453)
 # two-point Gauss rule on [0, 1]
@@ -37,11 +37,11 @@ class Row(NamedTuple):
 def row_of(
     alpha: tl.tensor, e: tl.tensor, own: tl.tensor, rest: tl.tensor, C: tl.constexpr
 ) -> tl.tensor:
-    """What terms and slopes share, of the label's alpha and the sum over the other classes."""
+    """Values that terms and slopes share, from the label and the sum over the other classes."""
     alpha0 = alpha + rest
     inverse = tm.inverse(alpha0)
     return Row(
-        alpha, e, own, alpha0, tm.gamma(alpha0, alpha0 - 1.0, C.below_one, False),
+        alpha, e, own, alpha0, tm.gamma(alpha0, alpha0 - 1.0, C.below_one),
         inverse, inverse * tm.inverse(1.0 + inverse), alpha * inverse, rest * inverse,
     )  # fmt: skip
 
@@ -51,8 +51,8 @@ def row_of(
 
 @triton.jit
 def _parts(s: tl.tensor, r: tl.tensor) -> tl.tensor:
-    """Of the class set apart p and 1 - p, if there is one, and of the others sums of p and p^2."""
-    top = tl.where(s.top > 0.625 * r.alpha0, s.top * r.inverse, 0.0)
+    """p and 1 - p of a class above 5/8 of alpha0, or 0, and sums of p and p^2 over the others."""
+    top = s.top * r.inverse
     return top, (s.alpha + r.alpha) * r.inverse, s.alpha * r.inverse, s.squares
 
 
@@ -67,71 +67,37 @@ def _bracket(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _divergence(
-    bregman: tl.tensor, near: tl.tensor, alpha: tl.tensor, d: tl.tensor,
-    base: tl.tensor, mu: tl.tensor, ANY: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Sums over the classes less the same of their total alpha = base + d.
-
-    Both contain d: with much evidence it is left out of them.
-    """
-    if ANY:
-        b = tl.full(d.shape, base, tl.float32)
-        lead, remainder, log = tm.any_bregman(alpha, b, d, mu)
-        total, less, small = lead + remainder, remainder - base * log, d < 2.5 * base
-    else:
-        total, less, small = tm.row_divergence(d, base, mu)
-    return tl.where(small, bregman + (d - near) - total, (bregman - near) - less)
-
-
-@triton.jit
-def _with_label(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """KL(Dir(alpha) || Dir(1))."""
-    own, small = labels.bregman(r.alpha, r.e, r.own, C)
-    near = s.near + tl.where(small, r.e, 0.0)
-    d0 = s.evidence + r.e
-    return _divergence(s.bregman + own, near, r.alpha0, d0, C.K, C.constants.mu_total, C.below_one)
-
-
-@triton.jit
 def _reverse(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """KL(Dir(alpha) || Dir(beta of the label, 1 of the others)).
 
     With much evidence the logarithms of the label and of the total are combined: beta may be large.
     """
     k: tl.constexpr = C.constants
-    d = r.alpha - k.beta
+    beta: tl.constexpr = C.spec.beta
+    beta0: tl.constexpr = C.K - 1 + C.spec.beta
+    d = r.alpha - beta
     d0 = s.evidence + d
-    beta, base = tl.full(d.shape, k.beta, tl.float32), tl.full(d.shape, k.beta_total, tl.float32)
-    lead, remainder, _ = tm.any_bregman(r.alpha, beta, d, k.mu_beta)
-    lead0, remainder0, log0 = tm.any_bregman(r.alpha0, base, d0, k.mu_beta_total)
-    logs = k.beta * (tm.row_log1p(s.rest * tm.inverse(r.alpha)) - k.log_beta) + (C.K - 1.0) * log0
+    lead, remainder, _ = tm.bregman_parts(r.alpha, beta, 1.0 / beta, d, k.mu_beta, True)
+    lead0, remainder0, log0 = tm.bregman_parts(
+        r.alpha0, beta0, 1.0 / beta0, d0, k.mu_beta_total, True
+    )
+    logs = beta * (tm.log1p(s.rest * tm.inverse(r.alpha)) - k.log_beta) + (C.K - 1.0) * log0
     close = s.bregman + (s.evidence - s.near) + (lead + remainder) - (lead0 + remainder0)
     far = (s.bregman - s.near) + (remainder - remainder0) + logs
-    return tl.where(d0 < 2.5 * k.beta_total, close, far)
-
-
-@triton.jit
-def total_of(alpha: tl.tensor, rest: tl.tensor, evidence: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """What a sweep over the classes needs, of the label's alpha and sums over the others."""
-    spread = alpha
-    if C.groups.forward:
-        d0 = evidence + (alpha - C.constants.forward_beta)
-        spread = d0 * (1.0 / C.constants.forward_total)
-    alpha0 = alpha + rest
-    return labels.Total(alpha0, tm.inverse(alpha0), spread)
+    return tl.where(d0 < 2.5 * beta0, close, far)
 
 
 @triton.jit
 def _forward(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """KL(Dir(beta of the label, 1 of the others) || Dir(alpha))."""
-    total = total_of(r.alpha, s.rest, s.evidence, C)
-    beta = tl.full(r.alpha.shape, C.constants.forward_beta, tl.float32)
-    own = labels.forward(r.alpha, r.alpha - C.constants.forward_beta, total, beta, C)
-    base = tl.full(r.alpha.shape, C.constants.forward_total, tl.float32)
-    d0 = total.spread * C.constants.forward_total
-    _, remainder, _ = tm.any_bregman(base, r.alpha0, -d0, tm.any_mu(r.alpha0))
-    return s.forward + own - remainder
+    beta: tl.constexpr = C.constants.forward_beta
+    beta0: tl.constexpr = C.K - 1 + C.constants.forward_beta
+    total = labels.total_of(r.alpha, s.rest, s.evidence, C)
+    own = labels.forward(r.alpha, r.alpha - beta, beta, total, C)
+    mu = tm.remainders(r.alpha0, True)[0]
+    a = tl.full(r.alpha.shape, beta0, tl.float32)
+    parts = tm.bregman_parts(a, r.alpha0, r.inverse, -total.spread * beta0, mu, True)
+    return s.forward + own - parts[1]
 
 
 @triton.jit
@@ -139,11 +105,11 @@ def _integrals(s: tl.tensor, r: tl.tensor) -> tl.tensor:
     """The integrals of psi_1 and -psi_2 from 1 + alpha to 1 + alpha0, where these are close."""
     first, second = tl.zeros_like(r.alpha), tl.zeros_like(r.alpha)
     for i in tl.static_range(2):
-        z, _, below = tm.family(r.alpha + s.rest * _NODES[i])
-        trigamma = tm.inverse(below)
-        part = (0.5 * s.rest) * trigamma
+        x = r.alpha + s.rest * _NODES[i]
+        g = tm.gamma(1.0 + x, x)
+        part = (0.5 * s.rest) * g.trigamma
         first += part
-        second += part * trigamma * (1.0 - tm.excess_fall(z))
+        second += part * g.trigamma * g.rise
     return first, second
 
 
@@ -151,16 +117,15 @@ def _integrals(s: tl.tensor, r: tl.tensor) -> tl.tensor:
 def _steps(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """Of the label psi(alpha0) - psi(alpha) and psi_1(alpha) - psi_1(alpha0).
 
-    Where alpha may be below 1, both are taken one step further, and what that adds is exact.
+    Where alpha may be below 1, both are computed one step further; the difference is exact.
     """
     x = r.alpha + 1.0 if C.below_one else r.alpha
     x0 = x + s.rest
     inverse, inverse0 = tm.inverse(x), tm.inverse(x0)
-    digamma = tm.row_log1p(s.rest * inverse) + 0.5 * (s.rest * inverse0) * inverse
-    digamma += tm.row_delta(x) - tm.row_delta(x0)
-    _, sag, below = tm.family(x - 1.0)
-    _, sag0, below0 = tm.family(x0 - 1.0)
-    trigamma = (tm.inverse(below0) * (s.rest + (sag0 - sag))) * tm.inverse(below)
+    digamma = tm.log1p(s.rest * inverse) + 0.5 * (s.rest * inverse0) * inverse
+    digamma += tm.remainders(x, False)[1] - tm.remainders(x0, False)[1]
+    g, g0 = tm.gamma(x, x - 1.0), tm.gamma(x0, x0 - 1.0)
+    trigamma = (g0.trigamma * (s.rest + (g0.sag - g.sag))) * g.trigamma
     if C.below_one:
         first, second = _integrals(s, r)
         close = s.rest < 0.05 * x
@@ -188,20 +153,23 @@ def terms(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
         fisher_variance = r.share * (first - second + r.p * r.q * r.own.trigamma)
     if C.groups.penalty:
         ratio = r.total.below * tm.inverse(_bracket(s, r, C))
-        penalty = C.constants.growth * (_LN2 * (s.logs + tm.log2(ratio)))
+        penalty = _LN2 * (s.logs + tm.log2(ratio))
+    k: tl.constexpr = C.constants
     if C.groups.removed:
-        k: tl.constexpr = C.constants
-        removed = k.growth * _divergence(
-            s.bregman, s.near, s.rest + k.base, s.evidence, k.base_total, k.mu_total, C.below_one
+        removed = tm.divergence(
+            s.bregman, s.near, s.rest + k.base, s.evidence, k.base * C.K, k.mu_total, C.below_one
         )
     if C.groups.uniform:
-        uniform = _with_label(s, r, C)
+        own, small = labels.bregman(r.alpha, r.e, r.own, C)
+        near = s.near + tl.where(small, r.e, 0.0)
+        d0 = s.evidence + r.e
+        uniform = tm.divergence(s.bregman + own, near, r.alpha0, d0, C.K, k.mu_total, C.below_one)
     if C.groups.reverse:
         reverse = _reverse(s, r, C)
     if C.groups.forward:
         forward = _forward(s, r, C)
     if C.groups.marginal or C.groups.expected:
-        logs = tm.row_log1p(s.rest * tm.inverse(r.alpha))
+        logs = tm.log1p(s.rest * tm.inverse(r.alpha))
         step = _steps(s, r, C)[0]
     return Terms(
         mse_bias, mse_variance, fisher_bias, fisher_variance, penalty, removed, logs, step,
@@ -254,30 +222,13 @@ def _penalty_slopes(s: tl.tensor, r: tl.tensor, weight: tl.tensor, C: tl.constex
 
 
 @triton.jit
-def _divergence_slope(d: tl.tensor, base: tl.tensor, g: tl.tensor, large: tl.tensor) -> tl.tensor:
-    """d psi_1, d = alpha - base; where it is large, less 1."""
-    return g.trigamma * tl.where(large, -(base + g.sag), d)
-
-
-@triton.jit
-def _divergence_slopes(
-    r: tl.tensor, weight: tl.tensor, d0: tl.tensor, base0: tl.tensor, d: tl.tensor, base: tl.tensor
-) -> tl.tensor:
-    """KL(Dir(alpha) || Dir(b)): in common, the label's, and the coefficients n_e and n_sag."""
-    large = d0 * r.total.trigamma >= 0.5
-    common = weight * _divergence_slope(d0, base0, r.total, large)
-    own = weight * _divergence_slope(d, base, r.own, large)
-    return common, own, tl.where(large, 0.0, weight), tl.where(large, -weight, 0.0)
-
-
-@triton.jit
-def slopes(  # noqa: PLR0915 - one group of forms after the other
+def slopes(  # noqa: C901, PLR0915 - one group of forms after the other
     s: tl.tensor, r: tl.tensor, w: tl.tensor, C: tl.constexpr
 ) -> tl.tensor:
-    """All that the gradient of rows needs, from their sums and their labels."""
+    """The coefficients of the gradient of rows, from their sums and their labels."""
     o = tl.zeros_like(r.alpha)
     common, label, n, n_a, n_e, n_sag, m_0, m_a, bracket = o, o, o, o, o, o, o, o, o
-    mse_common, top, delta0, forward = o, o, o, o
+    mse_common, top, forward = o, o, o
     if C.groups.fisher:
         common, label = _fisher_slopes(s, r, w)
         n = r.inverse * (w.fisher_variance * r.share)
@@ -292,40 +243,32 @@ def slopes(  # noqa: PLR0915 - one group of forms after the other
         common, label = common + shared, label + (own + shared)
     if C.groups.removed:  # the label is removed from the total too, and has no slope
         alpha = s.rest + C.constants.base
-        g = tm.gamma(alpha, alpha - 1.0, C.below_one, False)
-        large = s.evidence * g.trigamma >= 0.5
-        kl = w.label_removed_kl
-        common -= kl * _divergence_slope(s.evidence, C.constants.base_total, g, large)
-        n_e += tl.where(large, 0.0, kl)
-        n_sag += tl.where(large, -kl, 0.0)
+        g = tm.gamma(alpha, alpha - 1.0, C.below_one)
+        shared, n_e, n_sag = tm.divergence_slopes(
+            w.label_removed_kl, g, s.evidence, C.constants.base * C.K
+        )
+        common -= shared
     if C.groups.uniform:
-        shared, own, by_e, by_sag = _divergence_slopes(
-            r, w.kl_to_uniform - w.differential_entropy, s.evidence + r.e, C.K, r.e, 1.0
-        )
-        common, label, n_e, n_sag = (
-            common - shared,
-            label + (own - shared),
-            n_e + by_e,
-            n_sag + by_sag,
-        )
+        weight = w.kl_to_uniform - w.differential_entropy
+        shared, by_e, by_sag = tm.divergence_slopes(weight, r.total, s.evidence + r.e, C.K)
+        label += r.own.trigamma * (by_e * r.e + by_sag * (1.0 + r.own.sag)) - shared
+        common, n_e, n_sag = common - shared, n_e + by_e, n_sag + by_sag
     if C.groups.reverse:
-        d = r.alpha - C.constants.beta
-        shared, _, by_e, by_sag = _divergence_slopes(
-            r, w.reverse_kl, s.evidence + d, C.constants.beta_total, d, C.constants.beta
+        d = r.alpha - C.spec.beta
+        shared, by_e, by_sag = tm.divergence_slopes(
+            w.reverse_kl, r.total, s.evidence + d, C.K - 1 + C.spec.beta
         )
-        # the label's slope less the total's: both contain beta, which may be large
+        # the label's slope minus the total's: both contain beta, which may be large
         step = _steps(s, r, C)[1]
         close = d * step - s.evidence * r.total.trigamma
         far = (C.K - 1.0 + (r.total.sag - r.own.sag)) * r.total.trigamma
-        far -= (C.constants.beta + r.own.sag) * step
+        far -= (C.spec.beta + r.own.sag) * step
         label += w.reverse_kl * tl.where(by_sag == 0.0, close, far)
         common, n_e, n_sag = common - shared, n_e + by_e, n_sag + by_sag
     if C.groups.forward:
         forward = w.kl_from_uniform + w.forward_kl
-        delta0 = tm.any_delta(r.alpha0)
-        step = _steps(s, r, C)[0]
         common += forward * C.constants.forward_step
-        label += forward * (C.constants.forward_label_step - step)
+        label += forward * (C.constants.forward_label_step - _steps(s, r, C)[0])
     if C.groups.marginal:
         common += w.marginal_nll * r.inverse
         label -= w.marginal_nll * r.q * tm.inverse(r.alpha)
@@ -333,7 +276,10 @@ def slopes(  # noqa: PLR0915 - one group of forms after the other
         common += w.expected_cross_entropy * r.total.trigamma
         label -= w.expected_cross_entropy * _steps(s, r, C)[1]
     spread = w.mse_variance * r.share
+    n += n_sag * C.constants.base
+    if not C.below_one:  # alpha = 1 + e
+        n, n_e, m_0 = n + n_a, n_e + n_a, m_0 + m_a
     return labels.Slopes(
-        common, label, n, n_a, n_e, n_sag, w.fisher_penalty, m_0, m_a, bracket,
-        r.alpha0, r.inverse, forward, delta0, spread, 2.0 * (w.mse_bias - spread), mse_common, top,
+        r, common, label, n, n_a, n_e, n_sag, w.fisher_penalty, m_0, m_a, bracket,
+        forward, spread, 2.0 * (w.mse_bias - spread), mse_common, top,
     )  # fmt: skip

@@ -1,44 +1,59 @@
-"""How the Triton kernels cut up their input: classes into blocks, rows into programs."""
+"""Configurations of the Triton kernels: blocks of classes, layouts of tensors, constants."""
 
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from dubito.kernels import triton_math
-from dubito.kernels.spec import FORMS, LossSpec
-from dubito.kernels.triton_rows import Constants, Groups, Terms
+from dubito.kernels.spec import FORMS, LossSpec, Terms
+from dubito.kernels.triton_rows import Config, Constants
 
 #: classes up to which a row stays in one thread
 FEW = 32
-#: classes up to which one block may contain a row; longer ones go in blocks of half that
+#: classes up to which one block may contain a row; longer ones are divided into blocks of half that
 ONE_BLOCK = 1024
-#: rows of few classes up to which one program takes them all, so that nothing is left to add up
+#: rows of few classes up to which one program computes them all: there are no partial sums
 ALONE = 64
-# the interpreter takes as long for one row as for many
+# the interpreter needs the same time for one row as for many
 _LEAST_ROWS = 1 if triton_math.COMPILED.value else 256
-_TARGET_KL = ("differential_entropy", "kl_to_uniform", "reverse_kl", "forward_kl")
+#: parts of the computation, and the forms that need them
+_GROUPS = {
+    "mse": ("mse_bias", "mse_variance"),
+    "fisher": ("fisher_bias", "fisher_variance"),
+    "penalty": ("fisher_penalty",),
+    "removed": ("label_removed_kl",),
+    "uniform": ("kl_to_uniform", "differential_entropy"),
+    "reverse": ("reverse_kl",),
+    "bregman": ("label_removed_kl", "kl_to_uniform", "differential_entropy", "reverse_kl"),
+    "forward": ("kl_from_uniform", "forward_kl"),
+    "marginal": ("marginal_nll",),
+    "expected": ("expected_cross_entropy",),
+    # the sums over the classes need alpha0
+    "total_first": ("mse_bias", "mse_variance", "kl_from_uniform", "forward_kl"),
+}
+Groups: Any = namedtuple("Groups", _GROUPS)  # type: ignore[misc]
 
 
 class Blocks(NamedTuple):
-    """How the classes are cut into blocks, and what a program takes."""
+    """The blocks of classes and the rows of a program."""
 
     C: int
     BLOCKS: int
     TAIL: int
     LAST: int
     R: int  # rows at once
-    across: bool  # the class stride is 1, and the lanes lie along the classes
+    across: bool  # the class stride is 1, and the lanes run along the classes
     warps: int
 
 
 @cache
 def blocks(classes: int, class_stride: int, alone: bool) -> Blocks:
-    """For a number of classes; `alone` if one program takes all rows.
+    """The blocks for a number of classes; `alone` if one program computes all rows.
 
     Few of them stay in one thread, in up to three blocks; many are spread over the threads of a
     warp, and more than that over several warps and blocks.
@@ -69,53 +84,34 @@ def blocks(classes: int, class_stride: int, alone: bool) -> Blocks:
 
 
 class Layout(NamedTuple):
-    """Where the rows of a tensor lie: `inner` of them evenly spaced, then a jump unless flat."""
+    """Where the rows of a tensor begin: `inner` of them evenly spaced, then a jump unless flat."""
 
     inner: int
     class_stride: int
     row_stride: int
     outer_stride: int
     flat: bool
+    packed: bool  # rows are contiguous, one after the other
+    copied: bool  # the layout of a contiguous copy
 
 
-def layout(tensor: Tensor) -> Layout | None:
-    """The layout of (..., K), or None where one jump or 32 bits for the classes do not suffice."""
-    if tensor.stride(-1) * tensor.shape[-1] >= 1 << 31:
-        return None
+def layout(shape: torch.Size, strides: tuple[int, ...], unit: bool = False) -> Layout:
+    """The layout of (..., K), or that of a contiguous copy.
+
+    A copy is needed where rows have more than one jump or classes need more than 32 bits, and with
+    `unit` where the class stride is not 1.
+    """
     axes: list[tuple[int, int]] = []
-    for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
-        if size == 1:
-            continue
+    for size, stride in zip(shape[:-1], strides[:-1], strict=True):
         if axes and axes[-1][1] == stride * size:
             axes[-1] = (axes[-1][0] * size, stride)
-        else:
+        elif size > 1:
             axes.append((size, stride))
-    if len(axes) > 2:
-        return None
+    if len(axes) > 2 or strides[-1] * shape[-1] >= 1 << 31 or (unit and strides[-1] != 1):
+        return Layout(shape[:-1].numel(), 1, shape[-1], 0, True, True, True)
     (outer, jump), (inner, step) = [(1, 0), (1, 0), *axes][-2:]
-    return Layout(inner, tensor.stride(-1), step, jump, outer == 1)
-
-
-def groups(spec: LossSpec) -> Groups:
-    """The parts of the frame that a loss needs."""
-    forms = set(spec.forms)
-    mse = bool(forms & {"mse_bias", "mse_variance"})
-    forward = bool(forms & {"forward_kl", "kl_from_uniform"})
-    removed, reverse = "label_removed_kl" in forms, "reverse_kl" in forms
-    uniform = bool(forms & {"kl_to_uniform", "differential_entropy"})
-    return Groups(
-        mse=mse,
-        fisher=bool(forms & {"fisher_bias", "fisher_variance"}),
-        penalty="fisher_penalty" in forms,
-        removed=removed,
-        uniform=uniform,
-        reverse=reverse,
-        bregman=removed or uniform or reverse,
-        forward=forward,
-        marginal="marginal_nll" in forms,
-        expected="expected_cross_entropy" in forms,
-        total_first=mse or forward,
-    )
+    packed = outer == 1 and strides[-1] == 1 and step == shape[-1]
+    return Layout(inner, strides[-1], step, jump, outer == 1, packed, False)
 
 
 def below_one(spec: LossSpec) -> bool:
@@ -129,14 +125,10 @@ def is_supported(spec: LossSpec, soft: bool) -> bool:
     forms = set(spec.forms)
     if spec.prior > 1 or {"forward_kl", "kl_from_uniform"} <= forms:
         return False
-    if "label_removed_kl" in forms and spec.prior not in (0, 1) and forms & set(_TARGET_KL):
+    target_kl = {"differential_entropy", "kl_to_uniform", "reverse_kl", "forward_kl"}
+    if "label_removed_kl" in forms and spec.prior not in (0, 1) and forms & target_kl:
         return False
     return not (soft and (below_one(spec) or "reverse_kl" in forms))
-
-
-def columns(spec: LossSpec) -> Terms:
-    """Each form's place in the weights, or -1."""
-    return Terms(*(spec.forms.index(name) if name in spec.forms else -1 for name in FORMS))
 
 
 def _mu(x: float) -> float:
@@ -148,35 +140,42 @@ def _digamma(x: float) -> float:
     return float(torch.digamma(torch.tensor(x, dtype=torch.float64)))
 
 
-def constants(spec: LossSpec, classes: int) -> Constants:
+def _constants(spec: LossSpec, classes: int) -> Constants:
     """The numbers of a loss."""
     base = spec.prior if "label_removed_kl" in spec.forms and spec.prior > 0 else 1.0
     forward_beta = spec.beta if "forward_kl" in spec.forms else 1.0
-    beta_total, forward_total = classes - 1 + spec.beta, classes - 1 + forward_beta
-    psi0 = _digamma(forward_total)
+    beta_total = classes - 1 + spec.beta
+    psi0 = _digamma(classes - 1 + forward_beta)
     return Constants(
-        prior=spec.prior,
         base=base,
-        beta=spec.beta,
-        base_total=classes * base,
-        beta_total=beta_total,
-        log_beta=math.log(beta_total / spec.beta),
-        growth=10 / classes if spec.per_class else 1.0,
         mu_base=_mu(base),
         mu_total=_mu(classes * base),
         mu_beta=_mu(spec.beta),
         mu_beta_total=_mu(beta_total),
+        log_beta=math.log(beta_total / spec.beta),
         log_gamma=math.lgamma(classes),
         forward_beta=forward_beta,
-        forward_total=forward_total,
         forward_step=psi0 - _digamma(1.0),
         forward_label_step=psi0 - _digamma(forward_beta),
     )
 
 
-@cache
-def programs_on(device: torch.device) -> int:
-    """Programs that take rows one after the other, 16 on a multiprocessor."""
-    if device.type != "cuda":
-        return 2
-    return 16 * torch.cuda.get_device_properties(device).multi_processor_count
+def configure(spec: LossSpec, classes: int, cut: Blocks, where: Layout, **options: Any) -> Config:
+    """The configuration of a kernel."""
+    forms = spec.forms
+    growth = 10 / classes if spec.per_class else 1.0
+    grows = ("fisher_penalty", "label_removed_kl")
+    return Config(
+        classes,
+        *cut[:-1],
+        flat=where.flat,
+        packed=where.packed,
+        spec=spec,
+        below_one=below_one(spec),
+        groups=Groups(*(not set(forms).isdisjoint(need) for need in _GROUPS.values())),
+        constants=_constants(spec, classes),
+        forms=tuple(FORMS.index(name) for name in forms),
+        columns=Terms(*(forms.index(name) if name in forms else -1 for name in FORMS)),
+        growth=tuple(growth if name in grows else 1.0 for name in forms),
+        **options,
+    )

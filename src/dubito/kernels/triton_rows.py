@@ -1,8 +1,8 @@
-"""Rows of classes in Triton: the configuration of a kernel, addresses, weights, and sums over rows.
+"""Rows of classes in Triton: configuration, addresses, and sums over classes and over rows.
 
-Loads have strides that the compiler does not know to be 1: it then lays a tile out with the lanes
-along the rows, so that a row of few classes stays in one thread and its sums need no exchange. For
-many classes the class stride is known, and the lanes lie along the classes.
+Loads have strides that the compiler does not know to be 1: it then assigns the lanes of a tile to
+rows, so that a row of few classes stays in one thread and its sums need no exchange. For many
+classes the class stride is known, and the lanes run along the classes.
 """
 
 from __future__ import annotations
@@ -12,96 +12,63 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-#: a logit without evidence, of any type
-NO_EVIDENCE = tl.constexpr(-6e4)
+from dubito.kernels.spec import LossSpec, Terms
 
-
-class Terms(NamedTuple):
-    """One entry per closed form, in the order of `spec.FORMS`: columns, weights or values."""
-
-    mse_bias: Any
-    mse_variance: Any
-    fisher_bias: Any
-    fisher_variance: Any
-    fisher_penalty: Any
-    label_removed_kl: Any
-    marginal_nll: Any
-    expected_cross_entropy: Any
-    differential_entropy: Any
-    kl_to_uniform: Any
-    kl_from_uniform: Any
-    reverse_kl: Any
-    forward_kl: Any
-
-
-class Groups(NamedTuple):
-    """Which parts of the frame a loss needs."""
-
-    mse: bool
-    fisher: bool
-    penalty: bool
-    removed: bool  # label_removed_kl
-    uniform: bool  # kl_to_uniform or differential_entropy
-    reverse: bool
-    bregman: bool  # any of the three before
-    forward: bool  # kl_from_uniform or forward_kl
-    marginal: bool
-    expected: bool
-    total_first: bool  # a sweep over the classes needs alpha0
+#: programs that add up the weights of rows
+WEIGHERS = tl.constexpr(256)
+#: entries of the gradient that a program rescales at once
+RESCALED = tl.constexpr(2048)
+_MANY = tl.constexpr(4096)  # rows or programs that are added up at once
+_NO_EVIDENCE = tl.constexpr(-6e4)  # a logit without evidence, of any type
 
 
 class Constants(NamedTuple):
     """Numbers of a loss that follow from the number of classes, the prior and beta."""
 
-    prior: float
-    base: float  # concentration of the target Dirichlet but for the label
-    beta: float
-    base_total: float  # K base
-    beta_total: float  # K - 1 + beta
-    log_beta: float  # ln of that over beta
-    growth: float  # factor of the terms that grow with the number of classes
-    # Stirling's remainder of ln Gamma: of base, of K base, of beta and of K - 1 + beta
+    base: float  # concentration of the target Dirichlet except for the label
+    # Stirling's remainder of ln Gamma: of base, K base, beta and K - 1 + beta
     mu_base: float
     mu_total: float
     mu_beta: float
     mu_beta_total: float
+    log_beta: float  # ln of (K - 1 + beta)/beta
     log_gamma: float  # ln Gamma(K)
     forward_beta: float  # concentration of the label in forward_kl or kl_from_uniform
-    forward_total: float  # K - 1 + forward_beta
-    forward_step: float  # psi(forward_total) - psi(1), and - psi(forward_beta)
+    # psi(K - 1 + forward_beta) - psi(1), and - psi(forward_beta)
+    forward_step: float
     forward_label_step: float
 
 
 class Config(NamedTuple):
     """Everything about a kernel that is known when it is compiled."""
 
-    K: int  # classes, in BLOCKS blocks of C and two rests
+    K: int  # classes, in BLOCKS blocks of C, a block of TAIL and one of LAST
     C: int
     BLOCKS: int
     TAIL: int
     LAST: int
     R: int  # rows in a tile
-    across: bool  # the lanes lie along the classes, whose stride is 1
+    across: bool  # the lanes run along the classes, whose stride is 1
     flat: bool  # rows are evenly spaced
     packed: bool  # rows are contiguous, one after the other
-    dense: bool  # the same of the gradient
-    whole: bool  # there are enough rows for a tile
-    single: bool  # one program takes all rows
-    # what the gradient contains of the mean's 1/(sum of weights): "total", "rows" (1/rows
-    # instead) or "none"; the rest is in `scale`
-    factor: str
-    width: int  # columns of `partial`
-    columns: Terms
-    groups: Groups
-    constants: Constants
-    evidence: str | None
+    spec: LossSpec
     below_one: bool  # alpha may be below 1
-    soft: bool
-    class_weighted: bool
-    ignored: int
-    reduction: str
-    gradient: bool
-    split: bool  # the gradient is left to `gradient_rows`, from sums that are kept
+    groups: Any  # `triton_plan.Groups`: which parts of the computation the loss needs
+    constants: Constants
+    forms: tuple[int, ...]  # each term's place in `FORMS`
+    columns: Terms  # each form's place among the terms, or -1
+    growth: tuple[float, ...]  # each term's factor
+    dense: bool = True  # the rows of the gradient are contiguous, one after the other
+    whole: bool = False  # there are enough rows for a tile
+    single: bool = False  # one program computes all rows
+    soft: bool = False
+    class_weighted: bool = False
+    gradient: bool = False
+    split: bool = False  # `gradient_rows` computes the gradient, from sums that are kept
+    # the factor of a mean's gradient in `loss_rows`: 1/weight of the rows, from the only
+    # "tile" or from "totals", 1/number of "rows", or 1; with "rows" and "late", `scale` is the rest
+    factor: str = "none"
+    scaled: bool = False  # the backward pass multiplies the gradient by `scale`
 
 
 class Tensors(NamedTuple):
@@ -114,10 +81,10 @@ class Tensors(NamedTuple):
     loss: tl.tensor
     sums: tl.tensor
     gradient: tl.tensor
-    scale: tl.tensor  # what the gradient still is to be multiplied by
-    partial: tl.tensor  # (programs, width): sums of the terms and of the weights of rows
-    totals: tl.tensor  # (weighers,): sums of the weights of rows
-    kept: tl.tensor  # (10, rows): sums over the classes that the gradient needs
+    scale: tl.tensor  # the factor that the gradient of a mean still lacks
+    partial: tl.tensor  # (programs, T + 1): sums of the terms and of the weights of rows
+    totals: tl.tensor  # (WEIGHERS,): sums of the weights of rows
+    kept: tl.tensor  # (fields of `Sums`, rows): sums over the classes
     grad: tl.tensor  # of the loss
 
 
@@ -126,7 +93,6 @@ class Sizes(NamedTuple):
 
     count: tl.tensor  # rows
     programs: tl.tensor
-    weighers: tl.tensor
     inner: tl.tensor  # rows evenly spaced before a jump
     class_stride: tl.tensor
     row_stride: tl.tensor
@@ -140,28 +106,25 @@ class Sizes(NamedTuple):
 class Tile(NamedTuple):
     """Rows: where they begin in values and gradient, their labels, and which of them exist."""
 
+    t: tl.tensor  # Tensors
+    n: tl.tensor  # Sizes
     inputs: tl.tensor
     at: tl.tensor
     gradient: tl.tensor
     gradient_at: tl.tensor
-    class_stride: tl.tensor
+    target: tl.tensor  # rows of soft targets
     label: tl.tensor
     inside: tl.tensor
-    target: tl.tensor  # rows of soft targets
-    target_class_stride: tl.tensor
 
 
 # --- addresses -----------------------------------------------------------------------------------
 
 
 @triton.jit
-def offsets(
-    rows: tl.tensor,
-    row_stride: tl.tensor,
-    outer_stride: tl.tensor,
-    inner: tl.tensor,
+def _offsets(
+    rows: tl.tensor, row_stride: tl.tensor, outer_stride: tl.tensor, inner: tl.tensor,
     FLAT: tl.constexpr,
-) -> tl.tensor:
+) -> tl.tensor:  # fmt: skip
     """Where rows begin; every `inner` of them there is a jump unless they are FLAT."""
     if FLAT:
         return rows.to(tl.int64) * row_stride
@@ -177,49 +140,52 @@ def tile_of(
 ) -> tl.tensor:  # fmt: skip
     """The tile of C.R rows from `first` on."""
     lanes = tl.arange(0, C.R)
-    rows = first + lanes
-    begin = offsets(rows, n.row_stride, n.outer_stride, n.inner, C.flat)
+    begin = _offsets(first + lanes, n.row_stride, n.outer_stride, n.inner, C.flat)
     base, packed = first.to(tl.int64) * C.K, lanes.to(tl.int64) * C.K
     target = t.target
     if C.soft:
-        target = t.target + offsets(
-            rows, n.target_row_stride, n.target_outer_stride, n.target_inner, False
+        target = t.target + _offsets(
+            first + lanes, n.target_row_stride, n.target_outer_stride, n.target_inner, False
         )
     return Tile(
+        t, n,
         t.inputs + base if C.packed else t.inputs, packed if C.packed else begin,
         t.gradient + base if C.dense else t.gradient, packed if C.dense else begin,
-        n.class_stride, label, inside, target, n.target_class_stride,
+        target, label, inside,
     )  # fmt: skip
+
+
+@triton.jit
+def _exists(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    mask = (j < C.K)[None, :]
+    return mask if C.whole else tile.inside[:, None] & mask
 
 
 @triton.jit
 def load(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tensor:
     """Values of classes j (C,), which end at END, as (R, C) float32; no evidence beyond the last.
 
-    Of packed rows the compiler knows the strides: it is kept from laying the lanes of few classes
-    along the classes.
+    Of packed rows the compiler knows the strides: `max_contiguous` keeps it from assigning the
+    lanes of few classes to classes.
     """
     if C.across:
         at = tile.inputs + (tile.at[:, None] + j[None, :])
     elif C.packed:
         at = tile.inputs + tl.max_contiguous(tile.at[:, None] + j[None, :], [1, 1])
     else:
-        at = tile.inputs + (tile.at[:, None] + (j * tile.class_stride)[None, :])
-    if not C.whole:
-        x = tl.load(at, tile.inside[:, None] & (j < C.K)[None, :], NO_EVIDENCE)
-    elif END > C.K:
-        x = tl.load(at, (j < C.K)[None, :], NO_EVIDENCE)
+        at = tile.inputs + (tile.at[:, None] + (j * tile.n.class_stride)[None, :])
+    if C.whole and END <= C.K:
+        return tl.load(at).to(tl.float32)
     else:
-        x = tl.load(at)
-    return x.to(tl.float32)
+        return tl.load(at, _exists(tile, j, C), _NO_EVIDENCE).to(tl.float32)
 
 
 @triton.jit
 def load_target(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """Soft targets of classes j (C,) as (R, C) float32; 0 beyond the last."""
-    steps = j if C.across else j * tile.target_class_stride
-    mask = tile.inside[:, None] & (j < C.K)[None, :]
-    return tl.load(tile.target[:, None] + steps[None, :], mask, 0.0).to(tl.float32)
+    steps = j if C.across else j * tile.n.target_class_stride
+    at = tile.target[:, None] + steps[None, :]
+    return tl.load(at, _exists(tile, j, C), 0.0).to(tl.float32)
 
 
 @triton.jit
@@ -227,34 +193,69 @@ def store(
     tile: tl.tensor, grad: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> None:
     """Store the gradient (R, C) of classes j (C,)."""
-    steps = j if C.dense else j * tile.class_stride
+    steps = j if C.dense else j * tile.n.class_stride
     at = tile.gradient + (tile.gradient_at[:, None] + steps[None, :])
-    if not C.whole:
-        tl.store(at, grad, tile.inside[:, None] & (j < C.K)[None, :])
-    elif END > C.K:
-        tl.store(at, grad, (j < C.K)[None, :])
-    else:
+    if C.whole and END <= C.K:
         tl.store(at, grad)
+    else:
+        tl.store(at, grad, _exists(tile, j, C))
+
+
+# --- sums over classes ---------------------------------------------------------------------------
+
+
+@triton.jit
+def _combine(
+    s: tl.tensor, values: tl.tensor, here: tl.tensor, TILE: tl.constexpr, TOP: tl.constexpr
+) -> tl.tensor:
+    out: tl.tensor = ()
+    for i in tl.static_range(len(s)):
+        if isinstance(values[i], tl.tensor):
+            x = values[i]
+            if isinstance(here, tl.tensor):
+                x = tl.where(here, x, 0.0)
+            if TOP and i == 0:
+                out += (tl.maximum(s[i], x if TILE else tl.max(x, 1)),)
+            else:
+                out += (s[i] + (x if TILE else tl.sum(x, 1)),)
+        else:
+            out += (s[i],)
+    return out
 
 
 @triton.jit
 def sweep(
-    s: tl.tensor, given: tl.tensor, t: tl.tensor, tile: tl.tensor,
-    STEP: tl.constexpr, C: tl.constexpr,
+    STEP: tl.constexpr, N: tl.constexpr, given: tl.tensor, tile: tl.tensor, C: tl.constexpr,
+    TOP: tl.constexpr = False,
 ) -> tl.tensor:  # fmt: skip
-    """Add all blocks of classes to sums over them: s = STEP(s, given, t, tile, j, END, C)."""
+    """Sums (R,) over all classes of N values (R, C); with TOP the first is the maximum instead.
+
+    STEP(given, tile, j, END, C) returns the values of classes j (C,), `()` for those that are not
+    needed, and a mask or `()`. Where a row is spread over threads and has several blocks, each
+    thread adds up its part of the blocks before the sum over threads.
+    """
+    TILE: tl.constexpr = C.across and C.BLOCKS > 1
+    R: tl.constexpr = C.R
+    BLOCK: tl.constexpr = C.C
     LOOPED: tl.constexpr = C.BLOCKS * C.C
     MORE: tl.constexpr = LOOPED + C.TAIL
+    s = (tl.zeros([R, BLOCK] if TILE else [R], tl.float32),) * N
     j = tl.arange(0, C.C)
-    if C.BLOCKS == 1:  # not a loop: the compiler sees what it computes twice, and does it once
-        s = STEP(s, given, t, tile, j, LOOPED, C)
+    if C.BLOCKS == 1:  # not a loop: the compiler then shares subexpressions with other sweeps
+        values, here = STEP(given, tile, j, LOOPED, C)
+        s = _combine(s, values, here, TILE, TOP)
     else:
         for block in range(C.BLOCKS):
-            s = STEP(s, given, t, tile, j + block * C.C, LOOPED, C)
+            values, here = STEP(given, tile, j + block * C.C, LOOPED, C)
+            s = _combine(s, values, here, TILE, TOP)
+    if TILE:
+        s = _combine((tl.zeros([R], tl.float32),) * N, s, (), False, TOP)
     if C.TAIL > 0:
-        s = STEP(s, given, t, tile, LOOPED + tl.arange(0, C.TAIL), MORE, C)
+        values, here = STEP(given, tile, LOOPED + tl.arange(0, C.TAIL), MORE, C)
+        s = _combine(s, values, here, False, TOP)
     if C.LAST > 0:
-        s = STEP(s, given, t, tile, MORE + tl.arange(0, C.LAST), MORE + C.LAST, C)
+        values, here = STEP(given, tile, MORE + tl.arange(0, C.LAST), MORE + C.LAST, C)
+        s = _combine(s, values, here, False, TOP)
     return s
 
 
@@ -271,186 +272,145 @@ def labels_of(t: tl.tensor, rows: tl.tensor, inside: tl.tensor, C: tl.constexpr)
     if C.class_weighted:
         weight = tl.load(t.class_weight + safe).to(tl.float32)
     weight = tl.where(known, weight, float("nan"))
-    weight = tl.where(inside & (label != C.ignored), weight, 0.0)
-    return tl.where(known & (label != C.ignored), safe, -1), weight
+    weight = tl.where(inside & (label != C.spec.ignore_index), weight, 0.0)
+    return tl.where(known & (label != C.spec.ignore_index), safe, -1), weight
 
 
 @triton.jit
-def weigh(t: tl.tensor, n: tl.tensor, C: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """Add up the weights of all rows, each program into its entry of `totals`."""
-    total = tl.zeros([BLOCK], tl.float32)
-    first = tl.program_id(0) * BLOCK
+def weigh(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
+    """Add up the weights of all rows, each of WEIGHERS programs into its entry of `totals`."""
+    total = tl.zeros([_MANY], tl.float32)
+    first = tl.program_id(0) * _MANY
     while first < n.count:
-        rows = first + tl.arange(0, BLOCK)
+        rows = first + tl.arange(0, _MANY)
         total += labels_of(t, rows, rows < n.count, C)[1]
-        first += n.weighers * BLOCK
+        first += WEIGHERS * _MANY
     tl.store(t.totals + tl.program_id(0), tl.sum(total, 0))
 
 
 @triton.jit
-def factor_of(t: tl.tensor, n: tl.tensor, C: tl.constexpr, WEIGHERS: tl.constexpr) -> tl.tensor:
-    """What a row's weight is multiplied by in the gradient."""
-    if C.reduction != "mean" or C.factor == "none" or C.single:
-        return 1.0
-    elif C.factor == "rows":
-        return 1.0 / n.count
-    else:
-        lanes = tl.arange(0, WEIGHERS)
-        return _inverse(tl.sum(tl.load(t.totals + lanes, lanes < n.weighers, 0.0), 0))
-
-
-@triton.jit
-def _inverse(total: tl.tensor) -> tl.tensor:
+def inverse_weight(total: tl.tensor) -> tl.tensor:
     """1/total, 1 where that is 0."""
     return 1.0 / tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit
-def _weight(weights: tl.tensor, COLUMN: tl.constexpr) -> tl.tensor:
-    if COLUMN < 0:
-        return 0.0
+def factor_of(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The factor of a row's weight in the gradient, as far as it is the same for all tiles."""
+    if C.factor == "totals":
+        return inverse_weight(tl.sum(tl.load(t.totals + tl.arange(0, WEIGHERS)), 0))
+    elif C.factor == "rows":
+        return 1.0 / n.count
     else:
-        return tl.load(weights + COLUMN).to(tl.float32)
+        return 1.0
 
 
 @triton.jit
-def weights_of(weights: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def weights_of(t: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The weights of the terms."""
-    return Terms(
-        _weight(weights, C.columns[0]), _weight(weights, C.columns[1]),
-        _weight(weights, C.columns[2]), _weight(weights, C.columns[3]),
-        _weight(weights, C.columns[4]), _weight(weights, C.columns[5]),
-        _weight(weights, C.columns[6]), _weight(weights, C.columns[7]),
-        _weight(weights, C.columns[8]), _weight(weights, C.columns[9]),
-        _weight(weights, C.columns[10]), _weight(weights, C.columns[11]),
-        _weight(weights, C.columns[12]),
-    )  # fmt: skip
+    out: tl.tensor = ()
+    for i in tl.static_range(len(C.forms)):
+        out += (tl.load(t.weights + i).to(tl.float32),)
+    return out
 
 
 @triton.jit
-def by_row(weight: tl.tensor, w: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """The weights of the terms in each row: the gradient is linear in them."""
-    G: tl.constexpr = C.constants.growth
-    return Terms(
-        weight * w[0], weight * w[1], weight * w[2], weight * w[3],
-        weight * (G * w[4]), weight * (G * w[5]), weight * w[6], weight * w[7],
-        weight * w[8], weight * w[9], weight * w[10], weight * w[11], weight * w[12],
-    )  # fmt: skip
-
-
-@triton.jit
-def weighted(w: tl.tensor, terms: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """The weighted sum of the terms."""
-    total = terms[0] * 0.0
-    for i in tl.static_range(13):
-        if C.columns[i] >= 0:
-            total += w[i] * terms[i]
-    return total
+def by_form(w: tl.tensor, weight: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The weights of all forms in rows (R,): those of the terms times `weight`, or 0."""
+    out: tl.tensor = ()
+    for i in tl.static_range(len(C.columns)):
+        if C.columns[i] < 0:
+            out += (tl.zeros_like(weight),)
+        else:
+            out += (weight * (C.growth[C.columns[i]] * w[C.columns[i]]),)
+    return Terms(*out)
 
 
 # --- sums over rows ------------------------------------------------------------------------------
 
 
 @triton.jit
-def _plus(acc: tl.tensor, term: tl.tensor, weight: tl.tensor, COLUMN: tl.constexpr) -> tl.tensor:
-    """Add a term times the weights of rows; a weight of 0 hides even NaN."""
-    if COLUMN < 0:
-        return acc
-    else:
-        return acc + tl.where(weight == 0.0, 0.0, weight * term)
+def select(forms: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The terms of the loss, in its order."""
+    out: tl.tensor = ()
+    for i in tl.static_range(len(C.forms)):
+        out += (C.growth[i] * forms[C.forms[i]],)
+    return out
 
 
 @triton.jit
-def add(acc: tl.tensor, t: tl.tensor, weight: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """Add the terms of rows (R,) times their weights."""
-    return Terms(
-        _plus(acc[0], t[0], weight, C.columns[0]), _plus(acc[1], t[1], weight, C.columns[1]),
-        _plus(acc[2], t[2], weight, C.columns[2]), _plus(acc[3], t[3], weight, C.columns[3]),
-        _plus(acc[4], t[4], weight, C.columns[4]), _plus(acc[5], t[5], weight, C.columns[5]),
-        _plus(acc[6], t[6], weight, C.columns[6]), _plus(acc[7], t[7], weight, C.columns[7]),
-        _plus(acc[8], t[8], weight, C.columns[8]), _plus(acc[9], t[9], weight, C.columns[9]),
-        _plus(acc[10], t[10], weight, C.columns[10]), _plus(acc[11], t[11], weight, C.columns[11]),
-        _plus(acc[12], t[12], weight, C.columns[12]),
-    )  # fmt: skip
+def weighted(w: tl.tensor, terms: tl.tensor) -> tl.tensor:
+    """The weighted sum of the terms."""
+    total = w[0] * terms[0]
+    for i in tl.static_range(1, len(terms)):
+        total += w[i] * terms[i]
+    return total
 
 
 @triton.jit
-def _put_column(
-    t: tl.tensor, total: tl.tensor, weight: tl.tensor, COLUMN: tl.constexpr
-) -> tl.tensor:
-    """Store the sum of a term, and return its part of the loss."""
-    tl.store(t.sums + COLUMN, total)
-    return weight * total
+def add(acc: tl.tensor, terms: tl.tensor, weight: tl.tensor) -> tl.tensor:
+    """Add terms times the weights of rows (R,), and last the weights; 0 hides even NaN."""
+    out: tl.tensor = ()
+    for i in tl.static_range(len(terms)):
+        out += (acc[i] + tl.where(weight == 0.0, 0.0, weight * terms[i]),)
+    out += (acc[len(terms)] + weight,)
+    return out
 
 
 @triton.jit
-def _put_loss(
-    t: tl.tensor, n: tl.tensor, loss: tl.tensor, total: tl.tensor, C: tl.constexpr
-) -> None:
-    factor = _inverse(total) if C.reduction == "mean" else 1.0
-    if C.reduction != "none":
-        tl.store(t.loss, loss * factor)
+def _put_loss(t: tl.tensor, n: tl.tensor, w: tl.tensor, totals: tl.tensor, C: tl.constexpr) -> None:
+    """Store the sums of the terms and the loss; `totals` are those sums and the weight of rows."""
+    for i in tl.static_range(len(w)):
+        tl.store(t.sums + i, totals[i])
+    total = totals[len(w)]
+    factor = inverse_weight(total) if C.spec.reduction == "mean" else 1.0
+    if C.spec.reduction != "none":
+        tl.store(t.loss, weighted(w, totals[: len(w)]) * factor)
     if C.factor == "rows":  # exactly 1 if all rows count
         tl.store(t.scale, n.count / tl.where(total == 0.0, 1.0, total))
-    elif C.factor == "none" or C.split:
+    elif C.factor == "late":
         tl.store(t.scale, factor)
 
 
 @triton.jit
-def put(
-    t: tl.tensor, n: tl.tensor, acc: tl.tensor, weight: tl.tensor, w: tl.tensor, C: tl.constexpr
-) -> None:
-    """Store a program's sums in its line of `partial`, or the loss if it is the only one."""
+def put(t: tl.tensor, n: tl.tensor, w: tl.tensor, acc: tl.tensor, C: tl.constexpr) -> None:
+    """Store a program's sums in its line of `partial`, or the loss if it is the only program."""
     if C.single:
-        loss = 0.0
-        for i in tl.static_range(13):
-            if C.columns[i] >= 0:
-                loss += _put_column(t, tl.sum(acc[i], 0), w[i], C.columns[i])
-        _put_loss(t, n, loss, tl.sum(weight, 0), C)
+        _put_loss(t, n, w, [tl.sum(x, 0) for x in acc], C)
     else:
-        line = t.partial + tl.program_id(0) * C.width
-        for i in tl.static_range(13):
-            if C.columns[i] >= 0:
-                tl.store(line + C.columns[i], tl.sum(acc[i], 0))
-        tl.store(line + C.width - 1, tl.sum(weight, 0))
+        line = t.partial + tl.program_id(0) * len(acc)
+        for i in tl.static_range(len(acc)):
+            tl.store(line + i, tl.sum(acc[i], 0))
 
 
 @triton.jit
-def _column(
-    t: tl.tensor, n: tl.tensor, COLUMN: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
-) -> tl.tensor:
-    lanes = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    first = 0
-    while first < n.programs:
-        lines = first + lanes
-        total += tl.load(t.partial + lines * C.width + COLUMN, lines < n.programs, 0.0)
-        first += BLOCK
-    return tl.sum(total, 0)
+def finish(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
+    """Add up the sums in `partial`, always in the same order."""
+    w = weights_of(t, C)
+    totals: tl.tensor = ()
+    for i in tl.static_range(len(w) + 1):
+        column = tl.zeros([_MANY], tl.float32)
+        first = 0
+        while first < n.programs:
+            lines = first + tl.arange(0, _MANY)
+            at = t.partial + lines * (len(w) + 1) + i
+            column += tl.load(at, lines < n.programs, 0.0)
+            first += _MANY
+        totals += (tl.sum(column, 0),)
+    _put_loss(t, n, w, totals, C)
 
 
 @triton.jit
-def finish(t: tl.tensor, n: tl.tensor, C: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """Add up what the programs left in `partial`, always in the same order."""
-    loss = 0.0
-    for i in tl.static_range(13):
-        if C.columns[i] >= 0:
-            weight = tl.load(t.weights + C.columns[i]).to(tl.float32)
-            loss += _put_column(t, _column(t, n, C.columns[i], C, BLOCK), weight, C.columns[i])
-    _put_loss(t, n, loss, _column(t, n, C.width - 1, C, BLOCK), C)
-
-
-@triton.jit
-def rescale(t: tl.tensor, n: tl.tensor, SCALED: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def rescale(t: tl.tensor, n: tl.tensor, SCALED: tl.constexpr) -> None:
     """Multiply the gradient, `n.row_stride` entries, by `grad` and `scale`, unless by 1."""
     by = tl.load(t.grad).to(tl.float32)
     if SCALED:
         by *= tl.load(t.scale)
     if by != 1.0:
-        step = tl.num_programs(0).to(tl.int64) * BLOCK
-        first = tl.program_id(0).to(tl.int64) * BLOCK
+        step = tl.num_programs(0).to(tl.int64) * RESCALED
+        first = tl.program_id(0).to(tl.int64) * RESCALED
         while first < n.row_stride:
-            at = first + tl.arange(0, BLOCK)
+            at = first + tl.arange(0, RESCALED)
             values = tl.load(t.gradient + at, at < n.row_stride, 0.0).to(tl.float32)
             tl.store(t.gradient + at, values * by, at < n.row_stride)
             first += step

@@ -1,8 +1,8 @@
 """The losses of soft targets in Triton, for alpha >= 1, in three sweeps over the classes.
 
-A sweep's results are row sums that the next one needs: first the evidence, then what is needed of
-the class that may hold nearly all of alpha0, then the terms and the fields of the gradient. Where a
-row is one block the compiler keeps it, and the sweeps cost no second load.
+Each sweep computes row sums that the next one needs: first the evidence, then the sums for the
+class that may have nearly all of alpha0, then the terms and the fields of the gradient. Where a row
+is one block the compiler keeps it, and the sweeps cost no second load.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from dubito.kernels import triton_math as tm
-from dubito.kernels.triton_rows import Terms, load, load_target, sweep
+from dubito.kernels.spec import Terms
+from dubito.kernels.triton_rows import load, load_target, sweep
 
 _LN2 = tl.constexpr(0.6931471805599453)
 
@@ -29,7 +30,7 @@ class Totals(NamedTuple):
 class Parts(NamedTuple):
     """Sums over the classes (R,) that need `Totals`."""
 
-    rest: tl.tensor  # alpha0 less the class beyond the limit, if there is one
+    rest: tl.tensor  # alpha0 without a class above 5/8 of it
     sag: tl.tensor
     logs: tl.tensor
     bregman: tl.tensor  # of the evidence, and the part of it below the threshold
@@ -48,36 +49,22 @@ class Sums(NamedTuple):
     marginal: tl.tensor
     expected: tl.tensor
     variance: tl.tensor  # p q times its weights
-    field: tl.tensor  # p times the field, without the class beyond the limit
+    field: tl.tensor  # p times the field, without a class above 5/8 of alpha0
     top: tl.tensor  # the same of that class
-
-
-class Row(NamedTuple):
-    """All sums over the classes, and the weights of the terms in each row."""
-
-    totals: tl.tensor
-    parts: tl.tensor
-    sums: tl.tensor
-    weights: tl.tensor
-
-
-class _Class(NamedTuple):
-    """A block of classes (R, C)."""
-
-    e: tl.tensor
-    y: tl.tensor
-    here: tl.tensor
 
 
 @triton.jit
 def _classes(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tensor:
-    here = (j < C.K)[None, :] & tile.inside[:, None]
-    return _Class(tm.evidence(load(tile, j, END, C), C), load_target(tile, j, C), here)
+    """Evidence and targets of classes j (C,), and which of them exist."""
+    here = ()
+    if END > C.K:
+        here = (j < C.K)[None, :]
+    return tm.evidence(load(tile, j, END, C), C), load_target(tile, j, C), here
 
 
 @triton.jit
 def _is_top(m: tl.tensor, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """The class that holds most of alpha0."""
+    """The class above 5/8 of alpha0."""
     return e > (0.625 * (m.evidence + C.K) - 1.0)[:, None]
 
 
@@ -85,7 +72,7 @@ def _is_top(m: tl.tensor, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
 def _shares(
     m: tl.tensor, rest: tl.tensor, e: tl.tensor, y: tl.tensor, C: tl.constexpr
 ) -> tl.tensor:
-    """1/alpha0, p, 1 - p, y - p, and which class is beyond the limit."""
+    """1/alpha0, p, 1 - p, y - p, and which class is above 5/8 of alpha0."""
     inverse = tm.inverse(m.evidence + C.K)[:, None]
     top = _is_top(m, e, C)
     p = (1.0 + e) * inverse
@@ -94,49 +81,39 @@ def _shares(
 
 
 @triton.jit
-def _add(total: tl.tensor, values: tl.tensor, here: tl.tensor) -> tl.tensor:
-    return total + tl.sum(tl.where(here, values, 0.0), 1)
-
-
-@triton.jit
 def _first(
-    m: tl.tensor, given: tl.tensor, t: tl.tensor, tile: tl.tensor, j: tl.tensor,
-    END: tl.constexpr, C: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    c = _classes(tile, j, END, C)
-    weight = m.weight
+    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tl.tensor:
+    """A step of `sweep`: `Totals`."""
+    e, y, here = _classes(tile, j, END, C)
+    weight = ()
     if C.class_weighted:
-        by = tl.load(t.class_weight + j, j < C.K, 0.0).to(tl.float32)
-        weight += tl.sum(c.y * by[None, :], 1)
-    removed = _add(m.removed, c.e * (1.0 - c.y), c.here)
-    return Totals(_add(m.evidence, c.e, c.here), removed, weight)
+        weight = y * tl.load(tile.t.class_weight + j, j < C.K, 0.0).to(tl.float32)[None, :]
+    return Totals(e, e * (1.0 - y), weight), here
 
 
 @triton.jit
-def _bregman(total: tl.tensor, near: tl.tensor, e: tl.tensor, here: tl.tensor) -> tl.tensor:
-    z, _, below = tm.family(e)
-    value, small = tm.bregman(e, z, tm.log2(below))
-    return _add(total, value, here), _add(near, e, here & small)
+def _bregman(e: tl.tensor) -> tl.tensor:
+    value, small = tm.bregman(e, tm.gamma(1.0 + e, e))
+    return value, tl.where(small, e, 0.0)
 
 
 @triton.jit
 def _second(
-    s: tl.tensor, m: tl.tensor, t: tl.tensor, tile: tl.tensor, j: tl.tensor,
-    END: tl.constexpr, C: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    c = _classes(tile, j, END, C)
-    sag, logs, bregman, near = s.sag, s.logs, s.bregman, s.near
-    removed, removed_near = s.removed_bregman, s.removed_near
+    m: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tl.tensor:
+    """A step of `sweep`: `Parts`."""
+    e, y, here = _classes(tile, j, END, C)
+    sag, logs, bregman, near, removed, removed_near = (), (), (), (), (), ()
     if C.groups.penalty:
-        _, each, below = tm.family(c.e)
-        sag = _add(sag, each, c.here)
-        logs = _add(logs, tm.log2(below), c.here)
+        g = tm.gamma(1.0 + e, e)
+        sag, logs = g.sag, tm.log2(g.below)
     if C.groups.uniform:
-        bregman, near = _bregman(bregman, near, c.e, c.here)
+        bregman, near = _bregman(e)
     if C.groups.removed:
-        removed, removed_near = _bregman(removed, removed_near, c.e * (1.0 - c.y), c.here)
-    rest = _add(s.rest, 1.0 + c.e, c.here & (_is_top(m, c.e, C) == 0))
-    return Parts(rest, sag, logs, bregman, near, removed, removed_near)
+        removed, removed_near = _bregman(e * (1.0 - y))
+    rest = tl.where(_is_top(m, e, C), 0.0, 1.0 + e)
+    return Parts(rest, sag, logs, bregman, near, removed, removed_near), here
 
 
 @triton.jit
@@ -151,84 +128,69 @@ def _field(
 
 @triton.jit
 def _third(
-    s: tl.tensor, given: tl.tensor, t: tl.tensor, tile: tl.tensor, j: tl.tensor,
-    END: tl.constexpr, C: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The sums of the terms, and those of the gradient."""
+    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tl.tensor:
+    """A step of `sweep`: `Sums`, for the terms and for the gradient."""
     m, rest, w = given
-    c = _classes(tile, j, END, C)
-    inverse, p, q, d, top = _shares(m, rest, c.e, c.y, C)
-    fisher_bias, fisher_variance = s.fisher_bias, s.fisher_variance
-    mse_bias, mse_variance = s.mse_bias, s.mse_variance
-    marginal, expected = s.marginal, s.expected
-    variance, fields, tops = s.variance, s.field, s.top
-    trigamma = tm.inverse(tm.family(c.e)[2])
+    e, y, here = _classes(tile, j, END, C)
+    inverse, p, q, d, top = _shares(m, rest, e, y, C)
+    fisher_bias, fisher_variance, mse_bias, mse_variance = (), (), (), ()
+    marginal, expected, variance, field, top_field = (), (), (), (), ()
+    trigamma = tm.gamma(1.0 + e, e).trigamma
     if C.groups.fisher:
-        fisher_bias = _add(fisher_bias, d * d * trigamma, c.here)
-        fisher_variance = _add(fisher_variance, p * q * trigamma, c.here)
+        fisher_bias, fisher_variance = d * d * trigamma, p * q * trigamma
     if C.groups.mse:
-        mse_bias = _add(mse_bias, d * d, c.here)
-        mse_variance = _add(mse_variance, p * q, c.here)
+        mse_bias, mse_variance = d * d, p * q
     if C.groups.marginal or C.groups.expected:
-        surprise = tm.row_log1p(q * tm.inverse(p))
-        marginal = _add(marginal, c.y * surprise, c.here)
-        halves = 0.5 * q * tm.inverse(1.0 + c.e)
-        deltas = tm.row_delta(1.0 + c.e) - tm.row_delta(m.evidence + C.K)[:, None]
-        expected = _add(expected, c.y * (surprise + halves + deltas), c.here)
+        surprise = tm.log1p(q * tm.inverse(p))
+        marginal = y * surprise
+        delta0 = tm.remainders(m.evidence + C.K, False)[1]
+        delta = tm.remainders(1.0 + e, False)[1] - delta0[:, None]
+        expected = y * (surprise + 0.5 * q * tm.inverse(1.0 + e) + delta)
     if C.gradient and (C.groups.fisher or C.groups.mse):
         share = inverse * tm.inverse(1.0 + inverse)
-        spread, field = _field(w, trigamma, p, q, d, share)
-        variance = _add(variance, p * q * spread, c.here)
-        fields = _add(fields, p * field, c.here & (top == 0))
-        tops = _add(tops, p * field, c.here & top)
-    return Sums(
+        spread, each = _field(w, trigamma, p, q, d, share)
+        variance = p * q * spread
+        field, top_field = tl.where(top, 0.0, p * each), tl.where(top, p * each, 0.0)
+    s = Sums(
         fisher_bias, fisher_variance, mse_bias, mse_variance, marginal, expected,
-        variance, fields, tops,
+        variance, field, top_field,
     )  # fmt: skip
+    return s, here
 
 
 @triton.jit
-def totals(t: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def totals(tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The evidence of rows, and their weights."""
-    R: tl.constexpr = C.R
-    o = tl.zeros([R], tl.float32)
-    return sweep(Totals(o, o, o), o, t, tile, _first, C)
+    return Totals(*sweep(_first, len(Totals._fields), (), tile, C))
 
 
 @triton.jit
-def row_of(m: tl.tensor, t: tl.tensor, tile: tl.tensor, w: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """All sums over the classes, of `totals` and the weights of the terms in each row."""
-    o = tl.zeros_like(m.evidence)
-    parts = sweep(Parts(o, o, o, o, o, o, o), m, t, tile, _second, C)
-    empty = Sums(o, o, o, o, o, o, o, o, o)
-    return Row(m, parts, sweep(empty, (m, parts.rest, w), t, tile, _third, C), w)
-
-
-@triton.jit
-def _divergence(
-    evidence: tl.tensor, bregman: tl.tensor, near: tl.tensor, C: tl.constexpr
-) -> tl.tensor:
-    total, less, small = tm.row_divergence(evidence, C.K, C.constants.mu_total)
-    return tl.where(small, bregman + (evidence - near) - total, (bregman - near) - less)
+def row_of(m: tl.tensor, tile: tl.tensor, w: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """`Totals`, `Parts`, `Sums` and the weights of the forms, from the first and the last."""
+    parts = Parts(*sweep(_second, len(Parts._fields), m, tile, C))
+    sums = sweep(_third, len(Sums._fields), (m, parts.rest, w), tile, C)
+    return m, parts, Sums(*sums), w
 
 
 @triton.jit
 def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The terms of rows, from their sums."""
-    m, a, s = r.totals, r.parts, r.sums
+    m, a, s, _ = r
     alpha0 = m.evidence + C.K
     share = tm.inverse(alpha0 + 1.0)
     o = tl.zeros_like(share)
     penalty, removed, uniform = o, o, o
+    MU: tl.constexpr = C.constants.mu_total
     if C.groups.penalty:
-        _, sag, below = tm.family(alpha0 - 1.0)
-        ratio = below * tm.inverse(sag - a.sag)
-        penalty = C.constants.growth * (_LN2 * (a.logs + tm.log2(ratio)))
+        g = tm.gamma(alpha0, alpha0 - 1.0)
+        penalty = _LN2 * (a.logs + tm.log2(g.below * tm.inverse(g.sag - a.sag)))
     if C.groups.removed:
-        divergence = _divergence(m.removed, a.removed_bregman, a.removed_near, C)
-        removed = C.constants.growth * divergence
+        removed = tm.divergence(
+            a.removed_bregman, a.removed_near, m.removed + C.K, m.removed, C.K, MU, False
+        )
     if C.groups.uniform:
-        uniform = _divergence(m.evidence, a.bregman, a.near, C)
+        uniform = tm.divergence(a.bregman, a.near, alpha0, m.evidence, C.K, MU, False)
     return Terms(
         s.mse_bias, share * s.mse_variance, s.fisher_bias, share * s.fisher_variance,
         penalty, removed, s.marginal, s.expected,
@@ -238,28 +200,29 @@ def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _error_slope(
-    r: tl.tensor, e: tl.tensor, y: tl.tensor, trigamma: tl.tensor, bend: tl.tensor, C: tl.constexpr
+    r: tl.tensor, e: tl.tensor, y: tl.tensor, g: tl.tensor, C: tl.constexpr
 ) -> tl.tensor:
-    """Of the squared errors; `bend` is -psi_2."""
-    s, w = r.sums, r.weights
-    inverse, p, q, d, top = _shares(r.totals, r.parts.rest, e, y, C)
+    """The gradient of the squared errors."""
+    m, a, s, w = r
+    inverse, p, q, d, top = _shares(m, a.rest, e, y, C)
     share = inverse * tm.inverse(1.0 + inverse)
-    _, field = _field(w, trigamma, p, q, d, share)
+    _, field = _field(w, g.trigamma, p, q, d, share)
     mean = (s.field + s.top)[:, None]
     centered = tl.where(top, q * field - s.field[:, None], field - mean)
     curve = d * d * w.fisher_bias[:, None] + p * q * (w.fisher_variance[:, None] * share)
-    return centered * inverse - curve * bend - s.variance[:, None] * share
+    curve *= g.trigamma * g.trigamma * g.rise
+    return centered * inverse - curve - s.variance[:, None] * share
 
 
 @triton.jit
-def _divergence_slope(evidence0: tl.tensor, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """e psi_1(1 + e) - evidence0 psi_1(K + evidence0); where both are close to 1, less 1."""
-    _, sag0, below0 = tm.family(evidence0 + (C.K - 1.0))
-    trigamma0 = tm.inverse(below0)
-    large = evidence0 * trigamma0 >= 0.5
-    common = trigamma0 * tl.where(large, -(C.K + sag0), evidence0)
-    _, sag, below = tm.family(e)
-    return tm.inverse(below) * tl.where(large[:, None], -(1.0 + sag), e) - common[:, None]
+def _divergence_slope(
+    weight: tl.tensor, evidence0: tl.tensor, e: tl.tensor, C: tl.constexpr
+) -> tl.tensor:
+    """The gradient of KL(Dir(1 + e) || Dir(1)) times the weights of rows."""
+    g0 = tm.gamma(evidence0 + C.K, evidence0 + (C.K - 1.0))
+    common, n_e, n_sag = tm.divergence_slopes(weight, g0, evidence0, C.K)
+    g = tm.gamma(1.0 + e, e)
+    return g.trigamma * (n_e[:, None] * e + n_sag[:, None] * (1.0 + g.sag)) - common[:, None]
 
 
 @triton.jit
@@ -267,28 +230,26 @@ def gradient(
     r: tl.tensor, x: tl.tensor, tile: tl.tensor, j: tl.tensor, C: tl.constexpr
 ) -> tl.tensor:
     """The gradient of the values x (R, C) of classes j (C,)."""
-    m, a, w = r.totals, r.parts, r.weights
+    m, a, _, w = r
     e = tm.evidence(x, C)
     y = load_target(tile, j, C)
     alpha0 = m.evidence + C.K
-    each = tm.gamma(e, e, False, False)
-    total = tm.gamma(alpha0, alpha0 - 1.0, False, False)
+    each, total = tm.gamma(1.0 + e, e), tm.gamma(alpha0, alpha0 - 1.0)
     slope = tl.zeros_like(e)
     if C.groups.mse or C.groups.fisher:
-        bend = each.trigamma * each.trigamma * each.rise
-        slope += _error_slope(r, e, y, each.trigamma, bend, C)
+        slope += _error_slope(r, e, y, each, C)
     if C.groups.penalty:
         bracket = tm.inverse(total.sag - a.sag)
         common = total.trigamma * total.rise + bracket * total.fall
         own = each.trigamma * each.rise - bracket[:, None] * each.fall
         slope += w.fisher_penalty[:, None] * (own + common[:, None])
     if C.groups.removed:
-        removed = (1.0 - y) * _divergence_slope(m.removed, e * (1.0 - y), C)
-        slope += w.label_removed_kl[:, None] * removed
+        rest = 1.0 - y
+        slope += rest * _divergence_slope(w.label_removed_kl, m.removed, e * rest, C)
     if C.groups.uniform:
         weight = w.kl_to_uniform - w.differential_entropy
-        slope += weight[:, None] * _divergence_slope(m.evidence, e, C)
-    _, _, q, _, _ = _shares(m, a.rest, e, y, C)
+        slope += _divergence_slope(weight, m.evidence, e, C)
+    q = _shares(m, a.rest, e, y, C)[2]
     if C.groups.marginal:
         inverse = tm.inverse(alpha0)[:, None]
         slope += w.marginal_nll[:, None] * ((1.0 - y) * inverse - y * q * tm.inverse(1.0 + e))
