@@ -17,7 +17,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito._coefficients import COEFFICIENTS
+from dubito._coefficients import COEFFICIENTS, EXCESS, EXCESS_SLOPE, GAP_MOMENT
 from dubito.kernels import triton_fits as fits
 from dubito.kernels.spec import EXP_BOUND
 from dubito.special import _ARTANH
@@ -25,13 +25,13 @@ from dubito.special import _ARTANH
 #: whether the kernels are compiled: the interpreter has no instructions of a GPU
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
-_EXCESS = tl.constexpr(fits.EXCESS)
-_SAG = tl.constexpr((fits.EXCESS[0] - 0.5, *fits.EXCESS[1:]))
-_EXCESS_SLOPE = tl.constexpr(fits.EXCESS_SLOPE)
+_EXCESS = tl.constexpr(EXCESS)
+_SAG = tl.constexpr((EXCESS[0] - 0.5, *EXCESS[1:]))
+_EXCESS_SLOPE = tl.constexpr(EXCESS_SLOPE)
 _EXCESS_SLOPE_HALF = tl.constexpr(fits.EXCESS_SLOPE_HALF)
 _NEAR = tl.constexpr(fits.NEAR)
 _FAR = tl.constexpr(fits.FAR)
-_GAP = tl.constexpr(fits.GAP)
+_GAP = tl.constexpr(GAP_MOMENT)
 _LOG1P = tl.constexpr(fits.LOG1P)
 _THRESHOLD = tl.constexpr(fits.THRESHOLD)
 _MU = tl.constexpr(COEFFICIENTS["float32"]["mu"])
