@@ -126,12 +126,6 @@ def classes_last(values: object, class_dim: int, name: str) -> Tensor:
     return checked.movedim(class_dim, -1)
 
 
-def not_empty(values: Tensor) -> None:
-    """An error where there is nothing to average."""
-    if values.numel() == 0:
-        raise ValueError(f"the batch is empty: predictions of shape {tuple(values.shape)}")
-
-
 def _first_bad(values: Tensor, least: float | None = None) -> str:
     bad = ~values.isfinite()
     if least is not None:
@@ -172,25 +166,6 @@ def class_weight(weight: object, values: Tensor) -> Tensor:
             f"weight must be >= 0 and finite, but spans [{checked.min():g}, {checked.max():g}]"
         )
     return checked.to(values.device)
-
-
-def distribution(target: object, alpha: Tensor, ignore_index: int | None = None) -> Tensor:
-    """The target as probabilities y (..., K): one-hot for labels, zero where ignored."""
-    checked = tensor(target, "target")
-    if checked.dtype == torch.bool:
-        raise TypeError("target must hold integer labels or probabilities, not torch.bool")
-    if checked.is_floating_point():
-        return _soft(checked, alpha)
-    if checked.shape != alpha.shape[:-1]:
-        raise ValueError(
-            f"target has shape {tuple(checked.shape)}, but the predictions {tuple(alpha.shape)} "
-            f"need labels of shape {tuple(alpha.shape[:-1])} or probabilities of their own shape"
-        )
-    checked = checked.long()  # small types wrap numbers around: 156 == -100 among bytes
-    if visible(checked):
-        _in_range(checked, alpha.shape[-1], ignore_index)
-    classes = torch.arange(alpha.shape[-1], device=alpha.device)
-    return (checked.unsqueeze(-1) == classes).to(alpha.dtype)
 
 
 def _in_range(labels: Tensor, classes: int, ignore_index: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Whether operations run now, on plain values: what code with its own gradients must ask."""
+"""Eager mode: whether code with its own gradients may run, and caches for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TypeVar, TypeVarTuple
 import torch
 from torch import Tensor
 
-__all__ = ["eager_cache", "plain", "plainly", "untransformed"]
+__all__ = ["PLAIN", "eager_cache", "is_eager", "is_transformed"]
+
+#: types of tensors whose memory a kernel can read; subclasses may have none
+PLAIN = (Tensor, torch.nn.Parameter)
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -18,8 +21,9 @@ Args = TypeVarTuple("Args")
 def eager_cache(function: Callable[[*Args], T]) -> Callable[[*Args], T]:
     """Cache a function, but not under torch.compile, which ignores caches with a warning.
 
-    >>> eager_cache(lambda x: [x])(1) is eager_cache(lambda x: [x])(1)
-    False
+    >>> wrap = eager_cache(lambda x: [x])
+    >>> wrap(1) is wrap(1)
+    True
     """
     cached = lru_cache(maxsize=1024)(function)
 
@@ -30,28 +34,20 @@ def eager_cache(function: Callable[[*Args], T]) -> Callable[[*Args], T]:
     return call
 
 
-def untransformed() -> bool:
-    """Whether nobody maps, and nobody differentiates forwards."""
+def is_transformed() -> bool:
+    """Whether a functorch transform, forward-mode AD, a dispatch mode or the tracer is active."""
     return (
-        torch._C._functorch.peek_interpreter_stack() is None
-        and torch.autograd.forward_ad._current_level < 0
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
     )
 
 
-def plainly() -> bool:
-    """Whether nobody compiles, traces, fakes, maps or differentiates forwards."""
-    return (
-        not torch.compiler.is_compiling()
-        and untransformed()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._get_tracing_state() is None
-    )
+def is_eager(values: Tensor) -> bool:
+    """Whether an operation on a tensor runs now: no compilation, transform or tensor subclass.
 
-
-def plain(values: Tensor) -> bool:
-    """Whether a tensor is one of torch's own, in plain operation.
-
-    >>> plain(torch.ones(2))
+    >>> is_eager(torch.ones(2))
     True
     """
-    return type(values) in (Tensor, torch.nn.Parameter) and plainly()
+    return type(values) in PLAIN and not torch.compiler.is_compiling() and not is_transformed()

@@ -2,8 +2,8 @@ r"""Losses of a distribution and a target.
 
 A loss is a weighted sum of named terms. A term is a function of (distribution, target) that returns
 one value per sample, (...). Terms with a closed form of the Dirichlet (`ClosedForm`) have exact
-gradients and fused kernels; `weighted_sums` alone decides which path computes them, for the
-functions, the modules, the trainer and the few-shot solver.
+gradients and fused kernels; `weighted_sums` alone decides which path computes them, for functions,
+modules and trainers.
 
 Targets are class indices (...), class probabilities (..., K) or numbers (..., T).
 

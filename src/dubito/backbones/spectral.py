@@ -55,7 +55,7 @@ class SpectralConv2d(nn.Conv2d):
             and x.ndim == 4
             and x.shape[-2] * x.shape[-1] <= LARGEST
             and not torch.is_autocast_enabled("cpu")
-            and _eager.plain(x)
+            and _eager.is_eager(x)
         )
 
 

@@ -416,7 +416,7 @@ def uncertainty(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _above_one(alpha: Tensor) -> bool:
     """Whether to use `FastTerms`: plain float32 values on a CPU that are all at least 1."""
-    if not (alpha.is_cpu and alpha.dtype == torch.float32 and _eager.plain(alpha)):
+    if not (alpha.is_cpu and alpha.dtype == torch.float32 and _eager.is_eager(alpha)):
         return False
     return alpha.numel() > 0 and alpha.min().item() >= 1
 
@@ -487,7 +487,7 @@ def _rows(spec: LossSpec, values: Tensor, target: Tensor, class_weight: Tensor |
     else:
         labels = target.long().unsqueeze(-1)
         ignored = labels == spec.ignore_index
-        if not (values.is_cpu and _eager.plain(values)) or bool(ignored.any()):
+        if not (values.is_cpu and _eager.is_eager(values)) or bool(ignored.any()):
             labels = labels.masked_fill(ignored, 0)
             weight = (~ignored).to(values.dtype)
         y = torch.zeros_like(values).scatter_(-1, labels, 1.0)
@@ -660,7 +660,7 @@ def weighted_sums(
         The loss, a scalar or (...) without reduction, and the sum of each form times the row
         weights, (T,), detached.
     """
-    if not _eager.plain(values):
+    if not _eager.is_eager(values):
         return weighted_sums_reference(spec, values, target, weights, class_weight)
     if values.requires_grad and torch.is_grad_enabled():
         return _WeightedSums.apply(  # type: ignore[no-any-return, no-untyped-call]

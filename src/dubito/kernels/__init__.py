@@ -20,6 +20,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from dubito._eager import PLAIN, is_transformed
 from dubito.kernels.spec import LossSpec
 
 __all__ = ["MODES", "calls", "switched_on", "uncertainty", "weighted_sums"]
@@ -31,7 +32,6 @@ calls: Counter[str] = Counter()
 
 _Loss = Callable[[LossSpec, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor] | None]
 _DEVICE = "cuda"  # of the kernels; tests interpret them elsewhere
-_PLAIN = (Tensor, torch.nn.Parameter)  # subclasses may have no memory that a kernel can read
 _TRITON = (3, 6)  # the oldest release that the kernels were run with
 
 
@@ -95,22 +95,12 @@ def _applies(values: Tensor) -> bool:
     """Whether the kernels may compute functions of a tensor."""
     if values.device.type != _DEVICE or not _available():
         return False
-    return torch.compiler.is_compiling() or (type(values) in _PLAIN and not _is_transformed())
+    return torch.compiler.is_compiling() or (type(values) in PLAIN and not is_transformed())
 
 
 def _count(name: str, result: object) -> None:
     if not torch.compiler.is_compiling() and result is not None:
         calls[name] += 1
-
-
-def _is_transformed() -> bool:
-    """Whether a functorch transform, forward-mode AD, a dispatch mode or the tracer is active."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-    )
 
 
 @cache
