@@ -4,7 +4,7 @@
 
 `*_us` are microseconds of a step in an eager loop, host included; `*_graph_us` those of a step
 replayed from a CUDA graph, so of the device alone; `*_memory` is the peak of memory beyond the
-logits, over the size of the logits.
+logits, over the size of the logits. `benchmarks.checkouts_gpu` compares two checkouts in turns.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks import Row
+from benchmarks.checkouts_gpu import capture
 from benchmarks.losses import LOSSES, iedl_function
 from benchmarks.textbook import Loss
 from dubito import Dirichlet
@@ -148,16 +149,7 @@ def _memory(step: Step, leaf: Tensor) -> float:
 
 def _captured(step: Step, steps: int = 5) -> float:
     """The median of some replays of a graph of steps: microseconds of the device per step."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(steps):
-            step()
+    graph = capture(step, steps)
     times = []
     for _ in range(9):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -29,7 +29,6 @@ MEMBERS: dict[str, Callable[[Real], Real]] = {
     "log": lambda x: MP.log(x),
     "digamma": lambda x: polygammas(x)[1],
     "trigamma": lambda x: polygammas(x)[2],
-    "tetragamma": lambda x: polygammas(x)[3],
     "log_inverse_trigamma": lambda x: -MP.log(polygammas(x)[2]),
     "log_trigamma_slope": lambda x: polygammas(x)[3] / polygammas(x)[2],
     "trigamma_excess": lambda x: x * polygammas(x)[2] - 1,

@@ -1,21 +1,27 @@
-r"""Losses of a distribution and a target.
+r"""Loss functions for predicted distributions.
 
 A loss is a weighted sum of named terms. A term is a function of (distribution, target) that returns
 one value per sample, (...). Terms with a closed form of the Dirichlet (`ClosedForm`) have exact
-gradients and fused kernels; `weighted_sums` alone decides which path computes them, for functions,
-modules and trainers.
+gradients and fused kernels. `weighted_sums` chooses between the fused kernel, the closed form and
+autograd. All losses go through it.
 
-Targets are class indices (...), class probabilities (..., K) or numbers (..., T).
+Targets are class indices (...), class probabilities (..., K), or numbers (..., T) for T regression
+targets.
 
 The log-determinant and the KL term grow with the number of classes. `scale="per_class"` multiplies
-both by 10/K, so that a weight tuned for ten classes carries over; `scale="paper"` leaves them.
+both by 10/K, so that a weight tuned for ten classes carries over; `scale="paper"` leaves them
+unscaled.
+
+Notation: alpha0 is the sum of alpha, p = alpha/alpha0, y the one-hot target, psi the digamma and
+psi_1 the trigamma function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +29,15 @@ from torch import Tensor, nn
 from dubito import _checks, kernels
 from dubito._eager import eager_cache
 from dubito.distributions import Categorical, Dirichlet, Distribution, _closed_forms
-from dubito.kernels.spec import LossSpec, loss_spec
+from dubito.errors import DubitoError
+from dubito.kernels.spec import REDUCTIONS, LossSpec, loss_spec
 
 __all__ = [
-    "ClosedForm", "EDLLoss", "IEDLLoss", "Reduction", "Term", "cross_entropy",
-    "differential_entropy", "edl", "expected_cross_entropy", "fisher_bias", "fisher_penalty",
-    "fisher_variance", "forward_kl", "iedl", "kl_from_uniform", "kl_to_uniform",
-    "label_removed_kl", "marginal_nll", "mse_bias", "mse_variance", "reverse_kl", "uce",
-    "weighted_sums",
+    "ClosedForm", "EDLLoss", "IEDLLoss", "LossModule", "LossOptions", "Reduction", "Term",
+    "cross_entropy", "differential_entropy", "edl", "expected_cross_entropy", "fisher_bias",
+    "fisher_penalty", "fisher_variance", "forward_kl", "iedl", "kl_from_uniform", "kl_to_uniform",
+    "label_removed_kl", "marginal_nll", "mse_bias", "mse_variance", "named", "reverse_kl", "uce",
+    "value_and_gradient", "weighted_sums",
 ]  # fmt: skip
 
 Reduction = Literal["mean", "sum", "none"]
@@ -41,13 +48,13 @@ Weight = float | Tensor
 # --- terms ---
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: fast keys of caches
+@dataclass(frozen=True, eq=False)  # eq=False: hashed by identity, so that cache lookups are fast
 class ClosedForm:
     """Term of a Dirichlet with an exact gradient and a fused kernel.
 
     Attributes:
         form: Name of the closed form.
-        beta: Concentration of the target's class, for `reverse_kl` and `forward_kl`.
+        beta: Prior concentration of the labeled class, for `reverse_kl` and `forward_kl`.
     """
 
     form: str
@@ -71,12 +78,15 @@ fisher_variance = ClosedForm("fisher_variance")
 r"""Variance weighted by the Fisher information, sum_j p_j (1 - p_j) psi_1(alpha_j)/(alpha0 + 1)."""
 
 fisher_penalty = ClosedForm("fisher_penalty")
-r"""Negative log-determinant of the Fisher information; penalizes large evidence."""
+r"""-ln|I(alpha)|, the negative log-determinant of the Fisher information.
+
+Penalizes large evidence.
+"""
 
 label_removed_kl = ClosedForm("label_removed_kl")
-r"""KL divergence of the evidence for wrong classes, KL(Dir(alpha (1 - y) + b y) || Dir(b)).
+r"""KL divergence of the evidence for wrong classes, KL(Dir(alpha (1 - y) + prior y) || Dir(prior)).
 
-b is the prior of the distribution, or 1 if it has none.
+The prior is that of the distribution, or 1 if it has none.
 """
 
 marginal_nll = ClosedForm("marginal_nll")
@@ -97,20 +107,24 @@ r"""KL(Dir(1) || Dir(alpha)); independent of the target."""
 
 @eager_cache
 def reverse_kl(beta: float) -> ClosedForm:
-    """Create the term KL(Dir(alpha) || Dir(1 + (beta - 1) y)): mode seeking.
+    """Create the term KL(Dir(alpha) || Dir(1 + (beta - 1) y)).
+
+    Penalizes probability where the prior has none (mode seeking).
 
     Args:
-        beta: Concentration of the target's class.
+        beta: Prior concentration of the labeled class.
     """
     return ClosedForm("reverse_kl", _checks.positive(beta, "beta"))
 
 
 @eager_cache
 def forward_kl(beta: float) -> ClosedForm:
-    """Create the term KL(Dir(1 + (beta - 1) y) || Dir(alpha)): mass covering.
+    """Create the term KL(Dir(1 + (beta - 1) y) || Dir(alpha)).
+
+    Penalizes missing probability where the prior has some (mass covering).
 
     Args:
-        beta: Concentration of the target's class.
+        beta: Prior concentration of the labeled class.
     """
     return ClosedForm("forward_kl", _checks.positive(beta, "beta"))
 
@@ -147,45 +161,101 @@ def weighted_sums(
     reduction: Reduction = "sum",
     per_class: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the weighted sum of terms over a batch, by a fused kernel if there is one.
+    """Compute a weighted sum of terms over a batch, with a fused kernel if one supports the terms.
 
     The loss of a mixture is the mean of its members' losses.
 
     Args:
-        terms: Term of each name.
+        terms: Terms by name.
         dist: Predicted distribution, batch shape (...).
         target: Targets of the batch. Their values are not checked.
-        weights: Weight of each term, (T,), on the device of the distribution.
-        class_weight: Weight of each class, (K,): a sample counts as the weight of its class.
+        weights: Weight of each term, (M,), on the device of the distribution.
+        class_weight: Weight of each class, (K,): each sample is multiplied by the weight of its
+            class.
         ignore_index: Samples with this label do not count.
         reduction: "mean" divides by the sum of the sample weights.
         per_class: Multiply the terms that grow with the number of classes by 10/K.
 
     Returns:
-        Loss, a scalar or (...) without reduction; and the sum of each term over the samples, (T,),
+        Loss, a scalar or (...) without reduction; and the sum of each term over the samples, (M,),
         detached.
     """
-    parts, target, members = dist.for_loss(target)
-    if parts is not dist:
+    components, target, members = dist.for_loss(target)
+    if components is not dist:  # A mixture: average the losses of its members.
         loss, sums = weighted_sums(
-            terms, parts, target, weights,
+            terms, components, target, weights,
             class_weight=class_weight, ignore_index=ignore_index,
             reduction=reduction, per_class=per_class,
         )  # fmt: skip
         if reduction == "none":
             loss = loss.mean(-1)
         return loss / members if reduction == "sum" else loss, sums / members
-    kernel_input, functions = dist.kernel_input(), tuple(terms.values())
-    if kernel_input is not None and all(isinstance(term, ClosedForm) for term in functions):
-        values, evidence, prior = kernel_input
-        spec = _spec(functions, evidence, prior, per_class, ignore_index, reduction)  # type: ignore[arg-type]
-        fused = kernels.weighted_sums(spec, values, target, weights, class_weight)
+    functions = tuple(terms.values())
+    closed = _closed_form(functions, dist, per_class, ignore_index, reduction)
+    if closed is not None:
+        fused = kernels.weighted_sums(*closed, target, weights, class_weight)
         if fused is not None:
             return fused
-        return _closed_forms.weighted_sums(spec, values, target, weights, class_weight)
-    return _generic_sums(
-        functions, dist, target, weights, class_weight, ignore_index, reduction, per_class
-    )
+        return _closed_forms.weighted_sums(*closed, target, weights, class_weight)
+    # Evaluate the terms one by one, with autograd.
+    counted = target
+    if not target.is_floating_point():
+        labels = target.long()
+        counted = labels.masked_fill(labels == ignore_index, 0)
+    values = torch.stack([_value(term, dist, counted, per_class) for term in functions], -1)
+    _, row_weight = _closed_forms.row_weights(target, class_weight, ignore_index, values)
+    return _closed_forms.reduced(values, row_weight, weights, reduction)
+
+
+def value_and_gradient(
+    terms: Mapping[str, Term],
+    to_distribution: Callable[[Tensor], Distribution],
+    outputs: Tensor,
+    target: Tensor,
+    weights: Sequence[Tensor],
+    *,
+    per_class: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss of each sample and its gradient in the outputs, by closed forms if possible.
+
+    Computed in float64, because float32 rounding would mislead a line search.
+
+    Args:
+        terms: Terms by name.
+        to_distribution: Function from outputs to a distribution, such as `Method.distribution`.
+        outputs: Outputs of a network, (N, M).
+        target: Class indices, (N,).
+        weights: Weight of each term, float64: a scalar or a weight of each sample, (N, 1).
+        per_class: Multiply the terms that grow with the number of classes by 10/K.
+
+    Returns:
+        Loss (N,) and gradient (N, M), both detached.
+    """
+    functions = tuple(terms.values())
+    closed = _closed_form(functions, to_distribution(outputs), per_class, -100, "none")
+    if closed is not None:
+        return _closed_forms.value_and_gradient(*closed, target, weights)
+    with torch.enable_grad():
+        leaf = outputs.detach().double().requires_grad_()
+        dist = to_distribution(leaf)
+        parts = [
+            weight * _value(term, dist, target, per_class).unsqueeze(-1)
+            for term, weight in zip(functions, weights, strict=True)
+        ]
+        loss = sum(parts[1:], parts[0]).squeeze(-1)
+        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    return loss.detach(), gradient.to(outputs.dtype)
+
+
+def _closed_form(
+    terms: tuple[Any, ...], dist: Distribution, per_class: bool, ignore_index: int, reduction: str
+) -> tuple[LossSpec, Tensor] | None:
+    """Return the specification of the loss and the values that it reads, if all terms have one."""
+    kernel_input = dist.kernel_input()
+    if kernel_input is None or not all(isinstance(term, ClosedForm) for term in terms):
+        return None
+    values, evidence, prior = kernel_input
+    return _spec(terms, evidence, prior, per_class, ignore_index, reduction), values
 
 
 @eager_cache
@@ -199,47 +269,13 @@ def _spec(
 ) -> LossSpec:
     betas = {term.beta for term in terms if term.form in ("reverse_kl", "forward_kl")}
     if len(betas) > 1:
-        raise ValueError(f"terms of one loss must have one beta, not {sorted(betas)}")
+        raise DubitoError(f"terms of one loss must have one beta, not {sorted(betas)}")
     forms, beta = tuple(term.form for term in terms), betas.pop() if betas else 1.0
     return loss_spec(forms, evidence, prior, beta, per_class, ignore_index, reduction)
 
 
-def _generic_sums(
-    terms: tuple[Term, ...],
-    dist: Distribution,
-    target: Tensor,
-    weights: Tensor,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    per_class: bool,
-) -> tuple[Tensor, Tensor]:
-    """Evaluate terms one by one, with autograd."""
-    soft = target.is_floating_point()
-    ignored = None if soft else target.long() == ignore_index
-    if ignored is not None:
-        target = torch.where(ignored, 0, target.long())
-    values = torch.stack([_value(term, dist, target, per_class) for term in terms], -1)
-    sample_weight = torch.ones_like(values[..., 0])
-    if class_weight is not None:
-        by_class = class_weight.to(values)
-        sample_weight = (target * by_class).sum(-1) if soft else by_class[target]
-    if ignored is not None:
-        sample_weight = torch.where(ignored, 0, sample_weight)
-    counted = (sample_weight != 0).unsqueeze(-1)  # an ignored sample may be NaN
-    values = torch.where(counted, sample_weight.unsqueeze(-1) * values, 0)
-    losses = (values * weights.to(values)).sum(-1)
-    sums = values.detach().flatten(0, -2).sum(0) if values.ndim > 1 else values.detach()
-    if reduction == "none":
-        return losses, sums
-    total = losses.sum()
-    if reduction == "mean":
-        count = sample_weight.sum()
-        total = total / torch.where(count == 0, torch.inf, count)
-    return total, sums
-
-
 def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> Tensor:
+    """Evaluate one term; closed forms go back through `weighted_sums`."""
     if not isinstance(term, ClosedForm):
         return term(dist, target)
     if dist.kernel_input() is None:
@@ -253,9 +289,10 @@ def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> T
 @eager_cache
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     if torch.compiler.is_compiling():
-        return torch.tensor(values, device=device)
-    with torch.inference_mode(False):  # the next caller may need gradients
-        return torch.tensor(values, device=device)
+        return torch.tensor(values, dtype=torch.float32, device=device)
+    # Cached: an inference tensor could not be used in a later training step.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 # --- functions ---
@@ -281,10 +318,10 @@ def iedl(
         target: Class indices (...) or probabilities (..., K).
         fisher_weight: Weight of the log-determinant.
         kl_weight: Weight of the KL term; usually raised from 0 to 1 over the first epochs.
-        weight: Weight of each class, (K,).
+        weight: Weight of each class, (K,), as in `nn.CrossEntropyLoss`.
         ignore_index: Samples with this label do not count.
         reduction: "mean", "sum" or "none".
-        scale: "per_class" or "paper"; see the module.
+        scale: "per_class" or "paper"; see `dubito.losses`.
 
     Returns:
         Scalar, or (...) without reduction.
@@ -292,7 +329,8 @@ def iedl(
     >>> iedl(Dirichlet(torch.tensor([[5.0, 1.0]])), torch.tensor([0]), fisher_weight=0.01)
     tensor(0.2720)
     """
-    weights = (1.0, 1.0, fisher_weight, kl_weight)
+    fisher = _checks.non_negative(fisher_weight, "fisher_weight")
+    weights = (1.0, 1.0, fisher, _checks.non_negative(kl_weight, "kl_weight"))
     return _loss(_IEDL, weights, dist, target, weight, ignore_index, reduction, scale)
 
 
@@ -315,10 +353,10 @@ def edl(
         likelihood: "mse", the expected squared error; "marginal", type II maximum likelihood; or
             "cross_entropy", the expected cross entropy.
         kl_weight: Weight of the KL term; usually raised from 0 to 1 over the first epochs.
-        weight: Weight of each class, (K,).
+        weight: Weight of each class, (K,), as in `nn.CrossEntropyLoss`.
         ignore_index: Samples with this label do not count.
         reduction: "mean", "sum" or "none".
-        scale: "per_class" or "paper"; see the module.
+        scale: "per_class" or "paper"; see `dubito.losses`.
 
     Returns:
         Scalar, or (...) without reduction.
@@ -327,7 +365,7 @@ def edl(
     tensor(0.0952)
     """
     terms = _checks.entry(EDL_TERMS, likelihood, "likelihood")
-    weights = (*(1.0,) * (len(terms) - 1), kl_weight)
+    weights = (*[1.0] * (len(terms) - 1), _checks.non_negative(kl_weight, "kl_weight"))
     return _loss(terms, weights, dist, target, weight, ignore_index, reduction, scale)
 
 
@@ -346,7 +384,7 @@ def uce(
         dist: Predicted Dirichlet, batch shape (...).
         target: Class indices (...) or probabilities (..., K).
         entropy_weight: Weight of the differential entropy.
-        weight: Weight of each class, (K,).
+        weight: Weight of each class, (K,), as in `nn.CrossEntropyLoss`.
         ignore_index: Samples with this label do not count.
         reduction: "mean", "sum" or "none".
 
@@ -360,34 +398,36 @@ def uce(
     return _loss(_UCE, weights, dist, target, weight, ignore_index, reduction, "paper")
 
 
-_IEDL: Mapping[str, Term] = {
-    "fisher_bias": fisher_bias,
-    "fisher_variance": fisher_variance,
-    "fisher_penalty": fisher_penalty,
-    "label_removed_kl": label_removed_kl,
-}
+def named(*terms: ClosedForm) -> dict[str, Term]:
+    """Return terms by the names of their forms."""
+    return {term.form: term for term in terms}
+
+
+_IEDL = named(fisher_bias, fisher_variance, fisher_penalty, label_removed_kl)
 #: terms of EDL by likelihood
 EDL_TERMS: Mapping[str, Mapping[str, Term]] = {
-    "mse": {
-        "mse_bias": mse_bias,
-        "mse_variance": mse_variance,
-        "label_removed_kl": label_removed_kl,
-    },
-    "marginal": {"marginal_nll": marginal_nll, "label_removed_kl": label_removed_kl},
-    "cross_entropy": {
-        "expected_cross_entropy": expected_cross_entropy,
-        "label_removed_kl": label_removed_kl,
-    },
+    "mse": named(mse_bias, mse_variance, label_removed_kl),
+    "marginal": named(marginal_nll, label_removed_kl),
+    "cross_entropy": named(expected_cross_entropy, label_removed_kl),
 }
-_UCE: Mapping[str, Term] = {
-    "expected_cross_entropy": expected_cross_entropy,
-    "differential_entropy": differential_entropy,
-}
+_UCE = named(expected_cross_entropy, differential_entropy)
+
+
+def _validate(
+    dist: Distribution, target: Tensor, class_weight: Tensor | None, ignore_index: int
+) -> Tensor | None:
+    """Validate the inputs of a loss, and return the class weights on their device."""
+    dist.validate()
+    kernel_input = dist.kernel_input()
+    if kernel_input is None:
+        return class_weight
+    _checks.targets(target, kernel_input.values, ignore_index)
+    return None if class_weight is None else _checks.class_weight(class_weight, kernel_input.values)
 
 
 def _loss(
     terms: Mapping[str, Term],
-    weights: tuple[Weight, ...] | Tensor,
+    weights: tuple[Any, ...],
     dist: Dirichlet,
     target: Tensor,
     class_weight: Tensor | None,
@@ -395,58 +435,57 @@ def _loss(
     reduction: Reduction,
     scale: str,
 ) -> Tensor:
-    """Validate the arguments of a public loss and compute it."""
-    _options(reduction, scale, ignore_index)
-    dist.validate()
-    values = dist.kernel_input().values
-    _checks.targets(target, values, ignore_index)
-    if class_weight is not None:
-        class_weight = _checks.class_weight(class_weight, values)
+    _check_options(reduction, ignore_index)
+    class_weight = _validate(dist, target, class_weight, ignore_index)
+    device = dist.kernel_input().values.device
+    if any(isinstance(weight, Tensor) for weight in weights):
+        parts = [torch.as_tensor(w, dtype=torch.float32, device=device).detach() for w in weights]
+        chosen = torch.stack(parts)
+    else:
+        chosen = _constant(weights, device)
     loss, _ = weighted_sums(
-        terms, dist, target, _weights(terms, weights, values.device),
+        terms, dist, target, chosen,
         class_weight=class_weight, ignore_index=ignore_index,
-        reduction=reduction, per_class=scale == "per_class",
+        reduction=reduction, per_class=_is_per_class(scale),
     )  # fmt: skip
     return loss
 
 
-@eager_cache
-def _options(reduction: str, scale: str, ignore_index: int) -> None:
-    _checks.one_of(("mean", "sum", "none"), reduction, "reduction")
-    _checks.one_of(("per_class", "paper"), scale, "scale")
+def _check_options(reduction: str, ignore_index: int) -> None:
+    _checks.one_of(REDUCTIONS, reduction, "reduction")
     _checks.whole_number(ignore_index, "ignore_index")
 
 
-def _weights(
-    terms: Mapping[str, Term], weights: tuple[Weight, ...] | Tensor, device: torch.device
-) -> Tensor:
-    if isinstance(weights, Tensor):
-        return weights
-    if not any(isinstance(weight, Tensor) for weight in weights):
-        return _constant(_numbers(tuple(terms), weights), device)  # type: ignore[arg-type]
-    for name, weight in zip(terms, weights, strict=True):
-        _checks.non_negative(weight, _ARGUMENTS.get(name, name))
-    parts = [torch.as_tensor(w, dtype=torch.float32, device=device).detach() for w in weights]
-    return torch.stack(parts)
-
-
-#: argument that is the weight of a term
-_ARGUMENTS = {"fisher_penalty": "fisher_weight", "label_removed_kl": "kl_weight"}
-
-
-@eager_cache
-def _numbers(names: tuple[str, ...], weights: tuple[float, ...]) -> tuple[float, ...]:
-    for name, weight in zip(names, weights, strict=True):
-        if name != "differential_entropy":  # rewarded, and validated with its own sign
-            _checks.non_negative(weight, _ARGUMENTS.get(name, name))
-    return tuple(map(float, weights))
+def _is_per_class(scale: str) -> bool:
+    _checks.one_of(("per_class", "paper"), scale, "scale")
+    return scale == "per_class"
 
 
 # --- modules ---
 
 
-class _EvidentialLoss(nn.Module):
-    """Loss of logits, in place of `nn.CrossEntropyLoss`."""
+class LossOptions(TypedDict, total=False):
+    """Options of all losses as modules; see `LossModule`."""
+
+    weight: Tensor | None
+    ignore_index: int
+    reduction: Reduction
+    class_dim: int
+
+
+class LossModule(nn.Module):
+    """Loss of the outputs of a network, in place of `nn.CrossEntropyLoss`.
+
+    Args:
+        terms: Terms by name.
+        weights: Weight of each term in the first epoch, (M,).
+        needs_epoch: Whether the weights depend on the epoch.
+        per_class: Multiply the terms that grow with the number of classes by 10/K.
+        weight: Weight of each class, (K,), as in `nn.CrossEntropyLoss`.
+        ignore_index: Samples with this label do not count.
+        reduction: "mean", "sum" or "none".
+        class_dim: Axis of the outputs; 1 for images (N, K, H, W).
+    """
 
     weights: Tensor
     weight: Tensor | None
@@ -454,69 +493,97 @@ class _EvidentialLoss(nn.Module):
     def __init__(
         self,
         terms: Mapping[str, Term],
-        weights: tuple[float, ...],
-        kl_ramp: int,
-        evidence: str,
-        weight: Tensor | None,
-        ignore_index: int,
-        reduction: Reduction,
-        scale: str,
-        class_dim: int,
+        weights: Tensor,
+        needs_epoch: bool,
+        per_class: bool,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        class_dim: int = -1,
     ) -> None:
         super().__init__()
-        _options(reduction, scale, ignore_index)
+        _check_options(reduction, ignore_index)
         _checks.whole_number(class_dim, "class_dim")
-        if kl_ramp < 0:
-            raise ValueError(f"kl_ramp must be a number of epochs >= 0, not {kl_ramp!r}")
-        Dirichlet.from_logits(torch.zeros(2), evidence)
-        self.terms, self.evidence, self.kl_ramp = terms, evidence, kl_ramp
-        self.ignore_index, self.reduction, self.scale = ignore_index, reduction, scale
-        self.class_dim = class_dim
-        self.final = _numbers(tuple(terms), weights)
-        # A flag and not the epoch, whose every value would be a new graph of torch.compile.
-        self.epoch_is_set = kl_ramp == 0
-        # A buffer: a new KL weight neither recompiles a step nor breaks a captured one.
-        self.register_buffer("weights", torch.tensor(self.final), persistent=False)
+        self.terms, self.per_class, self.class_dim = terms, per_class, class_dim
+        self.ignore_index, self.reduction = ignore_index, reduction
+        # A flag, not the epoch: torch.compile would recompile for every value.
+        self.epoch_is_set = not needs_epoch
+        # A buffer, so that a new KL weight needs no recompilation and reaches captured CUDA graphs.
+        self.register_buffer("weights", weights, persistent=False)
         self.register_buffer("weight", weight, persistent=False)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the KL weight of an epoch.
+    @abstractmethod
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Read outputs (..., M)."""
 
-        Call it at the start of each epoch if `kl_ramp` is set.
+    @abstractmethod
+    def weights_at(self, epoch: int) -> Tensor:
+        """Return the weight of each term in an epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the weights of an epoch; call it at the start of each epoch if they depend on it.
 
         Args:
             epoch: Number of the epoch, from 0.
         """
         if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, not {epoch!r}")
+            raise DubitoError(f"epoch must be at least 0, not {epoch!r}")
         self.epoch_is_set = True
-        rise = min(1.0, epoch / self.kl_ramp) if self.kl_ramp else 1.0
-        self.weights[-1] = self.final[-1] * rise
+        self.weights.copy_(self.weights_at(epoch))
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Compute the loss.
 
         Args:
-            logits: Outputs of a network, (..., K) or with the classes at `class_dim`.
-            target: Class indices, or class probabilities of the shape of the logits.
+            outputs: Outputs of a network, (..., M) or with the outputs at `class_dim`.
+            target: Targets; class probabilities have the shape of the outputs.
         """
         if not self.epoch_is_set:
             raise RuntimeError(
-                f"kl_ramp={self.kl_ramp} raises the KL weight by epochs: call "
-                "set_epoch(epoch) at the start of each epoch"
+                f"{self} needs the epoch: call set_epoch(epoch) at the start of each epoch"
             )
-        if self.class_dim != -1 and target.ndim == logits.ndim:
-            target = target.movedim(self.class_dim, -1)
-        dist = Dirichlet.from_logits(logits, self.evidence, class_dim=self.class_dim)
-        return _loss(
-            self.terms, self.weights, dist, target, self.weight,
-            self.ignore_index, self.reduction, self.scale,
+        if self.class_dim != -1:
+            if target.ndim == outputs.ndim:
+                target = target.movedim(self.class_dim, -1)
+            outputs = _checks.classes_last(outputs, self.class_dim, "outputs")
+        dist = self.distribution(outputs)
+        loss, _ = weighted_sums(
+            self.terms, dist, target, self.weights,
+            class_weight=_validate(dist, target, self.weight, self.ignore_index),
+            ignore_index=self.ignore_index, reduction=self.reduction, per_class=self.per_class,
         )  # fmt: skip
+        return loss
+
+
+class _EvidentialLoss(LossModule):
+    def __init__(
+        self,
+        terms: Mapping[str, Term],
+        weights: tuple[Any, ...],
+        kl_ramp: int,
+        evidence: str,
+        scale: str,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        if kl_ramp < 0:
+            raise DubitoError(f"kl_ramp must be a number of epochs >= 0, not {kl_ramp!r}")
+        Dirichlet.from_logits(torch.zeros(2), evidence)  # Raises for an unknown evidence function.
+        first = torch.tensor([float(weight) for weight in weights])
+        super().__init__(terms, first, kl_ramp > 0, _is_per_class(scale), **options)
+        self.final_weights, self.kl_ramp, self.evidence = first.tolist(), kl_ramp, evidence
+
+    def distribution(self, outputs: Tensor) -> Dirichlet:
+        return Dirichlet.from_logits(outputs, self.evidence)
+
+    def weights_at(self, epoch: int) -> Tensor:
+        *others, kl = self.final_weights
+        fraction = min(1.0, epoch / self.kl_ramp) if self.kl_ramp else 1.0
+        return torch.tensor([*others, kl * fraction])
 
     def extra_repr(self) -> str:
-        """Return the terms with their final weights."""
-        weights = ", ".join(f"{n}={w:g}" for n, w in zip(self.terms, self.final, strict=True))
-        return f"{weights}, kl_ramp={self.kl_ramp}, scale={self.scale!r}"
+        weights = (f"{n}={w:g}" for n, w in zip(self.terms, self.final_weights, strict=True))
+        return f"{', '.join(weights)}, kl_ramp={self.kl_ramp}"
 
 
 class IEDLLoss(_EvidentialLoss):
@@ -528,11 +595,8 @@ class IEDLLoss(_EvidentialLoss):
         kl_ramp: Epochs over which the KL weight rises from 0; 0 keeps it constant. With a ramp,
             call `set_epoch` at the start of each epoch.
         evidence: Evidence function of the logits; see `Dirichlet.from_logits`.
-        weight: Weight of each class, (K,).
-        ignore_index: Samples with this label do not count.
-        reduction: "mean", "sum" or "none".
-        scale: "per_class" or "paper"; see the module.
-        class_dim: Axis of the classes; 1 for images (N, K, H, W).
+        scale: "per_class" or "paper"; see `dubito.losses`.
+        **options: weight, ignore_index, reduction and class_dim; see `LossModule`.
 
     >>> criterion = IEDLLoss(kl_ramp=10)
     >>> criterion.set_epoch(0)
@@ -547,16 +611,12 @@ class IEDLLoss(_EvidentialLoss):
         *,
         kl_ramp: int = 0,
         evidence: str = "softplus",
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
         scale: str = "per_class",
-        class_dim: int = -1,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(
-            _IEDL, (1.0, 1.0, fisher_weight, kl_weight), kl_ramp, evidence, weight,
-            ignore_index, reduction, scale, class_dim,
-        )  # fmt: skip
+        fisher = _checks.non_negative(fisher_weight, "fisher_weight")
+        weights = (1.0, 1.0, fisher, _checks.non_negative(kl_weight, "kl_weight"))
+        super().__init__(_IEDL, weights, kl_ramp, evidence, scale, **options)
 
 
 class EDLLoss(_EvidentialLoss):
@@ -568,11 +628,8 @@ class EDLLoss(_EvidentialLoss):
         kl_ramp: Epochs over which the KL weight rises from 0; 0 keeps it constant. With a ramp,
             call `set_epoch` at the start of each epoch.
         evidence: Evidence function of the logits; see `Dirichlet.from_logits`.
-        weight: Weight of each class, (K,).
-        ignore_index: Samples with this label do not count.
-        reduction: "mean", "sum" or "none".
-        scale: "per_class" or "paper"; see the module.
-        class_dim: Axis of the classes; 1 for images (N, K, H, W).
+        scale: "per_class" or "paper"; see `dubito.losses`.
+        **options: weight, ignore_index, reduction and class_dim; see `LossModule`.
 
     >>> EDLLoss(likelihood="marginal")(torch.zeros(2, 10), torch.tensor([0, 1]))
     tensor(3.0026)
@@ -585,14 +642,9 @@ class EDLLoss(_EvidentialLoss):
         *,
         kl_ramp: int = 0,
         evidence: str = "softplus",
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
         scale: str = "per_class",
-        class_dim: int = -1,
+        **options: Unpack[LossOptions],
     ) -> None:
         terms = _checks.entry(EDL_TERMS, likelihood, "likelihood")
-        super().__init__(
-            terms, (*(1.0,) * (len(terms) - 1), kl_weight), kl_ramp, evidence, weight,
-            ignore_index, reduction, scale, class_dim,
-        )  # fmt: skip
+        weights = (*[1.0] * (len(terms) - 1), _checks.non_negative(kl_weight, "kl_weight"))
+        super().__init__(terms, weights, kl_ramp, evidence, scale, **options)

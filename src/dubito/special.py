@@ -181,11 +181,6 @@ class Gamma:
         return self.reciprocal * (1 + 0.5 * self.reciprocal) + self.tau
 
     @lazy
-    def tetragamma(self) -> Tensor:
-        """psi_2(x) < 0; underflows to 0 beyond x ~ 1e19 in float32, as the exact value does."""
-        return -(self.reciprocal * self.reciprocal * (1 + self.reciprocal) + self.sigma)
-
-    @lazy
     def log_inverse_trigamma(self) -> Tensor:
         """-ln psi_1(x)."""
         return -self.trigamma.log()

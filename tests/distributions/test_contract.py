@@ -8,6 +8,7 @@ from torch.utils import _pytree
 
 from distributions.examples import EXAMPLES, build, outputs_of
 from dubito.distributions import Dirichlet, Distribution
+from dubito.errors import DubitoError
 
 # torch.compile's own use of torch
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -213,3 +214,25 @@ def test_validate_rejects_nan(name):
 @EACH
 def test_repr_shows_the_batch_shape(name):
     assert repr(build(name, outputs_of(name, 4, 1))).endswith("(batch_shape=(4, 1))")
+
+
+@EACH
+def test_added_scores_are_treated_like_own_ones(name):
+    dist = build(name, outputs_of(name, 4))
+    values = torch.arange(4.0)
+    more = dist.with_scores({"distance": (values, "uncertainty")})
+    assert "distance" in more.scores
+    assert "distance" in more.default_scores
+    assert "distance" not in dist.scores
+    assert torch.equal(more.confidence("distance"), -values)
+    assert more.label("distance") == "distance"
+    assert torch.equal(Distribution.cat([more[2:], more[:2]]).score("distance"), values.roll(2))
+    assert torch.equal(more.to(torch.float64).score("distance"), values.double())
+    torch.testing.assert_close(more.total, dist.total)
+
+
+def test_added_score_cannot_replace_an_own_one():
+    dist = Dirichlet(torch.ones(2, 3))
+    for name in ("vacuity", "total"):
+        with pytest.raises(DubitoError, match=f"Dirichlet already has a score '{name}'"):
+            dist.with_scores({name: (torch.zeros(2), "uncertainty")})

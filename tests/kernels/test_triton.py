@@ -87,16 +87,20 @@ def test_reductions_class_weights_and_ignored_labels(name: str, reduction: str) 
     assert_agrees(spec, values, target, torch.linspace(0, 2, 5, device=DEVICE))
 
 
-def test_weights_of_many_rows_are_added_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_backend, "_MANY_ROWS", 300)
+@pytest.mark.parametrize(("rows", "classes"), [(601, 5), (6, 1500)])
+def test_weights_of_many_rows_are_added_up_first(
+    rows: int, classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_backend, "_MANY_BLOCKS", 2)
     spec = spec_of("iedl", ignore_index=3)
-    values, target = inputs(spec, 601, 5)
-    assert_agrees(spec, values, target, torch.linspace(0, 2, 5, device=DEVICE))
+    values, target = inputs(spec, rows, classes)
+    target[2] = 3
+    assert_agrees(spec, values, target, torch.linspace(0, 2, classes, device=DEVICE))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", ["iedl", "edl mse", "r-edl", "prior network"])
-@pytest.mark.parametrize("classes", [40, 1100])
+@pytest.mark.parametrize("classes", [40, 1100, 1500])
 def test_many_classes(name: str, classes: int, reduction: str) -> None:
     spec = spec_of(name, reduction=reduction, ignore_index=3)
     values, target = inputs(spec, 6, classes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,19 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dubito import kernels
-from dubito.kernels.spec import LossSpec
-from tests.kernels.samples import assert_agrees, hard_values, labels, spec_of, weights_of
+from dubito.kernels.spec import LossSpec, loss_spec
+from tests.accuracy import measure
+from tests.accuracy_grid import Grid, cases
+from tests.distributions.quantities import QUANTITIES
+from tests.kernels.samples import (
+    IEDL,
+    LOSSES,
+    assert_agrees,
+    hard_values,
+    labels,
+    spec_of,
+    weights_of,
+)
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -36,6 +49,29 @@ def test_batches_of_many_programs(rows: int, classes: int) -> None:
         rows //= 100
     spec = spec_of("iedl", ignore_index=3)
     assert_agrees(spec, *inputs(spec, rows, classes))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_ten_thousand_classes(name: str) -> None:
+    """The label first and last in a block, in other blocks, in the incomplete one; ignored."""
+    target = torch.tensor([0, 511, 512, 5_000, 9_727, 9_728, 9_999, 3], device="cuda")
+    for reduction in ("mean", "none"):
+        spec = spec_of(name, ignore_index=3, reduction=reduction)
+        assert_agrees(spec, hard_values(spec, len(target), 10_000).cuda(), target)
+
+
+@pytest.mark.parametrize("form", IEDL)
+def test_ten_thousand_classes_against_mpmath(form: str) -> None:
+    spec = loss_spec((form,), "relu", reduction="none")
+
+    def call(alpha: Tensor, target: Tensor | None = None) -> Tensor:
+        aim = torch.zeros(alpha.shape[:-1], dtype=torch.long) if target is None else target
+        # a little more than no evidence, where relu would have no slope
+        values = (alpha - 1 + 1e-38).cuda()
+        return loss_of(spec, values, aim.cuda(), torch.ones(1, device="cuda")).cpu()
+
+    errors = measure(replace(QUANTITIES[form], call=call), cases(Grid(10_000)))
+    assert errors.passes(), f"{errors.figures()}\n{errors.worst}"
 
 
 @pytest.mark.parametrize("classes", [10, 1500])

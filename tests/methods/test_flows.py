@@ -98,9 +98,3 @@ def test_leading_axes_are_free() -> None:
 
 def test_far_away_no_class_has_density() -> None:
     assert (wild(10, 6)(torch.full((1, 6), 300.0)) < -10_000).all()
-
-
-@pytest.mark.parametrize("sizes", [(0, 2, 6), (3, 0, 6), (3, 2, 0)])
-def test_wrong_sizes(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="must be at least 1, not 0"):
-        RadialFlows(*sizes)

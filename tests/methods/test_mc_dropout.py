@@ -57,9 +57,7 @@ DROPOUTS = {
     nn.Dropout1d(0.4): (6, 5),
     nn.Dropout2d(0.4): (6, 5, 4),
     nn.Dropout3d(0.4): (6, 3, 2, 2),
-    nn.AlphaDropout(0.4): (6, 5),
-    nn.FeatureAlphaDropout(0.4): (6, 5, 4),
-    nn.AlphaDropout(1.0): (6, 5),
+    nn.Dropout(1.0): (6, 5),
 }
 
 
@@ -153,8 +151,9 @@ def test_networks_that_cannot_be_sampled_are_refused():
     for network in (nn.Linear(4, 3), nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 3))):
         with pytest.raises(ValueError, match="MC Dropout needs dropout layers with p > 0"):
             Sampled(network, 3)
-    with pytest.raises(ValueError, match=r"dropout layers of torch\.nn, not Odd"):
-        Sampled(nn.Sequential(Odd(0.5)), 3)
+    for layer in (Odd(0.5), nn.AlphaDropout(0.5)):
+        with pytest.raises(ValueError, match=rf"nn\.Dropout3d, not {type(layer).__name__}"):
+            Sampled(nn.Sequential(layer), 3)
 
     class Sequence(nn.Module):
         def __init__(self) -> None:

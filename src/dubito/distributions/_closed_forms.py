@@ -161,10 +161,6 @@ FORMS: dict[str, Form] = {
     "fisher_bias": Form(_fisher_bias, _fisher_bias_slopes),
     "fisher_variance": Form(_fisher_variance, _fisher_variance_slopes),
     "fisher_penalty": Form(_fisher_penalty, _fisher_penalty_slopes),
-    "fisher_logdet": Form(
-        lambda m: -_fisher_penalty(m),
-        lambda m: Slopes(direct=-_direct(_fisher_penalty_slopes(m))),
-    ),
     "label_removed_kl": Form(
         lambda m: m.label_removed.value,
         lambda m: Slopes(direct=m.label_removed.slope * m.kept),
@@ -199,15 +195,10 @@ FAST_FORMS = frozenset(FORMS) - {
 FAST_FORMS_BELOW_ONE = frozenset({"mse_bias", "mse_variance", "marginal_nll", "label_removed_kl"})
 #: forms that need the gamma family at alpha
 GAMMA_FORMS = frozenset(
-    {"fisher_bias", "fisher_variance", "fisher_penalty", "fisher_logdet", "expected_cross_entropy"}
+    {"fisher_bias", "fisher_variance", "fisher_penalty", "expected_cross_entropy"}
 )
 #: forms that grow with the number of classes, which "per_class" divides by K/10
 PER_CLASS = frozenset({"fisher_penalty", "label_removed_kl"})
-
-
-def _direct(slopes: Slopes) -> Tensor:
-    assert slopes.direct is not None
-    return slopes.direct
 
 
 def _plus(total: Tensor | None, part: Tensor | None, weight: Tensor) -> Tensor | None:
@@ -296,19 +287,12 @@ def _apply(formula: _Formula, *tensors: Tensor) -> Tensors:
 CHUNK_CPU, CHUNK = 1 << 16, 1 << 22
 
 
-def _chunks(alpha: Tensor) -> int:
-    """Rows to evaluate at once; 0 for all of them."""
-    limit = CHUNK_CPU if alpha.is_cpu else CHUNK
-    if torch.compiler.is_compiling() or alpha.ndim < 2 or alpha.numel() <= limit:
-        return 0
-    return max(limit // alpha.shape[-1], 1)
-
-
 def _by_rows(function: Callable[..., Tensors], alpha: Tensor, *others: Tensor) -> Tensors:
     """Apply a function of rows in chunks, so that its temporary tensors take little memory."""
-    rows, lead = _chunks(alpha), alpha.shape[:-1]
-    if not rows:
+    limit, lead = CHUNK_CPU if alpha.is_cpu else CHUNK, alpha.shape[:-1]
+    if torch.compiler.is_compiling() or alpha.ndim < 2 or alpha.numel() <= limit:
         return function(alpha, *others)
+    rows = max(limit // alpha.shape[-1], 1)
     flat = [part.reshape(-1, *part.shape[len(lead) :]).split(rows) for part in (alpha, *others)]
     outputs = [function(*parts) for parts in zip(*flat, strict=True)]
     whole = (torch.cat(parts) for parts in zip(*outputs, strict=True))
@@ -469,35 +453,55 @@ EVIDENCE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor],
 }
 
 
-class _Rows(NamedTuple):
-    """Inputs of a loss: values (..., K) in float32 at least, y (..., K), row weights (..., 1)."""
+def row_weights(
+    target: Tensor, class_weight: Tensor | None, ignore_index: int, like: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return soft targets (..., K) or labels (..., 1), ignored ones as 0, and weights (..., 1).
 
-    values: Tensor
-    y: Tensor
-    weight: Tensor | None
-
-
-def _rows(spec: LossSpec, values: Tensor, target: Tensor, class_weight: Tensor | None) -> _Rows:
-    values = values.float() if values.element_size() < 4 else values
-    weight: Tensor | None = None
+    The weights are those of the rows, or None if all are 1.
+    """
     if target.is_floating_point():
-        y = target.to(values.dtype)
-        if class_weight is not None:
-            weight = (y * class_weight.to(values.dtype)).sum(-1, keepdim=True)
-    else:
-        labels = target.long().unsqueeze(-1)
-        ignored = labels == spec.ignore_index
-        if not (values.is_cpu and _eager.is_eager(values)) or bool(ignored.any()):
-            labels = labels.masked_fill(ignored, 0)
-            weight = (~ignored).to(values.dtype)
-        y = torch.zeros_like(values).scatter_(-1, labels, 1.0)
-        if class_weight is not None:
-            chosen = class_weight.to(values.dtype)[labels]
-            weight = chosen if weight is None else weight * chosen
+        y = target.to(like.dtype)
+        if class_weight is None:
+            return y, None
+        return y, (y * class_weight.to(like)).sum(-1, keepdim=True)
+    labels = target.long().unsqueeze(-1)
+    ignored = labels == ignore_index
+    weight: Tensor | None = None
+    if not (like.is_cpu and _eager.is_eager(like)) or bool(ignored.any()):
+        labels, weight = labels.masked_fill(ignored, 0), (~ignored).to(like.dtype)
+    if class_weight is not None:
+        chosen = class_weight.to(like)[labels]
+        weight = chosen if weight is None else weight * chosen
+    return labels, weight
+
+
+def reduced(
+    values: Tensor, row_weight: Tensor | None, weights: Tensor, reduction: str
+) -> tuple[Tensor, Tensor]:
+    """Reduce terms (..., M) of rows with weights (..., 1) to a loss and the sum of each term."""
+    if row_weight is not None:
+        # where, not a product: 0 * NaN is NaN.
+        values = torch.where(row_weight == 0, 0, values * row_weight)
+    losses = (values * weights.to(values)).sum(-1)
+    sums = values.detach().reshape(-1, values.shape[-1]).sum(0)
+    if reduction == "none":
+        return losses, sums
+    return losses.sum() * _inverse_total(reduction, losses, row_weight), sums
+
+
+def _rows(
+    spec: LossSpec, values: Tensor, target: Tensor, class_weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return values (..., K) in float32 at least, y (..., K) and row weights (..., 1)."""
+    values = values.float() if values.element_size() < 4 else values
+    y, weight = row_weights(target, class_weight, spec.ignore_index, values)
+    if not y.is_floating_point():
+        y = torch.zeros_like(values).scatter_(-1, y, 1.0)
     if weight is not None:
         # Rows without weight may hold anything; 1 is a valid logit and a valid alpha.
         values = values.masked_fill(weight == 0, 1.0)
-    return _Rows(values, y, weight)
+    return values, y, weight
 
 
 def _factors(spec: LossSpec, like: Tensor, num_classes: int) -> Tensor | None:
@@ -508,13 +512,14 @@ def _factors(spec: LossSpec, like: Tensor, num_classes: int) -> Tensor | None:
     return torch.tensor(factors, dtype=like.dtype, device=like.device)
 
 
-def _inverse_total(spec: LossSpec, rows: _Rows) -> float | Tensor:
-    """Number by which the sum over the rows is multiplied."""
-    if spec.reduction != "mean":
+def _inverse_total(reduction: str, rows: Tensor, weight: Tensor | None) -> float | Tensor:
+    """Number by which the sum over rows (...) is multiplied."""
+    if reduction != "mean":
         return 1.0
-    if rows.weight is None:
-        return 1 / max(rows.values.shape[:-1].numel(), 1)
-    total = rows.weight.sum()
+    if weight is None:
+        return 1 / max(rows.numel(), 1)
+    total = weight.sum()
+    # A batch without counted samples has loss 0.
     return torch.where(total == 0, 0.0, 1 / total)
 
 
@@ -522,28 +527,16 @@ def weighted_sums_reference(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute what `weighted_sums` computes, through `evaluate` and autograd."""
-    rows = _rows(spec, values, target, class_weight)
-    alpha = rows.values
+    alpha, y, row_weight = _rows(spec, values, target, class_weight)
     if spec.evidence is not None:
         alpha = EVIDENCE[spec.evidence][0](alpha) + spec.prior
     wide = spec.evidence is None or spec.prior < 1
-    found = evaluate(spec.forms, alpha, rows.y, prior=spec.prior, beta=spec.beta, wide=wide)
+    found = evaluate(spec.forms, alpha, y, prior=spec.prior, beta=spec.beta, wide=wide)
     stacked = torch.stack(found, -1)
     factors = _factors(spec, alpha, alpha.shape[-1])
     if factors is not None:
         stacked = stacked * factors
-    if rows.weight is not None:
-        stacked = stacked * rows.weight
-    if spec.reduction == "none":
-        loss = (stacked * weights.to(stacked.dtype)).sum(-1)
-    else:
-        loss = (stacked * weights.to(stacked.dtype)).sum() * _inverse_total(spec, rows)
-    sums = stacked.detach().reshape(-1, len(spec.forms)).sum(0)
-    return loss, sums
-
-
-def _number(value: float, like: Tensor) -> Tensor | float:
-    return constants((value,), like.device)[0] if like.dtype == torch.float32 else value
+    return reduced(stacked, row_weight, weights, spec.reduction)
 
 
 def _value_and_gradient(
@@ -560,7 +553,8 @@ def _value_and_gradient(
     if spec.evidence is not None:
         function, derivative = EVIDENCE[spec.evidence]
         evidence = function(values)
-        alpha = evidence + _number(spec.prior, evidence)
+        single = evidence.dtype == torch.float32
+        alpha = evidence + (constants((spec.prior,), evidence.device)[0] if single else spec.prior)
     options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "evidence": evidence}
     if fast:
         share = one_hot and "label_removed_kl" in spec.forms
@@ -573,6 +567,34 @@ def _value_and_gradient(
         return (found,)
     gradient = _gradient(m, spec.forms, weights).to(alpha.dtype)
     return found, gradient if evidence is None else gradient * derivative(values, evidence)
+
+
+def value_and_gradient(
+    spec: LossSpec, values: Tensor, target: Tensor, weights: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Compute a weighted sum of closed forms of each row, and its gradient in the values.
+
+    Sums of `FastTerms` have their accuracy, but no noise: they are computed in float64. Values with
+    the classes first in memory are several times faster on a CPU.
+
+    Args:
+        spec: Forms, evidence function and prior.
+        values: Logits, or alpha if the spec has no evidence function, (N, K).
+        target: Labels, (N,).
+        weights: Weight of each form, () or (N, 1), float64.
+
+    Returns:
+        The sum (N,) and the gradient (N, K).
+    """
+    num_classes, fast = values.shape[-1], _is_fast(spec, values)
+    exact = values.double() if fast else values
+    y = torch.eye(num_classes, dtype=exact.dtype, device=exact.device).index_select(1, target).T
+    factors = _factors(spec, weights[0], num_classes)
+    if factors is not None:
+        weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
+    found, gradient = _value_and_gradient(spec, fast, True, weights, exact, y)
+    parts = [w * value for w, value in zip(weights, found.split(1, -1), strict=True)]
+    return sum(parts[1:], parts[0]).squeeze(-1), gradient.to(values.dtype)
 
 
 def _is_fast(spec: LossSpec, values: Tensor) -> bool:
@@ -593,20 +615,21 @@ def _compute(
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Loss, sums and, if wanted, the gradient of the loss (of each row without reduction)."""
-    rows = _rows(spec, values, target, class_weight)
-    fast, one_hot = _is_fast(spec, rows.values), not target.is_floating_point()
-    weights = weights.to(rows.values.dtype) * _inverse_total(spec, rows)
+    values, y, row_weight = _rows(spec, values, target, class_weight)
+    fast, one_hot = _is_fast(spec, values), not target.is_floating_point()
+    inverse = _inverse_total(spec.reduction, values[..., 0], row_weight)
+    weights = weights.to(values.dtype) * inverse
     factors = _factors(spec, weights, values.shape[-1])
     scaled = weights if factors is None else weights * factors
     each = scaled.unbind() if with_gradient else None
     step = partial(_value_and_gradient, spec, fast, one_hot, each)
-    found, *gradients = _by_rows(step, rows.values, rows.y)
+    found, *gradients = _by_rows(step, values, y)
     gradient = gradients[0] if gradients else None
     if factors is not None:
         found = found * factors
-    if rows.weight is not None:
-        found = found * rows.weight
-        gradient = None if gradient is None else gradient * rows.weight
+    if row_weight is not None:
+        found = found * row_weight
+        gradient = None if gradient is None else gradient * row_weight
     sums = found.reshape(-1, len(spec.forms)).sum(0)
     if spec.reduction == "none":
         return (found * weights).sum(-1), sums, gradient

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 BLOCK = 1 << 22  # pairs in memory at once
+LEAST, MOST = 64, 16  # classes in a block and number of blocks if the batch is unknown
 
 
 def _blocks(belief: Tensor) -> Iterator[slice]:
-    size = max(1, BLOCK // max(1, belief.numel()))
     num_classes = belief.shape[-1]
+    if isinstance(belief.shape[0], int):
+        size = max(1, BLOCK // max(1, belief.numel()))
+    else:  # torch.export has a symbol in place of the size
+        size = max(LEAST, -(-num_classes // MOST))
     return (slice(start, min(start + size, num_classes)) for start in range(0, num_classes, size))
 
 

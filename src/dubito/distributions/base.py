@@ -18,10 +18,12 @@ from torch import distributions as td
 from torch.utils import _pytree
 
 from dubito import _checks
+from dubito.errors import DubitoError
 
 __all__ = ["Distribution", "cached_tensor", "confidence_score", "uncertainty_score"]
 
 T = TypeVar("T")
+Higher = Literal["confidence", "uncertainty"]
 #: common names of the three parts of the uncertainty, in the order of `decomposition`
 COMMON = ("total", "aleatoric", "epistemic")
 
@@ -58,7 +60,7 @@ class _Score(cached_tensor[Tensor]):
     def __init__(
         self,
         function: Callable[[Any], Tensor],
-        higher: Literal["confidence", "uncertainty"],
+        higher: Higher,
         label: str,
         when: Callable[[Any], bool] | None,
         expensive: bool,
@@ -114,12 +116,16 @@ class Distribution(ABC):
     decomposition: ClassVar[tuple[str, str, str]]
     unit: ClassVar[str]
     _declared: ClassVar[Mapping[str, _Score]] = {}
+    #: scores that were computed elsewhere: name -> (tensor (...), what a higher value means)
+    _added: Mapping[str, tuple[Tensor, Higher]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         members = {name: v for base in reversed(cls.__mro__) for name, v in vars(base).items()}
         cls._declared = {name: v for name, v in members.items() if isinstance(v, _Score)}
-        _pytree.register_pytree_node(cls, _flatten, _unflatten)
+        _pytree.register_pytree_node(
+            cls, lambda dist: dist._flat()[::2], lambda tensors, spec: spec.build(list(tensors))
+        )
 
     # --- defined by each distribution ---
 
@@ -133,9 +139,9 @@ class Distribution(ABC):
         """Mix the last batch axis with equal weights: (..., S) -> (...)."""
 
     @property
-    @abstractmethod
     def calibration_bounds(self) -> tuple[float, ...]:
-        """Bound on the absolute value of each calibration parameter."""
+        """Bound on the absolute value of each calibration parameter; one log of a factor."""
+        return (12.0,)
 
     @abstractmethod
     def calibrated(self, theta: Tensor) -> td.Distribution:
@@ -185,7 +191,8 @@ class Distribution(ABC):
     def scores(self) -> tuple[str, ...]:
         """Names of the scores that this distribution has."""
         declared = self._declared.items()
-        return tuple(name for name, s in declared if s.when is None or s.when(self))
+        own = (name for name, s in declared if s.when is None or s.when(self))
+        return (*own, *self._added)
 
     @property
     def default_scores(self) -> tuple[str, ...]:
@@ -209,7 +216,7 @@ class Distribution(ABC):
         value = self.score(name)
         return value if self.higher(name) == "confidence" else -value
 
-    def higher(self, name: str) -> str:
+    def higher(self, name: str) -> Higher:
         """Return "confidence" or "uncertainty": what a higher value of the score means."""
         return self._declaration(self._resolve(name)).higher
 
@@ -218,11 +225,26 @@ class Distribution(ABC):
         name = self._resolve(name)
         return self._declaration(name).label or name
 
+    def with_scores(self, scores: Mapping[str, tuple[Tensor, Higher]]) -> Self:
+        """Return this distribution with further scores, such as those of `dubito.scores`.
+
+        Args:
+            scores: Values (...) by name, and whether higher means "confidence" or "uncertainty".
+        """
+        for name in scores:
+            if name in (*COMMON, *self.scores):
+                raise DubitoError(f"{type(self).__name__} already has a score {name!r}")
+        same = self._map(lambda tensor: tensor)
+        same._added = {**self._added, **scores}
+        return same
+
     def _compute(self, name: str) -> Tensor:
-        value: Tensor = getattr(self, name)
+        value: Tensor = self._added[name][0] if name in self._added else getattr(self, name)
         return value
 
     def _declaration(self, name: str) -> _Score:
+        if name in self._added:
+            return _Score(lambda dist: dist.score(name), self._added[name][1], "", None, False)
         return self._declared[name]
 
     def _resolve(self, name: str) -> str:
@@ -230,7 +252,7 @@ class Distribution(ABC):
             return self.decomposition[COMMON.index(name)]
         if name not in self.scores:
             known = _checks.listed((*COMMON, *self.scores))
-            raise ValueError(f"{type(self).__name__} has no score {name!r}; known: {known}")
+            raise DubitoError(f"{type(self).__name__} has no score {name!r}; known: {known}")
         return name
 
     # --- tensors ---
@@ -272,7 +294,7 @@ class Distribution(ABC):
         """
         specs = {part._flat()[2] for part in parts}
         if len(specs) != 1:
-            raise ValueError(f"cat needs distributions of one kind, not {list(map(repr, parts))}")
+            raise DubitoError(f"cat needs distributions of one kind, not {list(map(repr, parts))}")
         axes = len(parts[0].batch_shape)
         if not -axes <= dim < axes:
             raise IndexError(f"dim {dim} is not one of the {axes} batch axes")
@@ -295,7 +317,10 @@ class Distribution(ABC):
             tensors, event_dims = tensors + child, event_dims + [axes + d for d in child_dims]
             inner.append((name, len(child), spec))
         static = tuple((name, getattr(self, name)) for name in self.static)
-        return tensors, event_dims, _Spec(type(self), static, tuple(inner))
+        added = tuple((name, higher) for name, (_, higher) in self._added.items())
+        tensors = tensors + [tensor for tensor, _ in self._added.values()]
+        event_dims = event_dims + [0] * len(added)
+        return tensors, event_dims, _Spec(type(self), static, tuple(inner), added)
 
     def _may_cache(self) -> bool:
         if torch.is_grad_enabled():
@@ -331,6 +356,7 @@ class _Spec(NamedTuple):
     kind: type[Distribution]
     static: tuple[tuple[str, Any], ...]
     inner: tuple[tuple[str, int, _Spec], ...]
+    added: tuple[tuple[str, Higher], ...]
 
     def build(self, tensors: Sequence[Any]) -> Any:
         # Bypass __init__: transforms also pass placeholders that are not tensors.
@@ -340,17 +366,10 @@ class _Spec(NamedTuple):
             values[name] = rest.pop(0)
         for name, count, spec in self.inner:
             values[name], rest = spec.build(rest[:count]), rest[count:]
+        if self.added:
+            values["_added"] = {name: (rest.pop(0), higher) for name, higher in self.added}
         dist.__dict__.update(values)
         return dist
-
-
-def _flatten(dist: Distribution) -> tuple[list[Tensor], _Spec]:
-    tensors, _, spec = dist._flat()
-    return tensors, spec
-
-
-def _unflatten(tensors: Any, spec: _Spec) -> Any:
-    return spec.build(list(tensors))
 
 
 def _batch_index(index: Any, batch_shape: torch.Size) -> tuple[Any, ...]:

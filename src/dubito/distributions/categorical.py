@@ -32,12 +32,6 @@ class Categorical(ClassDistribution):
     """
 
     tensors: ClassVar[Mapping[str, int]] = {"logits": 1}
-    decomposition: ClassVar[tuple[str, str, str]] = (
-        "entropy_of_mean",
-        "expected_entropy",
-        "mutual_information",
-    )
-    unit: ClassVar[str] = "nats"
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = _checks.shaped(logits, "logits")

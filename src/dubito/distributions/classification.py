@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -59,7 +60,14 @@ def _with_top(probs: Tensor, label: Tensor) -> Tensor:
 
 
 class ClassDistribution(Distribution):
-    """Distribution over the probabilities of K classes."""
+    """Distribution over the probabilities of K classes; by default uncertainties are entropies."""
+
+    decomposition: ClassVar[tuple[str, str, str]] = (
+        "entropy_of_mean",
+        "expected_entropy",
+        "mutual_information",
+    )
+    unit: ClassVar[str] = "nats"
 
     @property
     @abstractmethod
@@ -100,11 +108,6 @@ class ClassDistribution(Distribution):
         terms = torch.where(far, apart, p_safe * log_gap(ratio - 1, ratio))
         return torch.where(positive, terms, q).sum(-1)
 
-    @property
-    def calibration_bounds(self) -> tuple[float, ...]:
-        """Bound on the log of the inverse temperature."""
-        return (12.0,)
-
     def calibrated(self, theta: Tensor) -> CategoricalPredictive:
         """Predictive under calibration parameters; the most probable class never changes.
 
@@ -121,28 +124,28 @@ class ClassDistribution(Distribution):
         return log_probs * theta.exp()
 
 
-class ClassMixture(Mixture, ClassDistribution):
+class ClassMixture(Mixture, ClassDistribution):  # type: ignore[override]
     """Equal mixture of distributions over class probabilities."""
+
+    members: ClassDistribution
 
     @cached_tensor
     def probs(self) -> Tensor:
         """Mean of the members' expected probabilities: (..., K)."""
-        probs: Tensor = self.members.probs.mean(-2)
-        return probs
+        return self.members.probs.mean(-2)
 
     @cached_tensor
     def log_probs(self) -> Tensor:
         """Logarithms of `probs`, also where these underflow: (..., K)."""
-        logs: Tensor = self.members.log_probs
+        logs = self.members.log_probs
         return logs.logsumexp(-2) - math.log(logs.shape[-2])
 
     @cached_tensor
     def disagreement(self) -> Tensor:
         """Mean divergence of the members' probabilities from their mean, >= 0: (...)."""
-        value: Tensor = self.members.divergence(self.members.probs, self.probs.unsqueeze(-2))
+        value = self.members.divergence(self.members.probs, self.probs.unsqueeze(-2))
         return value.mean(-1)
 
     def divergence(self, p: Tensor, q: Tensor) -> Tensor:  # type: ignore[override]
         """Divergence of the members' kind."""
-        value: Tensor = self.members.divergence(p, q)
-        return value
+        return self.members.divergence(p, q)

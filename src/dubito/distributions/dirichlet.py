@@ -19,6 +19,7 @@ from dubito.distributions.base import (
     uncertainty_score,
 )
 from dubito.distributions.classification import ClassDistribution
+from dubito.errors import DubitoError
 
 __all__ = ["Dirichlet"]
 
@@ -49,12 +50,6 @@ class Dirichlet(ClassDistribution):
 
     tensors: ClassVar[Mapping[str, int]] = {"_values": 1}
     static: ClassVar[tuple[str, ...]] = ("_evidence", "prior")
-    decomposition: ClassVar[tuple[str, str, str]] = (
-        "entropy_of_mean",
-        "expected_entropy",
-        "mutual_information",
-    )
-    unit: ClassVar[str] = "nats"
 
     def __init__(self, alpha: Tensor, prior: float = 1.0) -> None:
         self._values = _checks.shaped(alpha, "alpha")
@@ -155,7 +150,7 @@ class Dirichlet(ClassDistribution):
     @property
     def fisher_logdet(self) -> Tensor:
         """Log-determinant of the Fisher information: (...)."""
-        return self._form("fisher_logdet")
+        return -self._form("fisher_penalty")
 
     def kl_divergence(self, other: Dirichlet) -> Tensor:
         """KL divergence from `other` to this distribution, KL(self || other): (...).
@@ -167,7 +162,7 @@ class Dirichlet(ClassDistribution):
         tensor(0.1931)
         """
         if self.alpha.shape[-1] != other.alpha.shape[-1]:
-            raise ValueError(
+            raise DubitoError(
                 f"numbers of classes differ: {self.alpha.shape[-1]} and {other.alpha.shape[-1]}"
             )
         return _closed_forms.kl_divergence(*torch.broadcast_tensors(self.alpha, other.alpha))

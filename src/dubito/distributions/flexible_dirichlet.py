@@ -12,6 +12,7 @@ from torch.nn.functional import softplus
 from dubito import _checks
 from dubito.distributions.base import cached_tensor, confidence_score, uncertainty_score
 from dubito.distributions.classification import ClassDistribution
+from dubito.errors import DubitoError
 
 __all__ = ["FlexibleDirichlet"]
 
@@ -64,7 +65,7 @@ class FlexibleDirichlet(ClassDistribution):
         """
         size = _checks.tensor(outputs, "outputs").shape[-1]
         if size < 5 or size % 2 == 0:
-            raise ValueError(f"outputs has {size} values per sample: expected 2K + 1, K >= 2")
+            raise DubitoError(f"outputs has {size} values per sample: expected 2K + 1, K >= 2")
         raw = _checks.at_least_float32(outputs)
         log_alpha, logits, tau = raw.split([size // 2, size // 2, 1], -1)
         alpha = log_alpha.clamp(-LOG_ALPHA, LOG_ALPHA).exp()

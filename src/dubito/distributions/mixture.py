@@ -11,6 +11,7 @@ from torch import Tensor
 from torch import distributions as td
 
 from dubito.distributions.base import Distribution, _Score
+from dubito.errors import DubitoError
 
 __all__ = ["Mixture", "MixturePredictive"]
 
@@ -28,9 +29,9 @@ class Mixture(Distribution):
 
     children: ClassVar[Mapping[str, int]] = {"members": 1}
 
-    def __init__(self, members: Any) -> None:
+    def __init__(self, members: Distribution) -> None:
         if not members.batch_shape:
-            raise ValueError("a mixture needs a batch axis of members")
+            raise DubitoError("a mixture needs a batch axis of members")
         self.members = members
 
     @property
@@ -51,13 +52,12 @@ class Mixture(Distribution):
     @property
     def decomposition(self) -> tuple[str, str, str]:  # type: ignore[override]
         """Names of the members' parts."""
-        names: tuple[str, str, str] = self.members.decomposition
-        return names
+        return self.members.decomposition
 
     @property
     def unit(self) -> str:  # type: ignore[override]
         """Unit of the members."""
-        return str(self.members.unit)
+        return self.members.unit
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -69,15 +69,15 @@ class Mixture(Distribution):
         total, aleatoric, epistemic = self.decomposition
         if name == total:
             return self._compute(aleatoric) + self._compute(epistemic)
-        if name in self._declared:
+        if name in self._declared or name in self._added:
             return super()._compute(name)
-        mean: Tensor = self.members._compute(name).mean(-1)
+        mean = self.members._compute(name).mean(-1)
         return mean + self.disagreement if name == epistemic else mean
 
     def _declaration(self, name: str) -> _Score:
-        own = self._declared.get(name)
-        declaration: _Score = self.members._declaration(name) if own is None else own
-        return declaration
+        if name in self._declared or name in self._added:
+            return super()._declaration(name)
+        return self.members._declaration(name)
 
 
 class MixturePredictive(td.Distribution):

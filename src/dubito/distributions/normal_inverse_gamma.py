@@ -12,6 +12,7 @@ from torch.nn.functional import softplus
 from dubito import _checks
 from dubito.distributions.base import cached_tensor, confidence_score, uncertainty_score
 from dubito.distributions.regression import RealDistribution, StudentT
+from dubito.errors import DubitoError
 
 __all__ = ["NormalInverseGamma"]
 
@@ -67,7 +68,7 @@ class NormalInverseGamma(RealDistribution):
         """
         size = _checks.tensor(outputs, "outputs").shape[-1]
         if size == 0 or size % 4:
-            raise ValueError(f"outputs has {size} values per sample: expected 4 for each target")
+            raise DubitoError(f"outputs has {size} values per sample: expected 4 for each target")
         gamma, *raw = _checks.at_least_float32(outputs).chunk(4, -1)
         return cls(gamma, *(softplus(block.clamp(min=LEAST_OUTPUT)) for block in raw))
 

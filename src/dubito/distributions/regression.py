@@ -54,26 +54,21 @@ class RealDistribution(Distribution):
         """Mix the last batch axis with equal weights: (..., S) -> (...)."""
         return RealMixture(self)
 
-    @property
-    def calibration_bounds(self) -> tuple[float, ...]:
-        """Bound on the log of the factor of the predictive's scale."""
-        return (12.0,)
-
 
 class RealMixture(Mixture, RealDistribution):
     """Equal mixture of distributions about real values."""
 
+    members: RealDistribution
+
     @cached_tensor
     def mean(self) -> Tensor:
         """Mean of the members' means: (..., T)."""
-        mean: Tensor = self.members.mean.mean(-2)
-        return mean
+        return self.members.mean.mean(-2)
 
     @cached_tensor
     def variance(self) -> Tensor:
         """Mean of the members' variances plus the variance of their means: (..., T)."""
-        variance: Tensor = self.members.variance.mean(-2)
-        return variance + self._variance_of_means
+        return self.members.variance.mean(-2) + self._variance_of_means
 
     @property
     def disagreement(self) -> Tensor:
@@ -82,7 +77,7 @@ class RealMixture(Mixture, RealDistribution):
 
     @cached_tensor
     def _variance_of_means(self) -> Tensor:
-        means: Tensor = self.members.mean
+        means = self.members.mean
         # Differences of members are exact where these are close; differences from their rounded
         # mean are not.
         gaps = means - means[..., :1, :]

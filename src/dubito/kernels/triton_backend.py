@@ -20,7 +20,6 @@ from triton._utils import canonicalize_dtype
 
 from dubito.kernels import triton_loss, triton_rows
 from dubito.kernels.spec import LossSpec
-from dubito.kernels.triton_labels import Sums
 from dubito.kernels.triton_math import COMPILED
 from dubito.kernels.triton_plan import ALONE, blocks, configure, is_supported, layout
 from dubito.kernels.triton_rows import RESCALED, WEIGHERS, Sizes, Tensors
@@ -31,7 +30,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _SIZES = Sizes("i32", "i32", "i32", "i32", "i64", "i64", "i32", "i32", "i64", "i64")
 #: rows are counted in 32 bits
 MOST_ROWS = 1 << 30
-_MANY_ROWS = 1 << 17  # rows from which their weights are added up before the gradient
+_MANY_BLOCKS = 1 << 17  # blocks of rows from which the weights are added up before the gradient
 
 _Tensors = tuple[Tensor | None, ...]
 
@@ -123,23 +122,23 @@ class Plan:
         self.warps = cut.warps
         self.kernels: list[tuple[Kernel, int]] = []
         mean = spec.reduction == "mean" and needs_grad
-        single, split = self.programs == 1, cut.BLOCKS > 1 and needs_grad and not soft
+        single = self.programs == 1
         # half precision cannot represent the gradient of a mean before a loss scale multiplies it
         unscaled = mean and values.dtype == torch.float16
         if not mean:
             factor = "none"
-        elif split or unscaled:
+        elif unscaled:
             factor = "late"
         elif single:
             factor = "tile"
-        elif soft or self.count < _MANY_ROWS:  # right if all rows count, else corrected
-            factor = "rows"
+        elif soft or self.count * cut.BLOCKS < _MANY_BLOCKS:
+            factor = "rows"  # right if all rows count, else corrected
         else:
             factor = "totals"
         self.config = configure(
             spec, classes, cut, where,
             dense=where.packed or self.format == torch.contiguous_format,
-            whole=self.count >= cut.R, single=single, soft=soft, gradient=needs_grad, split=split,
+            whole=self.count >= cut.R, single=single, soft=soft, gradient=needs_grad,
             class_weighted=class_weight is not None, factor=factor,
             scaled=unscaled or factor == "rows",
         )  # fmt: skip
@@ -160,10 +159,6 @@ class Plan:
             self.kernels.insert(0, (weigh, WEIGHERS.value))
         if not config.single:
             self.kernels.append((kernel(triton_rows.finish, config, *given, 8, self.device), 1))
-        if config.split:
-            function, config = triton_loss.gradient_rows, config._replace(whole=False)
-            slopes = kernel(function, config, *given, self.warps, self.device)
-            self.kernels.append((slopes, -(-self.count // config.R)))
         self.sizes = Sizes(self.count, self.programs, *self.strides)
         return self.kernels
 
@@ -181,7 +176,7 @@ class Plan:
             target = target.contiguous()
         sums = torch.empty_like(weights, dtype=torch.float32)
         loss = sums.new_empty(self.shape)
-        gradient = scale = partial = totals = kept = None
+        gradient = scale = partial = totals = None
         if self.needs_grad:
             gradient = torch.empty_like(values, memory_format=self.format)
         if config.factor in ("late", "rows"):
@@ -190,11 +185,9 @@ class Plan:
             partial = sums.new_empty((self.programs, len(config.forms) + 1))
         if config.factor == "totals":
             totals = sums.new_empty((WEIGHERS.value,))
-        if config.split:
-            kept = sums.new_empty((len(Sums._fields), self.count))
         tensors = (
             values, target, class_weight, weights, loss, sums, gradient, scale, partial, totals,
-            kept, None,
+            None,
         )  # fmt: skip
         for launch, programs in self.kernels or self._build(tensors):
             launch(programs, tensors, self.sizes)
@@ -322,7 +315,7 @@ def _multiply(gradient: Tensor, grad: Tensor, scale: Tensor | None) -> Tensor:
     launch = _rescale(gradient.dtype, grad.dtype, scale is not None, gradient.device)
     count = gradient.numel()
     sizes = Sizes(0, 0, 0, 0, count, 0, 0, 0, 0, 0)
-    tensors = (*(None,) * 6, gradient, scale, None, None, None, grad)
+    tensors = (*(None,) * 6, gradient, scale, None, None, grad)
     launch(min(launch.resident, -(-count // RESCALED.value)), tensors, sizes)
     return gradient
 
@@ -331,7 +324,7 @@ def _multiply(gradient: Tensor, grad: Tensor, scale: Tensor | None) -> Tensor:
 def _rescale(
     gradient: torch.dtype, grad: torch.dtype, scaled: bool, device: torch.device
 ) -> Kernel:
-    types = (*(torch.float32,) * 6, gradient, *(torch.float32,) * 4, grad)
+    types = (*(torch.float32,) * 6, gradient, *(torch.float32,) * 3, grad)
     return Kernel(triton_rows.rescale, scaled, types, (6,), 4, device)
 
 

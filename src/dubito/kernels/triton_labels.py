@@ -80,15 +80,22 @@ def alpha_of(x: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def classes(x: tl.tensor, tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """Classes j (C,) with values x (R, C), without the label."""
+def classes(
+    x: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tl.tensor:
+    """Classes j (C,), which end at END, with values x (R, C), without the label."""
     HALF: tl.constexpr = tile.inputs.dtype.element_ty.primitive_bitwidth == 16
-    here = j[None, :] != tile.label[:, None]
-    if C.below_one:
-        here = here & (j < C.K)[None, :]
     alpha, e = alpha_of(x, C)
-    e = tl.where(here, e, 0.0)
-    alpha = tl.where(here, alpha, 1.0) if C.below_one else 1.0 + e
+    here = ()
+    if isinstance(tile.label, tl.tensor):
+        here = j[None, :] != tile.label[:, None]
+        if C.below_one:
+            here = here & (j < C.K)[None, :]
+    elif C.below_one and END > C.K:
+        here = (j < C.K)[None, :]
+    if isinstance(here, tl.tensor):
+        alpha, e = tl.where(here, alpha, 1.0), tl.where(here, e, 0.0)
+    alpha = alpha if C.below_one else 1.0 + e
     return Classes(alpha, e, tm.gamma(alpha, e, C.below_one, HALF), here)
 
 
@@ -122,7 +129,7 @@ def _add_alpha(
     given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """A step of `sweep`: alpha and alpha - base."""
-    c = classes(load(tile, j, END, C), tile, j, C)
+    c = classes(load(tile, j, END, C), tile, j, END, C)
     return (c.alpha if C.below_one else (), c.e), (c.here if C.below_one else ())
 
 
@@ -131,7 +138,7 @@ def _add_classes(
     given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """A step of `sweep`: `Sums`."""
-    c = classes(load(tile, j, END, C), tile, j, C)
+    c = classes(load(tile, j, END, C), tile, j, END, C)
     total = Total(*[x[:, None] for x in given])
     rest, evidence, near, value, excess, large, below = (), (), (), (), (), (), ()
     logs, first, second, fwd, alpha, squares, top = (), (), (), (), (), (), ()
@@ -200,22 +207,6 @@ def sums_of(tile: tl.tensor, alpha: tl.tensor, own: tl.tensor, C: tl.constexpr) 
     )  # fmt: skip
 
 
-@triton.jit
-def keep(t: tl.tensor, n: tl.tensor, s: tl.tensor, rows: tl.tensor, inside: tl.tensor) -> None:
-    """Store the sums in `t.kept`."""
-    for i in tl.static_range(len(s)):
-        tl.store(t.kept + n.count.to(tl.int64) * i + rows, s[i], inside)
-
-
-@triton.jit
-def kept(t: tl.tensor, n: tl.tensor, rows: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Load the sums."""
-    out: tl.tensor = ()
-    for i in tl.static_range(len(Sums._fields)):
-        out += (tl.load(t.kept + n.count.to(tl.int64) * i + rows, inside, 1.0),)
-    return Sums(*out)
-
-
 class Slopes(NamedTuple):
     """Coefficients of a row's gradient (R,).
 
@@ -268,10 +259,10 @@ def _gamma_slope(g: tl.tensor, c: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def gradient(
-    g: tl.tensor, x: tl.tensor, tile: tl.tensor, j: tl.tensor, C: tl.constexpr
+    g: tl.tensor, x: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
-    """The gradient of the values x (R, C) of classes j (C,)."""
-    c = classes(x, tile, j, C)
+    """The gradient of the values x (R, C) of classes j (C,), which end at END."""
+    c = classes(x, tile, j, END, C)
     alpha0, inverse0 = g.row.alpha0[:, None], g.row.inverse[:, None]
     slope = tl.zeros_like(c.e) + g.common[:, None]
     if C.groups.fisher or C.groups.penalty or C.groups.bregman:
@@ -286,5 +277,6 @@ def gradient(
         p = c.alpha * inverse0
         mse = g.mse_common[:, None] + inverse0 * (g.mse[:, None] + p * g.mse_p[:, None])
         slope += tl.where(c.alpha > 0.625 * alpha0, g.top[:, None], mse)
-    slope = tl.where(j[None, :] == tile.label[:, None], g.label[:, None], slope)
+    if isinstance(tile.label, tl.tensor):
+        slope = tl.where(j[None, :] == tile.label[:, None], g.label[:, None], slope)
     return slope * tm.evidence_slope(x, tm.evidence(x, C), C)

@@ -2,7 +2,7 @@
 
 Values that the loss and the gradient share are computed once. A row of few classes stays in one
 thread, a row of up to `ONE_BLOCK` classes in one warp or a few, and a longer one is read twice: for
-the sums over its classes, and for the gradient.
+the sums over its classes, and then, backwards, for the gradient, while its end is in a cache.
 """
 
 from __future__ import annotations
@@ -21,20 +21,28 @@ from dubito.kernels.triton_rows import (
     inverse_weight,
     labels_of,
     load,
+    prefetch_tile,
     put,
     select,
     store,
     tile_of,
     weighted,
     weights_of,
+    without_label,
 )
+
+
+@triton.jit
+def _value(tile: tl.tensor) -> tl.tensor:
+    """The value of the label, or of class 0 if there is none."""
+    at = tile.inputs + (tile.at + tl.maximum(tile.label, 0) * tile.n.class_stride)
+    return tl.load(at, tile.inside, 0.0).to(tl.float32)
 
 
 @triton.jit
 def _label(tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """alpha and alpha - base of the label, and the gamma family there."""
-    at = tile.inputs + (tile.at + tl.maximum(tile.label, 0) * tile.n.class_stride)
-    alpha, e = labels.alpha_of(tl.load(at, tile.inside, 0.0).to(tl.float32), C)
+    alpha, e = labels.alpha_of(_value(tile), C)
     return alpha, e, tm.gamma(alpha, e, C.below_one)
 
 
@@ -43,8 +51,8 @@ def _slope(
     g: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """The gradient of classes j (C,)."""
-    x = load(tile, j, END, C)
-    return soft.gradient(g, x, tile, j, C) if C.soft else labels.gradient(g, x, tile, j, C)
+    x = load(tile, j, END, C, C.BLOCKS > 1)
+    return soft.gradient(g, x, tile, j, C) if C.soft else labels.gradient(g, x, tile, j, END, C)
 
 
 @triton.jit
@@ -63,16 +71,40 @@ def _gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
     if C.LAST > 0:
         store(tile, last_slope, last, END, C)
     store(tile, slope, j, LOOPED, C)
-    if C.BLOCKS > 1:
-        for block in range(1, C.BLOCKS):
-            at = j + block * C.C
-            store(tile, _slope(g, tile, at, LOOPED, C), at, LOOPED, C)
 
 
 @triton.jit
-def loss_rows(  # noqa: PLR0915 - one screen, in the order of the computation
-    t: tl.tensor, n: tl.tensor, C: tl.constexpr
-) -> None:
+def _long_gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
+    """The same for rows of several blocks, from the last block to the first.
+
+    Instead of a mask for the label in every block, its slope comes last, in place of another.
+    """
+    LOOPED: tl.constexpr = C.BLOCKS * C.C
+    others = without_label(tile)
+    if C.TAIL > 0:
+        at = LOOPED + tl.arange(0, C.TAIL)
+        store(others, _slope(g, others, at, LOOPED + C.TAIL, C), at, LOOPED + C.TAIL, C)
+    for i in range(C.BLOCKS):
+        at = tl.arange(0, C.C) + (C.BLOCKS - 1 - i) * C.C
+        store(others, _slope(g, others, at, LOOPED, C), at, LOOPED, C)
+    if not C.soft:
+        tl.debug_barrier()  # the other slope is another thread's
+        x, step = _value(tile), 1 if C.dense else tile.n.class_stride
+        slope = g.label * tm.evidence_slope(x, tm.evidence(x, C), C)
+        at = tile.gradient + (tile.gradient_at + tile.label * step)
+        tl.store(at, slope, tile.inside & (tile.label >= 0))
+
+
+@triton.jit
+def _row_weights(w: tl.tensor, weight: tl.tensor, factor: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """The weights of all forms in the gradient of rows."""
+    if C.factor == "tile":
+        factor = inverse_weight(tl.sum(weight, 0))
+    return by_form(w, weight * factor, C)
+
+
+@triton.jit
+def loss_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
     """Sums of the terms over rows or the loss of each row, and the gradient.
 
     If there are enough rows for a whole tile, the last one begins where it ends with the last row,
@@ -89,53 +121,30 @@ def loss_rows(  # noqa: PLR0915 - one screen, in the order of the computation
         rows = first + lanes
         inside = lanes >= 0 if C.whole else rows < n.count
         if C.soft:
-            tile = tile_of(t, n, first, lanes, inside, C)
+            tile = tile_of(t, n, first, (), inside, C)
             m = soft.totals(tile, C)
             weight = tl.where(inside, m.weight if C.class_weighted else 1.0, 0.0)
-        else:
-            label, weight = labels_of(t, rows, inside, C)
-            tile = tile_of(t, n, first, label, inside, C)
-        if C.factor == "tile":
-            factor = inverse_weight(tl.sum(weight, 0))
-        row_weights = by_form(w, weight * factor, C)
-        if C.soft:
-            r = soft.row_of(m, tile, row_weights, C)
+            r = soft.row_of(m, tile, _row_weights(w, weight, factor, C), C)
             terms = select(soft.terms(r, C), C)
         else:
+            if C.packed and C.whole and not (C.across or C.single):
+                prefetch_tile(t, n, index, C)
+            label, weight = labels_of(t, rows, inside, C)
+            tile = tile_of(t, n, first, label, inside, C)
             alpha, e, own = _label(tile, C)
             s = labels.sums_of(tile, alpha, own, C)
             r = label_rows.row_of(alpha, e, own, s.rest, C)
             terms = select(label_rows.terms(s, r, C), C)
-            if C.split:
-                labels.keep(t, n, s, rows, inside)
         acc = add(acc, terms, tl.where(rows >= index * C.R, weight, 0.0))
         if C.spec.reduction == "none":
             each = tl.where(weight == 0.0, 0.0, weight * weighted(w, terms))
             tl.store(t.loss + rows, each, inside)
-        if C.gradient and not C.split:
-            if C.soft:
-                _gradient(r, tile, C)
+        if C.gradient:
+            # not before the values are loaded: the sum of the weights waits for the labels
+            g = r if C.soft else label_rows.slopes(s, r, _row_weights(w, weight, factor, C), C)
+            if C.BLOCKS > 1:
+                _long_gradient(g, tile, C)
             else:
-                _gradient(label_rows.slopes(s, r, row_weights, C), tile, C)
+                _gradient(g, tile, C)
         index += n.programs
     put(t, n, w, acc, C)
-
-
-@triton.jit
-def gradient_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
-    """The gradient of one tile of rows, from sums that `loss_rows` kept, once the mean is known.
-
-    Rows of several blocks are read twice in any case, and two small kernels run faster than a large
-    one.
-    """
-    first = tl.program_id(0) * C.R
-    rows = first + tl.arange(0, C.R)
-    inside = rows < n.count
-    label, weight = labels_of(t, rows, inside, C)
-    tile = tile_of(t, n, first, label, inside, C)
-    factor = tl.load(t.scale) if C.factor == "late" and not C.scaled else 1.0
-    row_weights = by_form(weights_of(t, C), weight * factor, C)
-    alpha, e, own = _label(tile, C)
-    s = labels.kept(t, n, rows, inside)
-    r = label_rows.row_of(alpha, e, own, s.rest, C)
-    _gradient(label_rows.slopes(s, r, row_weights, C), tile, C)

@@ -82,6 +82,14 @@ def _exp2(x: tl.tensor) -> tl.tensor:
     return _approximate("ex2", x) if COMPILED else tl.exp2(x)
 
 
+@triton.jit
+def prefetch(at: tl.tensor) -> None:
+    """Fetch the lines of addresses into the second-level cache; interpreted, do nothing."""
+    if COMPILED:
+        ASM: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+        tl.inline_asm_elementwise(ASM, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
+
 # --- evidence ------------------------------------------------------------------------------------
 
 

@@ -78,7 +78,8 @@ def blocks(classes: int, class_stride: int, alone: bool) -> Blocks:
     tail = 1 << (rest - 1).bit_length() if rest else 0
     if tail == block < most:
         block, tail = 2 * block, 0
-    rows = max(_LEAST_ROWS, piece // block if across else 64)
+    least = 1 if across and classes > ONE_BLOCK else _LEAST_ROWS
+    rows = max(least, piece // block if across else 64)
     count = -(-(classes - tail) // block)
     return Blocks(block, count, tail, 0, rows, across, 1 if block == ONE_BLOCK else 2)
 

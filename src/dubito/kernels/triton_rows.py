@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from dubito.kernels import triton_math as tm
 from dubito.kernels.spec import LossSpec, Terms
 
 #: programs that add up the weights of rows
-WEIGHERS = tl.constexpr(256)
+WEIGHERS = tl.constexpr(1024)
 #: entries of the gradient that a program rescales at once
 RESCALED = tl.constexpr(2048)
-_MANY = tl.constexpr(4096)  # rows or programs that are added up at once
+_MANY = tl.constexpr(2048)  # rows or programs that are added up at once
 _NO_EVIDENCE = tl.constexpr(-6e4)  # a logit without evidence, of any type
 
 
@@ -64,7 +65,6 @@ class Config(NamedTuple):
     soft: bool = False
     class_weighted: bool = False
     gradient: bool = False
-    split: bool = False  # `gradient_rows` computes the gradient, from sums that are kept
     # the factor of a mean's gradient in `loss_rows`: 1/weight of the rows, from the only
     # "tile" or from "totals", 1/number of "rows", or 1; with "rows" and "late", `scale` is the rest
     factor: str = "none"
@@ -84,7 +84,6 @@ class Tensors(NamedTuple):
     scale: tl.tensor  # the factor that the gradient of a mean still lacks
     partial: tl.tensor  # (programs, T + 1): sums of the terms and of the weights of rows
     totals: tl.tensor  # (WEIGHERS,): sums of the weights of rows
-    kept: tl.tensor  # (fields of `Sums`, rows): sums over the classes
     grad: tl.tensor  # of the loss
 
 
@@ -113,7 +112,7 @@ class Tile(NamedTuple):
     gradient: tl.tensor
     gradient_at: tl.tensor
     target: tl.tensor  # rows of soft targets
-    label: tl.tensor
+    label: tl.tensor  # or `()`: no mask for the label
     inside: tl.tensor
 
 
@@ -156,18 +155,43 @@ def tile_of(
 
 
 @triton.jit
-def _exists(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    mask = (j < C.K)[None, :]
-    return mask if C.whole else tile.inside[:, None] & mask
+def without_label(tile: tl.tensor) -> tl.tensor:
+    """The same rows, without a mask for the label."""
+    return Tile(*tile[:7], (), tile.inside)  # type: ignore[call-arg]
 
 
 @triton.jit
-def load(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tensor:
+def prefetch(at: tl.tensor, first: tl.tensor, COUNT: tl.constexpr, END: tl.constexpr) -> None:
+    """Prefetch COUNT contiguous entries, which begin at `first` and end at END at the latest."""
+    EACH: tl.constexpr = 1024 // at.dtype.element_ty.primitive_bitwidth  # entries of a line
+    LINES: tl.constexpr = triton.next_power_of_2((COUNT + EACH - 1) // EACH)
+    tm.prefetch(at + tl.minimum(first + tl.arange(0, LINES) * EACH, END - 1))
+
+
+@triton.jit
+def prefetch_tile(t: tl.tensor, n: tl.tensor, index: tl.tensor, C: tl.constexpr) -> None:
+    """Prefetch the next tile of packed rows after `index`; of 16 bits the one after that."""
+    AHEAD: tl.constexpr = 32 // t.inputs.dtype.element_ty.primitive_bitwidth
+    first = tl.minimum((index + AHEAD * n.programs) * C.R, n.count - C.R)
+    prefetch(t.inputs + first.to(tl.int64) * C.K, 0, C.R * C.K, C.R * C.K)
+    prefetch(t.target + first, 0, C.R, C.R)
+
+
+@triton.jit
+def _exists(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    return (j < C.K)[None, :] if C.whole else tile.inside[:, None] & (j < C.K)[None, :]
+
+
+@triton.jit
+def load(
+    tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr, AGAIN: tl.constexpr = False
+) -> tl.tensor:
     """Values of classes j (C,), which end at END, as (R, C) float32; no evidence beyond the last.
 
-    Of packed rows the compiler knows the strides: `max_contiguous` keeps it from assigning the
-    lanes of few classes to classes.
+    Values that are loaded AGAIN need not stay in the caches. Of packed rows the compiler knows the
+    strides: `max_contiguous` keeps it from assigning the lanes of few classes to classes.
     """
+    KEEP: tl.constexpr = "evict_first" if AGAIN else ""
     if C.across:
         at = tile.inputs + (tile.at[:, None] + j[None, :])
     elif C.packed:
@@ -175,9 +199,9 @@ def load(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> t
     else:
         at = tile.inputs + (tile.at[:, None] + (j * tile.n.class_stride)[None, :])
     if C.whole and END <= C.K:
-        return tl.load(at).to(tl.float32)
+        return tl.load(at, eviction_policy=KEEP).to(tl.float32)
     else:
-        return tl.load(at, _exists(tile, j, C), _NO_EVIDENCE).to(tl.float32)
+        return tl.load(at, _exists(tile, j, C), _NO_EVIDENCE, eviction_policy=KEEP).to(tl.float32)
 
 
 @triton.jit
@@ -192,16 +216,36 @@ def load_target(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
 def store(
     tile: tl.tensor, grad: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> None:
-    """Store the gradient (R, C) of classes j (C,)."""
+    """Store the gradient (R, C) of classes j (C,); the values are of more use in the caches."""
     steps = j if C.dense else j * tile.n.class_stride
     at = tile.gradient + (tile.gradient_at[:, None] + steps[None, :])
     if C.whole and END <= C.K:
-        tl.store(at, grad)
+        tl.store(at, grad, eviction_policy="evict_first")
     else:
-        tl.store(at, grad, _exists(tile, j, C))
+        tl.store(at, grad, _exists(tile, j, C), eviction_policy="evict_first")
 
 
 # --- sums over classes ---------------------------------------------------------------------------
+
+
+@triton.jit
+def _add4(
+    a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor,
+    e: tl.tensor, f: tl.tensor, g: tl.tensor, h: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def _totals(x: tl.tensor) -> tl.tensor:
+    """The sums of tensors (N,), four at once: that takes the barriers of one."""
+    out: tl.tensor = ()
+    FOURS: tl.constexpr = len(x) // 4 if tm.COMPILED else 0  # interpreted, they are slow
+    for i in tl.static_range(FOURS):
+        out += tl.reduce(x[4 * i : 4 * i + 4], 0, _add4)
+    for i in tl.static_range(4 * FOURS, len(x)):
+        out += (tl.sum(x[i], 0),)
+    return out
 
 
 @triton.jit
@@ -232,9 +276,12 @@ def sweep(
 
     STEP(given, tile, j, END, C) returns the values of classes j (C,), `()` for those that are not
     needed, and a mask or `()`. Where a row is spread over threads and has several blocks, each
-    thread adds up its part of the blocks before the sum over threads.
+    thread adds up its part of the blocks before the sum over threads. There the label's block comes
+    last, so that the others need no mask for the label.
     """
     TILE: tl.constexpr = C.across and C.BLOCKS > 1
+    APART: tl.constexpr = TILE and C.R == 1 and isinstance(tile.label, tl.tensor)
+    FULL: tl.constexpr = TILE and C.TAIL == C.C
     R: tl.constexpr = C.R
     BLOCK: tl.constexpr = C.C
     LOOPED: tl.constexpr = C.BLOCKS * C.C
@@ -244,13 +291,26 @@ def sweep(
     if C.BLOCKS == 1:  # not a loop: the compiler then shares subexpressions with other sweeps
         values, here = STEP(given, tile, j, LOOPED, C)
         s = _combine(s, values, here, TILE, TOP)
+    elif APART:
+        others = without_label(tile)
+        own = tl.minimum(tl.maximum(tl.sum(tile.label, 0), 0) // C.C, C.BLOCKS - 1)
+        for i in range(C.BLOCKS - 1):
+            block = i + tl.where(i < own, 0, 1)
+            if C.packed:
+                prefetch(tile.inputs, (block + 2) * C.C, C.C, C.K)
+            values, here = STEP(given, others, j + block * C.C, LOOPED, C)
+            s = _combine(s, values, here, TILE, TOP)
+        for i in range(2 if FULL else 1):  # a loop: the compiler would need more registers
+            block = tl.where(i == 0, own, C.BLOCKS)
+            values, here = STEP(given, tile, j + block * C.C, MORE if FULL else LOOPED, C)
+            s = _combine(s, values, here, TILE, TOP)
     else:
         for block in range(C.BLOCKS):
             values, here = STEP(given, tile, j + block * C.C, LOOPED, C)
             s = _combine(s, values, here, TILE, TOP)
     if TILE:
         s = _combine((tl.zeros([R], tl.float32),) * N, s, (), False, TOP)
-    if C.TAIL > 0:
+    if C.TAIL > 0 and not (APART and FULL):
         values, here = STEP(given, tile, LOOPED + tl.arange(0, C.TAIL), MORE, C)
         s = _combine(s, values, here, False, TOP)
     if C.LAST > 0:
@@ -264,7 +324,7 @@ def sweep(
 
 @triton.jit
 def labels_of(t: tl.tensor, rows: tl.tensor, inside: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """Labels, or -1, and the weights of rows: 0 where ignored, NaN where the label is no class."""
+    """Labels, or -1, and the weights of rows: 0 where ignored, NaN for other labels."""
     label = tl.load(t.target + rows, inside, 0)
     known = (label >= 0) & (label < C.K)
     safe = tl.where(known, label, 0).to(tl.int32)
@@ -376,28 +436,28 @@ def _put_loss(t: tl.tensor, n: tl.tensor, w: tl.tensor, totals: tl.tensor, C: tl
 def put(t: tl.tensor, n: tl.tensor, w: tl.tensor, acc: tl.tensor, C: tl.constexpr) -> None:
     """Store a program's sums in its line of `partial`, or the loss if it is the only program."""
     if C.single:
-        _put_loss(t, n, w, [tl.sum(x, 0) for x in acc], C)
+        _put_loss(t, n, w, _totals(acc), C)
     else:
         line = t.partial + tl.program_id(0) * len(acc)
+        totals = _totals(acc)
         for i in tl.static_range(len(acc)):
-            tl.store(line + i, tl.sum(acc[i], 0))
+            tl.store(line + i, totals[i])
 
 
 @triton.jit
 def finish(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
     """Add up the sums in `partial`, always in the same order."""
     w = weights_of(t, C)
-    totals: tl.tensor = ()
-    for i in tl.static_range(len(w) + 1):
-        column = tl.zeros([_MANY], tl.float32)
-        first = 0
-        while first < n.programs:
-            lines = first + tl.arange(0, _MANY)
-            at = t.partial + lines * (len(w) + 1) + i
-            column += tl.load(at, lines < n.programs, 0.0)
-            first += _MANY
-        totals += (tl.sum(column, 0),)
-    _put_loss(t, n, w, totals, C)
+    columns = (tl.zeros([_MANY], tl.float32),) * (len(w) + 1)
+    first = 0
+    while first < n.programs:
+        lines = first + tl.arange(0, _MANY)
+        values: tl.tensor = ()
+        for i in tl.static_range(len(w) + 1):
+            values += (tl.load(t.partial + lines * (len(w) + 1) + i, lines < n.programs, 0.0),)
+        columns = _combine(columns, values, (), True, False)
+        first += _MANY
+    _put_loss(t, n, w, _totals(columns), C)
 
 
 @triton.jit

@@ -114,7 +114,7 @@ def score_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
     first = tl.program_id(0) * R
     rows = first + tl.arange(0, R)
     inside = rows < n.count
-    tile = tile_of(t, n, first, rows, inside, C)
+    tile = tile_of(t, n, first, (), inside, C)
     most, evidence = sweep(_first, 2, (), tile, C, TOP=True)
     s = Sums(*sweep(_second, len(Sums._fields), evidence, tile, C))
     alpha0, top = evidence + C.K, 1.0 + most
@@ -155,7 +155,7 @@ def _plan(
     where = layout(shape, strides)
     cut = blocks(classes, where.class_stride, False)
     config = configure(LossSpec(("differential_entropy",), evidence), classes, cut, where)
-    types = (dtype, *(torch.float32,) * 11)
+    types = (dtype, *(torch.float32,) * 10)
     first = (0,) if where.copied or aligned else ()
     launch = kernel(score_rows, config, types, first, cut.warps, device)
     sizes = Sizes(count, -(-count // cut.R), *where[:4], 0, 0, 0, 0)
@@ -171,7 +171,7 @@ def _scores(values: Tensor, evidence: str) -> Tensor:
     if plan.copied:
         values = values.contiguous()
     out = values.new_empty(plan.shape, dtype=torch.float32)
-    tensors = (values, *(None,) * 3, out, *(None,) * 7)
+    tensors = (values, *(None,) * 3, out, *(None,) * 6)
     plan.kernel(plan.sizes.programs, tensors, plan.sizes)
     return out
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Unpack, dataclass_transform
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from dubito import _checks
 from dubito.distributions import Distribution
-from dubito.losses import Term, weighted_sums
+from dubito.errors import DubitoError
+from dubito.losses import LossModule, LossOptions, Term, weighted_sums
 
 __all__ = [
     "CONFIG", "METHODS", "Method", "MethodLoss", "Network", "NonNegative", "Positive", "Ramp",
@@ -161,7 +162,7 @@ class Method(ABC):
         if not self.ood_terms:
             return total, sums
         if ood is None:
-            raise ValueError(f"{type(self).__name__} needs out-of-distribution inputs")
+            raise DubitoError(f"{type(self).__name__} needs out-of-distribution inputs")
         labels = torch.zeros(ood.batch_shape, dtype=torch.long, device=target.device)
         more, more_sums = weighted_sums(self.ood_terms, ood, labels, weights[count:])
         return total + more, torch.cat([sums, more_sums])
@@ -197,64 +198,37 @@ class Network(nn.Module):
         return outputs
 
 
-class MethodLoss(nn.Module):
+class MethodLoss(LossModule):
     """Loss of any method as a module of outputs, in place of `nn.CrossEntropyLoss`.
 
     Args:
         method: The method; without terms for out-of-distribution inputs.
         epochs: Number of epochs, for weights that rise over all of them.
-        weight: Weight of each class, (K,).
-        ignore_index: Samples with this label do not count.
-        reduction: "mean", "sum" or "none".
+        **options: weight, ignore_index, reduction and class_dim; see `LossModule`.
     """
 
-    weights: Tensor
-    weight: Tensor | None
-
-    def __init__(
-        self,
-        method: Method,
-        *,
-        epochs: int = 1,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: Literal["mean", "sum", "none"] = "mean",
-    ) -> None:
-        super().__init__()
+    def __init__(self, method: Method, *, epochs: int = 1, **options: Unpack[LossOptions]) -> None:
         if method.ood_terms:
-            raise ValueError(
+            raise DubitoError(
                 f"{type(method).__name__} also has a loss of out-of-distribution inputs: "
                 "call method.loss"
             )
-        self.method, self.epochs, self.ignore_index = method, epochs, ignore_index
-        self.reduction = reduction
-        constant = method.weights(0, epochs) == method.weights(max(epochs - 1, 10**6), epochs)
-        # A flag and not the epoch, whose every value would be a new graph of torch.compile.
-        self.epoch_is_set = constant
-        # A buffer: a new weight neither recompiles a step nor breaks a captured one.
-        self.register_buffer("weights", method.weight_tensor(0, epochs), persistent=False)
-        self.register_buffer("weight", weight, persistent=False)
+        varies = method.weights(0, epochs) != method.weights(max(epochs - 1, 10**6), epochs)
+        first = method.weight_tensor(0, epochs)
+        super().__init__(method.terms, first, varies, method.per_class, **options)
+        self.method, self.epochs = method, epochs
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the weights of an epoch, from 0; call it at the start of each epoch."""
-        self.epoch_is_set = True
-        self.weights.copy_(self.method.weight_tensor(epoch, self.epochs))
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Read outputs as the method does."""
+        return self.method.distribution(outputs)
 
-    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Compute the loss of outputs (..., M)."""
-        if not self.epoch_is_set:
-            raise RuntimeError(
-                f"the weights of {type(self.method).__name__} change by epochs: call "
-                "set_epoch(epoch) at the start of each epoch"
-            )
-        dist = self.method.distribution(outputs)
-        dist.validate()
-        loss, _ = weighted_sums(
-            self.method.terms, dist, target, self.weights,
-            class_weight=self.weight, ignore_index=self.ignore_index,
-            reduction=self.reduction, per_class=self.method.per_class,
-        )  # fmt: skip
-        return loss
+    def weights_at(self, epoch: int) -> Tensor:
+        """Return the weights of the method."""
+        return self.method.weight_tensor(epoch, self.epochs)
+
+    def extra_repr(self) -> str:
+        """Return the method."""
+        return repr(self.method)
 
 
 def ramp(weight: float, rise: Ramp, epoch: int, epochs: int) -> float:
@@ -275,27 +249,57 @@ def ramp(weight: float, rise: Ramp, epoch: int, epochs: int) -> float:
 
 # --- registry ---
 
-#: name -> method
-METHODS: dict[str, type[Method]] = {}
+#: name -> module that registers the method
+BUILT_IN: dict[str, Any] = {
+    "iedl": "dubito.methods.iedl",
+    "edl": "dubito.methods.edl",
+    "redl": "dubito.methods.redl",
+    "fedl": "dubito.methods.fedl",
+    "kl_pn": "dubito.methods.prior_networks",
+    "rkl_pn": "dubito.methods.prior_networks",
+    "posterior_network": "dubito.methods.posterior_network",
+    "softmax": "dubito.methods.softmax",
+    "label_smoothing": "dubito.methods.softmax",
+    "mc_dropout": "dubito.methods.mc_dropout",
+    "ensemble": "dubito.methods.ensemble",
+    "der": "dubito.methods.der",
+}
+METHODS: _checks.Registry[type[Method]] = _checks.Registry(BUILT_IN)
 T = TypeVar("T")
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def register(name: str) -> Callable[[type[T]], type[T]]:
-    """Register a method under a name, for configs, files and the command line."""
+    """Register a method under a name, for configs, files and the command line.
+
+    The class becomes a frozen dataclass.
+    """
 
     def add(method: type[T]) -> type[T]:
-        METHODS[name] = cast("type[Method]", method)
+        method = dataclass(frozen=True, kw_only=True, config=CONFIG)(method)  # type: ignore[assignment]
+        _inherit_descriptions(method)
+        METHODS[name] = method  # type: ignore[assignment]
         return method
 
     return add
 
 
+def _inherit_descriptions(method: Any) -> None:
+    """Pass attribute docstrings on to a subclass, which pydantic does not do."""
+    for parent in method.__mro__[1:]:
+        for name, field in getattr(parent, "__pydantic_fields__", {}).items():
+            own = method.__pydantic_fields__[name]
+            own.description = own.description or field.description
+
+
 def name_of(method: Method) -> str:
     """Return the registered name of a method."""
-    for name, kind in METHODS.items():
+    for name, kind in METHODS.data.items():  # without importing the others
         if type(method) is kind:
             return name
-    raise ValueError(f"{type(method).__name__} is not registered: decorate it with @register(name)")
+    raise DubitoError(
+        f"{type(method).__name__} is not registered: decorate it with @register(name)"
+    )
 
 
 def build(name: str, **hyperparameters: Any) -> Method:
@@ -306,12 +310,12 @@ def build(name: str, **hyperparameters: Any) -> Method:
         **hyperparameters: Fields of the method.
 
     >>> build("edl", likelihood="marginal", kl_ramp=0)
-    EDL(likelihood='marginal', kl_weight=1.0, kl_ramp=0, ...)
+    EDL(kl_weight=1.0, kl_ramp=0, ..., likelihood='marginal', fisher_weight=0.0)
     """
     try:
         return _checks.entry(METHODS, name, "method")(**hyperparameters)
     except ValidationError as error:
-        raise ValueError(_summary(name, error)) from None
+        raise DubitoError(_summary(name, error)) from None
 
 
 def _summary(name: str, error: ValidationError) -> str:
@@ -330,15 +334,16 @@ def _summary(name: str, error: ValidationError) -> str:
 def from_dict(values: Mapping[str, Any]) -> Method:
     """Build the method that `Method.to_dict` describes."""
     if "name" not in values:
-        raise ValueError(f"a method needs the key 'name', but has {_checks.listed(values)}")
+        raise DubitoError(f"a method needs the key 'name', but has {_checks.listed(values)}")
     return build(**values)
 
 
-def _to_method(value: Any) -> Any:
+def to_method(value: Method | str | Mapping[str, Any]) -> Method:
+    """Build a method that is given by its name or a dict; leave a method as it is."""
     if isinstance(value, str):
         return build(value)
     return from_dict(value) if isinstance(value, Mapping) else value
 
 
 #: field that holds a method, given as a method, a name or a dict
-AnyMethod = Annotated[Any, BeforeValidator(_to_method)]
+AnyMethod = Annotated[InstanceOf[Method], BeforeValidator(to_method)]

@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from dubito.distributions import NormalInverseGamma
 from dubito.losses import Term
-from dubito.methods.base import CONFIG, Method, NonNegative, TaskLike, register
+from dubito.methods.base import Method, NonNegative, TaskLike, register
 
 
 @register("der")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class DER(Method):
     """Deep evidential regression."""
 

@@ -4,7 +4,8 @@ r"""EDL: evidential deep learning (Sensoy et al., NeurIPS 2018).
     L = L_\mathrm{likelihood}
         + \lambda_t \mathrm{KL}(\mathrm{Dir}(\tilde\alpha)\,\|\,\mathrm{Dir}(1))
 
-with alpha = evidence + 1 and the evidence of the target removed in alpha~.
+with alpha = evidence + 1, y the one-hot target and alpha~ = alpha (1 - y) + y, that is alpha with
+the evidence of the target removed.
 """
 
 from __future__ import annotations
@@ -32,23 +33,14 @@ from dubito.methods.base import (
 )
 
 
-@register("edl")
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
-class EDL(Method):
-    """EDL with one of its three likelihoods.
+class EvidentialMethod(Method):
+    """Base of methods that learn evidence under a KL term, whose weight ramps up."""
 
-    >>> EDL(likelihood="marginal").weights(epoch=5, epochs=200)
-    {'marginal_nll': 1.0, 'label_removed_kl': 0.5}
-    """
-
-    likelihood: Literal["mse", "marginal", "cross_entropy"] = "mse"
-    """Expected squared error, type II maximum likelihood, or expected cross entropy."""
     kl_weight: NonNegative = 1.0
     """Final weight of the KL term."""
     kl_ramp: Ramp = 10
-    """Epochs over which the KL weight rises from 0; "all" for all of them."""
-    fisher_weight: NonNegative = 0.0
-    """Weight of I-EDL's log-determinant, to study it apart from the rest of I-EDL."""
+    """Epochs over which the KL weight rises from 0; "all" uses the whole training."""
     evidence: Evidence = "softplus"
     """Evidence function of the logits."""
     scale: Scale = "per_class"
@@ -58,6 +50,34 @@ class EDL(Method):
         """Dir(evidence(outputs) + 1)."""
         return Dirichlet.from_logits(outputs, self.evidence)
 
+    def kl_weight_at(self, epoch: int, epochs: int) -> float:
+        """Return the KL weight of an epoch."""
+        return ramp(self.kl_weight, self.kl_ramp, epoch, epochs)
+
+    def warning(self, task: TaskLike) -> str | None:
+        """Warn if `fisher_weight` is so large that an untrained network loses all evidence."""
+        weight = self.weights(0, 1).get("fisher_penalty", 0.0)
+        if weight == 0 or weight < (limit := fisher_limit(self, task.size)):
+            return None
+        return (
+            f"fisher_weight={weight:g} removes all evidence of an untrained network, which may "
+            f"then learn nothing; with {task.size} classes the limit is {round(limit, 9):.2g}"
+        )
+
+
+@register("edl")
+class EDL(EvidentialMethod):
+    """EDL with one of its three likelihoods.
+
+    >>> EDL(likelihood="marginal").weights(epoch=5, epochs=200)
+    {'marginal_nll': 1.0, 'label_removed_kl': 0.5}
+    """
+
+    likelihood: Literal["mse", "marginal", "cross_entropy"] = "mse"
+    """Expected squared error, type II maximum likelihood, or expected cross entropy."""
+    fisher_weight: NonNegative = 0.0
+    """Weight of I-EDL's log-determinant, to study it apart from the rest of I-EDL."""
+
     @property
     def terms(self) -> Mapping[str, Term]:
         """A likelihood and the KL term; the log-determinant if it has a weight."""
@@ -65,16 +85,12 @@ class EDL(Method):
         return {**terms, "fisher_penalty": losses.fisher_penalty} if self.fisher_weight else terms
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The KL weight rises."""
+        """Return the weights of an epoch; the KL weight ramps up."""
         weights = dict.fromkeys(self.terms, 1.0)
-        weights["label_removed_kl"] = ramp(self.kl_weight, self.kl_ramp, epoch, epochs)
+        weights["label_removed_kl"] = self.kl_weight_at(epoch, epochs)
         if self.fisher_weight:
             weights["fisher_penalty"] = self.fisher_weight
         return weights
-
-    def warning(self, task: TaskLike) -> str | None:
-        """Warn of a `fisher_weight` under which an untrained network loses all evidence."""
-        return fisher_warning(self, self.fisher_weight, task.size)
 
 
 def fisher_limit(method: Method, num_classes: int) -> float:
@@ -93,13 +109,3 @@ def fisher_limit(method: Method, num_classes: int) -> float:
     gain = -sum(weights[name] * slopes[name] for name in weights if name != "fisher_penalty")
     growth = 10 / num_classes if method.per_class else 1.0
     return max(gain, 0.0) / (slopes["fisher_penalty"] * growth)
-
-
-def fisher_warning(method: Method, fisher_weight: float, num_classes: int) -> str | None:
-    """Return a warning if `fisher_weight` is beyond `fisher_limit`."""
-    if fisher_weight == 0 or fisher_weight < (limit := fisher_limit(method, num_classes)):
-        return None
-    return (
-        f"fisher_weight={fisher_weight:g} removes all evidence of an untrained network, which may "
-        f"then learn nothing; with {num_classes} classes the limit is {round(limit, 9):.2g}"
-    )

@@ -10,87 +10,68 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from dubito.distributions import Distribution
 from dubito.losses import Term
-from dubito.methods.base import (
-    CONFIG,
-    AnyMethod,
-    Batches,
-    Count,
-    Method,
-    TaskLike,
-    register,
-)
+from dubito.methods.base import CONFIG, AnyMethod, Batches, Count, Method, TaskLike, register
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MixtureMethod(Method):
     """Base of methods whose outputs (N, S, M) are S outputs of another method."""
 
-    # pydantic does not pass attribute docstrings on to subclasses.
-    member: AnyMethod = Field(
-        default="softmax",
-        description="Method of each member: a method, its name, or a dict with its name.",
-    )
+    member: AnyMethod = "softmax"  # type: ignore[assignment]
+    """Method of each member: a method, its name, or a dict with its name."""
 
     @property
     def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
         """Tasks of the member."""
-        return tuple(self.member.tasks)
+        return self.member.tasks
 
     @property
     def error_score(self) -> str:  # type: ignore[override]
         """Score of the member."""
-        return str(self.member.error_score)
+        return self.member.error_score
 
     @property
     def per_class(self) -> bool:
         """Scale of the member."""
-        return bool(self.member.per_class)
+        return self.member.per_class
 
     def outputs(self, task: TaskLike) -> int:
         """Outputs of the member."""
-        return int(self.member.outputs(task))
+        return self.member.outputs(task)
 
     def head(self, in_features: int, task: TaskLike) -> nn.Module:
         """Head of the member."""
-        head: nn.Module = self.member.head(in_features, task)
-        return head
+        return self.member.head(in_features, task)
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """Equal mixture over the second to last axis."""
-        members: Distribution = self.member.distribution(outputs)
-        return members.mixture()
+        return self.member.distribution(outputs).mixture()
 
     @property
     def terms(self) -> Mapping[str, Term]:
         """Terms of the member."""
-        terms: Mapping[str, Term] = self.member.terms
-        return terms
+        return self.member.terms
 
     @property
     def ood_terms(self) -> Mapping[str, Term]:
         """OOD terms of the member."""
-        terms: Mapping[str, Term] = self.member.ood_terms
-        return terms
+        return self.member.ood_terms
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """Weights of the member."""
-        weights: dict[str, float] = self.member.weights(epoch, epochs)
-        return weights
+        return self.member.weights(epoch, epochs)
 
     def warning(self, task: TaskLike) -> str | None:
         """Warning of the member."""
-        warning: str | None = self.member.warning(task)
-        return warning
+        return self.member.warning(task)
 
 
 @register("ensemble")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class Ensemble(MixtureMethod):
     """Deep ensemble of any method.
 
@@ -117,3 +98,7 @@ class Members(nn.ModuleList):
     def forward(self, x: Tensor) -> Tensor:
         """Stack the outputs of the members."""
         return torch.stack([member(x) for member in self], 1)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Join the features of the members: (N, S D)."""
+        return torch.cat([member.features(x) for member in self], 1)  # type: ignore[operator]

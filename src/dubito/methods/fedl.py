@@ -14,17 +14,15 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from dubito.distributions import FlexibleDirichlet
 from dubito.losses import Term
-from dubito.methods.base import CONFIG, Method, TaskLike, register
+from dubito.methods.base import Method, TaskLike, register
 
 
 @register("fedl")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class FEDL(Method):
     """F-EDL.
 

@@ -34,17 +34,11 @@ class RadialFlows(nn.Module):
 
     def __init__(self, classes: int, dim: int, length: int = 6) -> None:
         super().__init__()
-        for name, value in (("classes", classes), ("dim", dim), ("length", length)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value!r}")
         self.center = nn.Parameter(torch.empty(length, classes, dim))
         self.raw_radius = nn.Parameter(torch.empty(length, classes))
         self.raw_stretch = nn.Parameter(torch.empty(length, classes))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters uniformly within 1/sqrt(D), as the published networks do."""
-        bound = 1 / math.sqrt(self.center.shape[-1])
+        # Uniform within 1/sqrt(D), as the published networks are initialized.
+        bound = 1 / math.sqrt(dim)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
@@ -72,8 +66,3 @@ class RadialFlows(nn.Module):
         point, log_det = self.transform(x)
         normal = -0.5 * (point.square().sum(-1) + x.shape[-1] * math.log(2 * math.pi))
         return normal + log_det
-
-    def extra_repr(self) -> str:
-        """The sizes."""
-        length, classes, dim = self.center.shape
-        return f"classes={classes}, dim={dim}, length={length}"

@@ -5,38 +5,23 @@ r"""I-EDL: Fisher information-based evidential deep learning (Deng et al., ICML 
         - \lambda_1 \ln|I(\alpha)|
         + \lambda_2 \mathrm{KL}(\mathrm{Dir}(\tilde\alpha)\,\|\,\mathrm{Dir}(1))
 
-with alpha = evidence + 1 and the evidence of the target removed in alpha~.
+with alpha = evidence + 1, p = alpha/alpha0, psi_1 the trigamma function and y the one-hot target.
+alpha~ is alpha with the evidence of the target removed, alpha (1 - y) + y.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic.dataclasses import dataclass
-from torch import Tensor
-
 from dubito import losses
-from dubito.distributions import Dirichlet
-from dubito.losses import Term
-from dubito.methods.base import (
-    CONFIG,
-    Evidence,
-    Method,
-    NonNegative,
-    Positive,
-    Ramp,
-    Scale,
-    TaskLike,
-    ramp,
-    register,
-)
-from dubito.methods.edl import fisher_warning
+from dubito.losses import ClosedForm, Term
+from dubito.methods.base import NonNegative, Positive, register
+from dubito.methods.edl import EvidentialMethod
 
 
 @register("iedl")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
-class IEDL(Method):
-    """I-EDL.
+class IEDL(EvidentialMethod):
+    """I-EDL: squared error weighted by Fisher information.
 
     >>> IEDL().weights(epoch=5, epochs=200)
     {'fisher_bias': 1.0, 'fisher_variance': 1.0, 'fisher_penalty': 0.005, 'label_removed_kl': 0.5}
@@ -44,44 +29,26 @@ class IEDL(Method):
 
     fisher_weight: NonNegative = 0.005
     """Weight of the log-determinant."""
-    kl_weight: NonNegative = 1.0
-    """Final weight of the KL term."""
-    kl_ramp: Ramp = 10
-    """Epochs over which the KL weight rises from 0; "all" for all of them."""
     kl_beta: Positive | None = None
-    """Regularize toward Dir(1 + (kl_beta - 1) y), the paper's prior, in place of the label-removed
-    KL."""
-    evidence: Evidence = "softplus"
-    """Evidence function of the logits."""
-    scale: Scale = "per_class"
-    """Scale of the terms that grow with the number of classes; see `dubito.losses`."""
+    """Prior concentration of the labeled class: replaces the label-removed KL by KL(Dir(alpha) ||
+    Dir(1 + (kl_beta - 1) y)), as in the paper's bound."""
 
-    def distribution(self, outputs: Tensor) -> Dirichlet:
-        """Dir(evidence(outputs) + 1)."""
-        return Dirichlet.from_logits(outputs, self.evidence)
+    @property
+    def _kl(self) -> ClosedForm:
+        return losses.label_removed_kl if self.kl_beta is None else losses.reverse_kl(self.kl_beta)
 
     @property
     def terms(self) -> Mapping[str, Term]:
-        """The squared error weighted by the Fisher information, its log-determinant, and a KL."""
-        kl = losses.label_removed_kl if self.kl_beta is None else losses.reverse_kl(self.kl_beta)
-        return {
-            "fisher_bias": losses.fisher_bias,
-            "fisher_variance": losses.fisher_variance,
-            "fisher_penalty": losses.fisher_penalty,
-            kl.form: kl,
-        }
+        """Squared error weighted by the Fisher information, its log-determinant and a KL term."""
+        return losses.named(
+            losses.fisher_bias, losses.fisher_variance, losses.fisher_penalty, self._kl
+        )
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The KL weight rises."""
-        kl = ramp(self.kl_weight, self.kl_ramp, epoch, epochs)
-        *_, kl_name = self.terms
+        """Return the weights of an epoch; the KL weight ramps up."""
         return {
             "fisher_bias": 1.0,
             "fisher_variance": 1.0,
             "fisher_penalty": self.fisher_weight,
-            kl_name: kl,
+            self._kl.form: self.kl_weight_at(epoch, epochs),
         }
-
-    def warning(self, task: TaskLike) -> str | None:
-        """Warn of a `fisher_weight` under which an untrained network loses all evidence."""
-        return fisher_warning(self, self.fisher_weight, task.size)

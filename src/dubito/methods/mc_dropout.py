@@ -15,20 +15,20 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from dubito.methods.base import CONFIG, Batches, Count, TaskLike, register
+from dubito.errors import DubitoError
+from dubito.methods.base import Batches, Count, TaskLike, register
 from dubito.methods.ensemble import MixtureMethod
 
 
 @register("mc_dropout")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MCDropout(MixtureMethod):
     """MC Dropout.
 
-    Dropout layers are sampled; the dropout inside `nn.MultiheadAttention` and `nn.LSTM` stays off.
+    `nn.Dropout`, 1d, 2d and 3d are sampled; the dropout inside of `nn.MultiheadAttention` and of
+    `nn.LSTM` stays off.
     """
 
     dropout: Annotated[float, Field(gt=0, lt=1)] = 0.25
@@ -58,14 +58,15 @@ class Sampled(nn.Module):
         super().__init__()
         layers = [layer for layer in network.modules() if isinstance(layer, _DropoutNd)]
         if not any(layer.p > 0 for layer in layers):
-            raise ValueError(
+            raise DubitoError(
                 f"MC Dropout needs dropout layers with p > 0, but {type(network).__name__} has "
                 "none: build the backbone with dropout, or add torch.nn.Dropout layers"
             )
         for layer in layers:
             if type(layer) not in _LAYERS:
-                raise ValueError(
-                    f"MC Dropout samples the dropout layers of torch.nn, not {type(layer).__name__}"
+                raise DubitoError(
+                    "MC Dropout samples nn.Dropout, nn.Dropout1d, nn.Dropout2d and nn.Dropout3d, "
+                    f"not {type(layer).__name__}"
                 )
             layer.register_forward_hook(_drop)
         self.network, self.samples, self.seed = network, samples, seed
@@ -76,6 +77,11 @@ class Sampled(nn.Module):
             outputs: Tensor = self.network(x)
             return outputs.unsqueeze(1)
         return self._sample(x)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features without dropout: (N, D)."""
+        features: Tensor = self.network.features(x)  # type: ignore[operator]
+        return features
 
     def _sample(self, x: Tensor) -> Tensor:
         outer = getattr(_active, "masks", None)
@@ -89,17 +95,8 @@ class Sampled(nn.Module):
 #: masks of the forward pass that runs in this thread
 _active = threading.local()
 
-#: layers that are sampled -> the number of axes of an input without a batch axis
-_LAYERS = {
-    nn.Dropout: 0,
-    nn.Dropout1d: 2,
-    nn.Dropout2d: 0,
-    nn.Dropout3d: 4,
-    nn.AlphaDropout: 0,
-    nn.FeatureAlphaDropout: 0,
-}
-_WHOLE_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
-_SELU_MIN = -1.7580993408473766  # value that alpha dropout puts in place of a unit
+#: layers that are sampled
+_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _CHUNK = 1 << 20  # hashes in memory at once
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # increment of SplitMix64
 
@@ -129,37 +126,20 @@ class _Masks:
         self.calls = 0
 
     def drop(self, layer: _DropoutNd, x: Tensor) -> Tensor:
-        if layer.p == 1:
-            return torch.zeros_like(x)
-        keep = self._keep(layer, x)
-        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
-            # Restore mean and variance, as the layer itself does in training.
-            variance = (1 - layer.p) * (1 + layer.p * _SELU_MIN**2)
-            return (torch.where(keep, x, _SELU_MIN) - layer.p * _SELU_MIN) / math.sqrt(variance)
-        return torch.where(keep, x / (1 - layer.p), 0)
-
-    def _keep(self, layer: _DropoutNd, x: Tensor) -> Tensor:
         if x.shape[0] % max(len(self.rows), 1):
-            raise ValueError(
+            raise DubitoError(
                 f"{type(layer).__name__} sees a tensor of shape {tuple(x.shape)}, whose first axis "
                 f"does not count the {len(self.rows)} inputs: MC Dropout cannot sample it"
             )
-        shape = _mask_shape(layer, x)
+        whole_channels = not isinstance(layer, nn.Dropout)
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole_channels else tuple(x.shape)
         self.calls += 1
         rows = _hash(self.rows.to(x.device) + self.calls)
         units = torch.arange(math.prod(shape) // max(len(rows), 1), device=x.device) * _GOLDEN
         bound = layer.p * 2**24
         chunks = rows.split(max(1, _CHUNK // max(len(units), 1)))
         keep = [(_hash(chunk[:, None] + units) >> 40 & 0xFFFFFF) >= bound for chunk in chunks]
-        return torch.cat(keep).view(shape)
-
-
-def _mask_shape(layer: _DropoutNd, x: Tensor) -> tuple[int, ...]:
-    """Return the shape of a mask: one value per unit, or per channel."""
-    if x.ndim == _LAYERS[type(layer)]:  # the layer takes the first axis for the channels
-        return (*x.shape[:1], *[1] * (x.ndim - 1))
-    whole = isinstance(layer, _WHOLE_CHANNELS)
-    return (*x.shape[:2], *[1] * (x.ndim - 2)) if whole else tuple(x.shape)
+        return torch.where(torch.cat(keep).view(shape), x / (1 - layer.p), 0)
 
 
 def _hash(x: Tensor) -> Tensor:

@@ -13,19 +13,18 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dubito import losses
 from dubito.distributions import Dirichlet
+from dubito.errors import DubitoError
 from dubito.losses import Term
-from dubito.methods.base import CONFIG, Count, Method, NonNegative, TaskLike, register
+from dubito.methods.base import Count, Method, NonNegative, TaskLike, register
 from dubito.methods.flows import RadialFlows
 
 
 @register("posterior_network")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class PosteriorNetwork(Method):
     """Posterior Network.
 
@@ -47,7 +46,7 @@ class PosteriorNetwork(Method):
         """Build the latent layer and the class densities; reads `task.counts`."""
         counts = getattr(task, "counts", None)
         if counts is None:
-            raise ValueError(
+            raise DubitoError(
                 "a Posterior Network needs the number of training samples of each class, "
                 "Classification(counts=...)"
             )
@@ -62,10 +61,7 @@ class PosteriorNetwork(Method):
     @property
     def terms(self) -> Mapping[str, Term]:
         """The expected cross entropy and the entropy of the Dirichlet."""
-        return {
-            "expected_cross_entropy": losses.expected_cross_entropy,
-            "differential_entropy": losses.differential_entropy,
-        }
+        return losses.named(losses.expected_cross_entropy, losses.differential_entropy)
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """The entropy is rewarded."""
@@ -81,7 +77,7 @@ class DensityHead(nn.Module):
         super().__init__()
         if min(counts) < 1:
             empty = [i for i, count in enumerate(counts) if count < 1]
-            raise ValueError(f"each class needs a training sample, but classes {empty} have none")
+            raise DubitoError(f"each class needs a training sample, but classes {empty} have none")
         self.latent, self.flows = latent, flows
         self.norm = nn.BatchNorm1d(flows.center.shape[-1])
         self.register_buffer("log_counts", torch.tensor(counts, dtype=torch.float32).log())
@@ -91,14 +87,11 @@ class DensityHead(nn.Module):
         # Densities multiply many factors, which half precision cannot hold.
         latent = self.latent(features).to(self.log_counts.dtype)
         if self.training and len(latent) == 1:
-            latent = self._running_norm(latent)  # a single sample has no variance
+            norm = self.norm  # as in evaluation: a single sample has no variance
+            latent = functional.batch_norm(
+                latent, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+            )
         else:
             latent = self.norm(latent)
         log_density: Tensor = self.flows(latent)
         return log_density + self.log_counts
-
-    def _running_norm(self, latent: Tensor) -> Tensor:
-        norm = self.norm
-        return functional.batch_norm(
-            latent, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
-        )

@@ -15,7 +15,7 @@ below 1 and has no prior: there is no vacuity, and alpha0 measures the evidence.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -33,13 +33,10 @@ class PriorNetwork(Method):
 
     ood_score: ClassVar[str] = "alpha0"
 
-    # pydantic does not pass attribute docstrings on to subclasses.
-    beta: float = Field(
-        default=100.0, gt=1, allow_inf_nan=False, description="Concentration of the target's class."
-    )
-    ood_weight: NonNegative = Field(
-        default=1.0, description="Weight gamma of the loss of out-of-distribution inputs."
-    )
+    beta: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 100.0
+    """Concentration of the target's class."""
+    ood_weight: NonNegative = 1.0
+    """Weight gamma of the loss of out-of-distribution inputs."""
 
     def distribution(self, outputs: Tensor) -> Dirichlet:
         """Dir(exp(outputs))."""
@@ -51,7 +48,6 @@ class PriorNetwork(Method):
 
 
 @register("kl_pn")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class KLPriorNetwork(PriorNetwork):
     """KL-PN: forward KL, mass covering."""
 
@@ -67,7 +63,6 @@ class KLPriorNetwork(PriorNetwork):
 
 
 @register("rkl_pn")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class ReverseKLPriorNetwork(PriorNetwork):
     """RKL-PN: reverse KL, mode seeking.
 

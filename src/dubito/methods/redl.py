@@ -12,28 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from dubito import losses
 from dubito.distributions import Dirichlet
 from dubito.losses import Term
-from dubito.methods.base import (
-    CONFIG,
-    Evidence,
-    Method,
-    NonNegative,
-    Positive,
-    Ramp,
-    Scale,
-    ramp,
-    register,
-)
+from dubito.methods.base import Positive, register
+from dubito.methods.edl import EvidentialMethod
 
 
 @register("redl")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
-class REDL(Method):
+class REDL(EvidentialMethod):
     """R-EDL.
 
     >>> import torch
@@ -43,14 +32,6 @@ class REDL(Method):
 
     prior: Positive = 0.1
     """Prior weight lambda of each class."""
-    kl_weight: NonNegative = 1.0
-    """Final weight of the KL term."""
-    kl_ramp: Ramp = 10
-    """Epochs over which the KL weight rises from 0; "all" for all of them."""
-    evidence: Evidence = "softplus"
-    """Evidence function of the logits."""
-    scale: Scale = "per_class"
-    """Scale of the terms that grow with the number of classes; see `dubito.losses`."""
 
     def distribution(self, outputs: Tensor) -> Dirichlet:
         """Dir(evidence(outputs) + prior)."""
@@ -59,9 +40,8 @@ class REDL(Method):
     @property
     def terms(self) -> Mapping[str, Term]:
         """The squared error of the expected probabilities and the KL term."""
-        return {"mse_bias": losses.mse_bias, "label_removed_kl": losses.label_removed_kl}
+        return losses.named(losses.mse_bias, losses.label_removed_kl)
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """The KL weight rises."""
-        kl = ramp(self.kl_weight, self.kl_ramp, epoch, epochs)
-        return {"mse_bias": 1.0, "label_removed_kl": kl}
+        """Return the weights of an epoch; the KL weight ramps up."""
+        return {"mse_bias": 1.0, "label_removed_kl": self.kl_weight_at(epoch, epochs)}

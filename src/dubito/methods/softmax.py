@@ -12,17 +12,15 @@ from functools import partial
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from dubito import losses
 from dubito.distributions import Categorical
 from dubito.losses import Term
-from dubito.methods.base import CONFIG, Method, register
+from dubito.methods.base import Method, register
 
 
 @register("softmax")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class Softmax(Method):
     """Ordinary classifier."""
 
@@ -39,7 +37,6 @@ class Softmax(Method):
 
 
 @register("label_smoothing")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class LabelSmoothing(Softmax):
     """Cross entropy with smoothed labels."""
 
