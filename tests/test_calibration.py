@@ -270,13 +270,13 @@ NUMBERS, TARGET = scaled_numbers(1.0, 4)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Calibration.fit(DIRICHLET, LABELS[:2]), r"shape \(2,\), expected \(4,\)"),
-        (lambda: Calibration.fit(DIRICHLET, LABELS + 2), r"from 0 to 2, but spans \[2, 4\]"),
-        (lambda: Calibration.fit(DIRICHLET, LABELS.float()), "class indices, not torch.float32"),
+        (lambda: Calibration.fit(DIRICHLET, LABELS[:2]), r"shape \(2,\), but .* needs \(4,\)"),
+        (lambda: Calibration.fit(DIRICHLET, LABELS + 2), r"from 0 to 2, but span \[2, 4\]"),
+        (lambda: Calibration.fit(DIRICHLET, LABELS.float()), "be integers, not torch.float32"),
         (lambda: Calibration.fit(DIRICHLET[:0], LABELS[:0]), r"batch shape \(N,\)"),
         (lambda: Calibration.fit(NUMBERS, TARGET[:, 0]), r"shape \(4,\), expected \(4, 2\)"),
         (lambda: Calibration.fit(NUMBERS, TARGET * math.nan), "target must be finite"),
-        (lambda: Calibration.fit(NUMBERS, TARGET, levels=(1.0,)), "levels must be between"),
+        (lambda: Calibration.fit(NUMBERS, TARGET, levels=(1.0,)), "levels must be in"),
         (lambda: Calibration(theta=(0.0,))(DIRICHLET), "has 1 parameters, but .* needs 2"),
         (lambda: Calibration(theta=(0.0,)).interval(NUMBERS), "no interval of level 0.9; .* none"),
     ],

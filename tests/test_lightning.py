@@ -1,39 +1,50 @@
-"""The LightningModule, in Lightning's own Trainer, on the embedded digits."""
+"""The LightningModule, in Lightning's own Trainer."""
 
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from sklearn.utils import shuffle
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dubito import _legacy as methods
-from dubito import backbones, bundle
-from dubito._legacy import Prediction
-from dubito.bundle import Preprocessing, Promise
-from dubito.data import embedded
-from test_readme import Block, blocks, run_python
+from dubito import evaluation, methods
+from dubito.data import ArrayFormat
+from dubito.model import Model, Preprocessing
+from dubito.tasks import Classification, Regression, Task
 
 lightning = pytest.importorskip("lightning")
-from dubito.lightning import EvidentialModule  # noqa: E402  after its extra is found to be there
+from dubito.lightning import EvidentialModule  # noqa: E402  after its extra is known to be there
 
-DIGITS = embedded.digits()
+BODY = {"name": "mlp", "hidden": [32]}
+PIXELS = Preprocessing(inputs=ArrayFormat(shape=(1, 8, 8)), mean=(0.3,), std=(0.4,))
+DIGITS = Classification(classes=tuple(map(str, range(10))), counts=(30,) * 10)
 NO_VALIDATION = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
-PARTS = {"train": DIGITS.train, "validation": DIGITS.validation, "test": DIGITS.test}
+
+CLASSIFIERS = [name for name in methods.METHODS if "classification" in methods.build(name).tasks]
+
+images, labels = shuffle(*load_digits(return_X_y=True), random_state=0)
+IMAGES = torch.from_numpy(images / 16).float().view(-1, 1, 8, 8)
+LABELS = torch.from_numpy(labels)
+TRAIN, VALIDATION, TEST = slice(0, 800), slice(800, 1200), slice(1200, None)
 
 
-def loader(part: str, count: int | None = None, batch_size: int = 64) -> DataLoader[Any]:
-    held = PARTS[part]
-    return DataLoader(TensorDataset(held.inputs[:count], held.labels[:count]), batch_size)
+def loader(part: slice, batch_size: int = 64) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(IMAGES[part], LABELS[part]), batch_size)
 
 
-def outside(count: int = 150) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(embedded.patches(count)), 64)
+def ood_inputs(count: int) -> Tensor:
+    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def ood_loader(count: int = 150) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(ood_inputs(count)), 64)
 
 
 def trainer(folder: Path, epochs: int, **options: Any) -> Any:
@@ -44,223 +55,185 @@ def trainer(folder: Path, epochs: int, **options: Any) -> Any:
     )  # fmt: skip
 
 
-def module(method: Any = "iedl", **options: Any) -> EvidentialModule:
-    torch.manual_seed(0)
-    network = backbones.build("mlp", (1, 8, 8), 10, hidden=(32,))
-    return EvidentialModule(network, method, DIGITS.train.classes, learning_rate=0.01, **options)
+def module(method: Any = "iedl", task: Task = DIGITS, **options: Any) -> EvidentialModule:
+    return EvidentialModule(Model.build(method, task, PIXELS, BODY), lr=0.01, **options)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[EvidentialModule, dict[str, float]]:
-    """A module after a few epochs with two loaders of OOD inputs, and what was logged."""
+    """Return a trained module and what was logged last."""
     torch.manual_seed(0)
-    made, run = module(), trainer(tmp_path_factory.mktemp("trained"), 6)
-    run.fit(made, loader("train"), [loader("validation"), outside(), outside(40)])
-    return made, {name: value.item() for name, value in run.callback_metrics.items()}
+    fitted, run = module(), trainer(tmp_path_factory.mktemp("trained"), 6)
+    run.fit(fitted, loader(TRAIN), [loader(VALIDATION), ood_loader(), ood_loader(40)])
+    return fitted, {name: value.item() for name, value in run.callback_metrics.items()}
 
 
-def test_it_learns_and_logs_what_evaluation_says(
-    trained: tuple[EvidentialModule, dict[str, float]],
-) -> None:
-    made, logged = trained
-    terms = {f"train_{name}" for name in made.method.weights(0, 1)}
-    assert set(logged) == {
-        *terms, "train_loss", "val_loss", "val_accuracy", "val_uncertainty", "val_aupr",
-        "val_ood_aupr", "val_ood_aupr_2",
-    }  # fmt: skip
-    assert logged["val_accuracy"] > 0.9
+def test_training_logs_terms_and_learns(trained: Any) -> None:
+    fitted, logged = trained
+    terms = [f"train_{name}" for name in fitted.model.method.terms]
+    assert {"train_loss", *terms} <= set(logged)
+    assert logged["val_accuracy"] > 0.85
 
-    said = made.predict(DIGITS.validation.inputs)
-    labels = DIGITS.validation.labels
-    close = {"rel": 1e-5}
-    right = (said.label == labels).double().mean().item()
-    assert logged["val_accuracy"] == pytest.approx(right, **close)
-    assert logged["val_uncertainty"] == pytest.approx(said.vacuity.mean().item(), **close)
-    sure = methods.misclassification(said, labels)["max_prob"]["aupr"]
-    assert logged["val_aupr"] == pytest.approx(sure, **close)
+
+def test_validation_metrics_are_those_of_the_evaluation(trained: Any) -> None:
+    fitted, logged = trained
+    dist = fitted.model.predict(IMAGES[VALIDATION]).distribution
+    expected = evaluation.evaluate(DIGITS, dist, LABELS[VALIDATION], ["max_prob"])
+    for name, value in expected["metrics"].items():
+        assert logged[f"val_{name}"] == pytest.approx(value, rel=1e-4)
+    detected = expected["error_detection"]["max_prob"]["aupr"]
+    assert logged["val_error_aupr"] == pytest.approx(detected, rel=1e-4)
+    assert logged["val_epistemic"] == pytest.approx(dist.epistemic.mean().item(), rel=1e-4)
+
+
+def test_each_further_loader_has_ood_inputs(trained: Any) -> None:
+    fitted, logged = trained
+    dist = fitted.model.predict(IMAGES[VALIDATION]).distribution
     for name, count in (("val_ood_aupr", 150), ("val_ood_aupr_2", 40)):
-        beyond = made.predict(embedded.patches(count))
-        wanted = methods.ood_figures(said, beyond, ["vacuity"])["vacuity"]["aupr"]
-        assert logged[name] == pytest.approx(wanted, **close)
-    # the last epoch's weights: the KL's has risen to 5/10
-    weights = torch.tensor(list(made.method.weights(5, 6).values()))
-    with torch.no_grad():
-        total, _ = made.method.loss_of(made.model(DIGITS.validation.inputs), labels, weights)
-    assert weights[-1] == 0.5
-    assert logged["val_loss"] == pytest.approx(total.item() / len(labels), **close)
+        ood = fitted.model.predict(ood_inputs(count)).distribution
+        expected = evaluation.ood_detection(dist, ood, ["epistemic"])["epistemic"]["aupr"]
+        assert logged[name] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("right", "area", "dtype"),
-    [(2, 1.0, torch.int64), (1, 0.5, torch.uint16), (0, None, torch.int64)],
-)
-def test_the_area_where_all_or_none_are_right(
-    tmp_path: Path, right: int, area: float | None, dtype: torch.dtype
+@pytest.mark.parametrize(("correct", "aupr"), [(2, 1.0), (1, 0.5), (0, None)])
+def test_error_detection_without_errors_or_without_correct_predictions(
+    correct: int, aupr: float | None, tmp_path: Path
 ) -> None:
-    """All: 1 by the definition of the area; none: there is no area."""
     network = nn.Linear(2, 2)
     nn.init.eye_(network.weight)
     nn.init.zeros_(network.bias)
-    x = torch.tensor([[2.0, 0.0], [3.0, 0.0]])  # the second is the surer one
-    labels = (torch.arange(2) >= right).to(dtype)
-    held: DataLoader[Any] = DataLoader(TensorDataset(x, labels), 2)
-    (logged,) = trainer(tmp_path, 1).validate(
-        EvidentialModule(network, "softmax", 2), held, verbose=False
+    task = Classification(classes=("a", "b"))
+    model = Model(network, methods.Softmax(), task, Preprocessing(inputs=ArrayFormat(shape=(2,))))
+    inputs = torch.tensor([[2.0, 0.0], [3.0, 0.0]])  # both predicted as "a", the second confidently
+    batches: DataLoader[Any] = DataLoader(
+        TensorDataset(inputs, (torch.arange(2) >= correct) * 1), 2
     )
-    assert logged["val_accuracy"] == right / 2
-    assert logged.get("val_aupr") == area
+    (logged,) = trainer(tmp_path, 1).validate(EvidentialModule(model), batches, verbose=False)
+    assert logged["val_accuracy"] == correct / 2
+    assert logged.get("val_error_aupr") == aupr
 
 
 @pytest.mark.parametrize("epochs", [3, -1])
-def test_validation_losses_compare_while_a_weight_rises(tmp_path: Path, epochs: int) -> None:
-    """A network that does not move has one, and no callback keeps an epoch for being early."""
+def test_validation_losses_are_comparable_while_a_weight_rises(tmp_path: Path, epochs: int) -> None:
     seen: list[float] = []
 
     class Losses(lightning.Callback):  # type: ignore[misc, name-defined]
-        def on_validation_epoch_end(self, run: Any, _: object) -> None:
+        def on_validation_end(self, run: Any, _: object) -> None:
             seen.append(run.callback_metrics["val_loss"].item())
 
-    options = {"callbacks": [Losses()], "num_sanity_val_steps": 0}
-    run = trainer(tmp_path, epochs, max_steps=3 if epochs < 0 else -1, **options)
-    made = module()
-    made.configure_optimizers = lambda: torch.optim.SGD(made.parameters(), 0.0)  # type: ignore[method-assign]
-    run.fit(made, loader("train", 64), loader("validation"))
-    assert len(seen) == 3
-    assert seen == pytest.approx([seen[0]] * 3, rel=1e-6)
-    labels = DIGITS.validation.labels
-    end = 2 if epochs > 0 else 10  # without an end the weight is what it will be for good
-    weights = torch.tensor(list(made.method.weights(end, 3).values()))
-    with torch.no_grad():
-        total, _ = made.method.loss_of(made.model(DIGITS.validation.inputs), labels, weights)
-    assert seen[0] == pytest.approx(total.item() / len(labels), rel=1e-5)
+    def motionless(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0)
 
-
-def test_predictions_come_back(
-    trained: tuple[EvidentialModule, dict[str, float]], tmp_path: Path
-) -> None:
-    made = trained[0]
-    parts = trainer(tmp_path, 1).predict(made, loader("test", 100))
-    assert [type(part) for part in parts] == [Prediction, Prediction]
-    said = bundle.joined(parts)
-    assert torch.allclose(said.alpha, made.predict(DIGITS.test.inputs[:100]).alpha)
-
-
-def test_a_bundle_of_it(trained: tuple[EvidentialModule, dict[str, float]], tmp_path: Path) -> None:
-    made = trained[0]
-    folder = made.to_bundle(
-        tmp_path / "bundle", held_out=loader("validation"), promise=Promise(error=0.1),
-        backbone={"name": "mlp", "hidden": [32]}, about=["Digits."],
+    run = trainer(
+        tmp_path, epochs, max_steps=3 if epochs < 0 else -1, callbacks=[Losses()],
+        num_sanity_val_steps=0,
     )  # fmt: skip
-    loaded = bundle.load(folder)
-    assert (loaded.classes, loaded.shape) == (DIGITS.train.classes, (1, 8, 8))
+    fitted = module(optimizer=motionless)
+    run.fit(fitted, loader(slice(0, 64)), loader(VALIDATION))
+    method = fitted.model.method
+    weights = method.weight_tensor(2 if epochs > 0 else 10**6, 3)
+    total, _ = method.loss(fitted(IMAGES[VALIDATION]), LABELS[VALIDATION], weights)
+    assert seen == pytest.approx([total.item() / 400] * 3, rel=1e-5)
+
+
+def test_predictions_of_batches(trained: Any, tmp_path: Path) -> None:
+    first, *_ = trainer(tmp_path, 1).predict(trained[0], loader(TEST))
+    expected = trained[0].model.predict(IMAGES[TEST][:64]).tensors()
+    torch.testing.assert_close(first, expected)
+
+
+def test_to_model_calibrates_and_fits_the_policy(trained: Any, tmp_path: Path) -> None:
+    model = trained[0].to_model(loader(VALIDATION), error_rate=0.1)
+    loaded = Model.load(model.save(tmp_path / "model"))
+    assert loaded.calibration is not None
     assert loaded.policy is not None
     assert loaded.policy.guarantee.level == 0.1
-    assert loaded.calibration is not None
-    said = made.predict(DIGITS.test.inputs)
-    assert torch.allclose(loaded.predict(DIGITS.test.inputs).alpha, said.alpha)
+    result = loaded.evaluate(IMAGES[TEST], labels[TEST])
+    assert result["calibrated"]["nll"] < result["metrics"]["nll"]
+    assert result["policy"]["error_rate"] <= 0.1
+
+
+def test_regression(tmp_path: Path) -> None:
+    values = np.stack([images.sum(1), images[:, 30]], 1)
+    task = Regression.from_target(values, names=("ink", "center"), tolerance=40)
+    pairs = TensorDataset(IMAGES[:600], task.encode(values[:600]))
+    fitted, run = module("der", task), trainer(tmp_path, 4)
+    run.fit(fitted, DataLoader(pairs, 32), DataLoader(pairs, 100))
+    assert run.callback_metrics["val_rmse"] < 0.5 * values.std(0).mean()
+    model = fitted.to_model(DataLoader(pairs, 100), error_rate=0.3)
+    lower, upper = model.predict(IMAGES[600:900]).interval
+    inside = (lower <= task.encode(values[600:900])) & (task.encode(values[600:900]) <= upper)
+    assert 0.8 < inside.double().mean() < 0.97
 
 
 @NO_VALIDATION
-def test_a_stopped_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    prepared = Preprocessing(pixels=True, mean=(0.3,), scale=(0.4,))
-    whole = module(preprocessing=prepared)
-    trainer(tmp_path, 4).fit(whole, loader("train", 300))
-    half = module(preprocessing=prepared)
-    run = trainer(tmp_path, 2)
-    run.fit(half, loader("train", 300))
+def test_a_checkpoint_continues_to_the_same_weights(tmp_path: Path) -> None:
+    part = slice(0, 300)
+    complete = module()
+    trainer(tmp_path, 4).fit(complete, loader(part))
+    half, run = module(), trainer(tmp_path, 2)
+    run.fit(half, loader(part))
     run.save_checkpoint(tmp_path / "half.ckpt")
-    rest = module(preprocessing=prepared)
-    trainer(tmp_path, 4).fit(rest, loader("train", 300), ckpt_path=tmp_path / "half.ckpt")
-    for ours, theirs in zip(whole.parameters(), rest.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert not torch.equal(next(whole.parameters()), next(half.parameters()))
-
-    # all but the backbone is in the checkpoint, as plain values
-    network = backbones.build("mlp", (1, 8, 8), 10, hidden=(32,))
-    read = EvidentialModule.load_from_checkpoint(tmp_path / "half.ckpt", backbone=network)
-    assert (read.method, read.classes, read.shape) == (half.method, half.classes, (1, 8, 8))
-    assert (read.preprocessing, read.learning_rate) == (prepared, 0.01)
-    x = DIGITS.test.inputs[:5]
-    assert torch.equal(read.predict(x).alpha, half.predict(x).alpha)
+    resumed = module()
+    trainer(tmp_path, 4).fit(resumed, loader(part), ckpt_path=tmp_path / "half.ckpt")
+    for expected, found in zip(complete.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(expected, found)
+    model = Model.build("iedl", DIGITS, PIXELS, BODY, seed=5)
+    read = EvidentialModule.load_from_checkpoint(tmp_path / "half.ckpt", model=model)
+    assert read.lr == 0.01
+    assert torch.equal(read(IMAGES[:5]).probs, half(IMAGES[:5]).probs)
 
 
-@pytest.mark.parametrize("name", [*methods.METHODS])
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_every_method_trains(name: str, tmp_path: Path) -> None:
-    made = methods.method(name, **({"size": 2} if name == "ensemble" else {}))
-    torch.manual_seed(0)
-    network = backbones.build(
-        "mlp", (1, 8, 8), made.outputs(10), hidden=(16,), dropout=made.dropout
-    )
-    one = EvidentialModule(network, made, 10, class_counts=[30] * 10)
+    fitted = module(name)
+    train: Any = loader(slice(0, 128))
+    if fitted.model.method.ood_terms:
+        train = {"train": train, "ood": ood_loader(64)}
     run = trainer(tmp_path, 1, num_sanity_val_steps=0)
-    run.fit(one, loader("train", 128), [loader("validation", 64), outside(32)])
+    run.fit(fitted, train, [loader(slice(800, 864)), ood_loader(32)])
     logged = {name: value.item() for name, value in run.callback_metrics.items()}
-    assert {"train_loss", "val_loss", "val_accuracy", "val_uncertainty", "val_ood_aupr"} <= set(
-        logged
-    )
+    assert {"train_loss", "val_loss", "val_accuracy", "val_ood_aupr"} <= set(logged)
     assert all(map(math.isfinite, logged.values()))
-    assert not one.predict(DIGITS.test.inputs[:3]).probs.requires_grad
-
-
-def test_bytes_are_scaled_and_parts_keep_their_mode(tmp_path: Path) -> None:
-    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
-    network[1].eval()  # frozen by its owner
-    made = EvidentialModule(network, "softmax", 10)
-    x = (DIGITS.test.inputs[:4] * 255).round().byte()
-    assert torch.equal(made.predict(x).probs, made.predict(x / 255).probs)
-    assert (network.training, network[1].training) == (True, False)
-
-
-def test_an_optimizer_of_ones_own() -> None:
-    def sgd(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-    assert isinstance(module(optimizer=sgd).configure_optimizers(), torch.optim.SGD)
-    adam = module().configure_optimizers()
-    assert isinstance(adam, torch.optim.Adam)
-    assert adam.defaults["lr"] == 0.01
 
 
 @NO_VALIDATION
-def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="unknown method 'odd'; known: 'iedl'"):
-        EvidentialModule(nn.Linear(4, 3), "odd", 3)
-    with pytest.raises(ValueError, match="unknown measure 'odd'"):
-        EvidentialModule(nn.Linear(4, 3), "iedl", 3, unsure="odd")
-    with pytest.raises(ValueError, match="classes must be at least two, but are 1"):
-        EvidentialModule(nn.Linear(4, 3), "iedl", 1)
-    with pytest.raises(ValueError, match="shape must be given"):
-        EvidentialModule(nn.Linear(4, 3), "iedl", 3).to_bundle(tmp_path)
+def test_the_method_is_finished_after_training(tmp_path: Path) -> None:
+    class Centered(methods.Softmax):  # type: ignore[misc]
+        def finish(self, network: nn.Module, batches: Any) -> None:
+            for _ in range(2):  # an ensemble reads the batches once for each member
+                seen.append(torch.cat([inputs for inputs, _ in batches]))
 
-    steps = trainer(tmp_path, -1, max_steps=3)
-    whole = module({"name": "iedl", "kl_ramp": "all"}, epochs=None)
-    with pytest.raises(ValueError, match="kl_ramp='all' needs to know how many epochs"):
-        steps.fit(whole, loader("train", 64))
-    trainer(tmp_path, -1, max_steps=3).fit(module(), loader("train", 64))
-
-    lone: DataLoader[Tensor] = DataLoader(DIGITS.train.inputs[:8])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a batch must be a pair"):
-        trainer(tmp_path, 1).fit(module(), lone)
-
-    monkeypatch.delitem(sys.modules, "dubito.lightning")
-    monkeypatch.setitem(sys.modules, "lightning", None)
-    with pytest.raises(ImportError, match=r"pip install 'dubito\[lightning\]'"):
-        import dubito.lightning  # noqa: F401
+    seen: list[Tensor] = []
+    trainer(tmp_path, 1).fit(module(Centered()), loader(slice(0, 100)))
+    expected = PIXELS.normalize(IMAGES[:100])
+    assert all(torch.equal(part, expected) for part in seen)
+    assert len(seen) == 2
 
 
-# --- recipes of docs/integrations.md for packages that no extra brings ---------------------------
-
-RECIPES = Path(__file__).resolve().parents[1] / "docs" / "integrations.md"
-# test_readme runs what is "python" and knows the extras' packages alone
-OTHERS = [block for block in blocks(RECIPES.read_text("utf-8")) if block.language == "python3"]
-
-
-@pytest.mark.parametrize("block", OTHERS, ids=["timm", "transformers"])
-def test_recipes_of_other_packages_run(
-    block: Block, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@NO_VALIDATION
+@pytest.mark.parametrize(
+    ("method", "options", "error"),
+    [
+        ("kl_pn", {}, "KLPriorNetwork trains with OOD inputs: pass fit.. a dict of loaders"),
+        ({"name": "iedl", "kl_ramp": "all"}, {"max_steps": 3}, "kl_ramp='all' needs the number"),
+    ],
+)
+def test_training_that_lacks_something(
+    method: Any, options: Any, error: str, tmp_path: Path
 ) -> None:
-    package = request.node.callspec.id
-    assert f"import {package}\n" in block.text or f"from {package} import" in block.text
-    pytest.importorskip(package)
-    monkeypatch.chdir(tmp_path)
-    run_python(block, f"{RECIPES.name}:{block.line}")
+    epochs = -1 if options else 1
+    with pytest.raises(ValueError, match=error):
+        trainer(tmp_path, epochs, **options).fit(module(method), loader(slice(0, 64)))
+
+
+@NO_VALIDATION
+def test_bad_batches(tmp_path: Path) -> None:
+    inputs_only: DataLoader[Any] = DataLoader(IMAGES[:8])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a batch must be a pair"):
+        trainer(tmp_path, 1).fit(module(), inputs_only)
+    wrong: DataLoader[Any] = DataLoader(TensorDataset(IMAGES[:8], LABELS[:8] + 10), 8)
+    with pytest.raises(ValueError, match="labels from 0 to 9"):
+        trainer(tmp_path, 1).fit(module(), wrong)
+    with pytest.raises(ValueError, match="validation has no batches"):
+        module().to_model([])

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from scipy.stats import binom, binomtest
 
 from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma
+from dubito.errors import DubitoError
 from dubito.policy import REASONS, Decision, Guarantee, Policy, Threshold
 from dubito.tasks import Regression
 
@@ -319,6 +320,29 @@ def test_reasons() -> None:
     assert isinstance(decision, Decision)
 
 
+def test_inputs_out_of_range_are_never_accepted() -> None:
+    dist, errors = ranked([False] * 200)
+    policy = Policy.control_error(dist, errors, level=0.05)
+    in_range = torch.arange(200) % 2 == 0
+    reasons = policy.decide(dist, in_range).reason
+    assert set(reasons[::2]) == {"accepted"}
+    assert set(reasons[1::2]) == {"out_of_range"}
+
+
+def test_table_has_the_coverage_at_each_error_rate() -> None:
+    wrong = np.zeros(1000, bool)
+    wrong[500::4] = True
+    dist, errors = ranked(wrong)
+    policy = Policy.control_error(dist, errors, level=0.05, confidence=0.9)
+    table = policy.with_table(dist, errors, out_of_range=250).table
+    for point in table:
+        alone = Policy.control_error(dist, errors, level=point.error_rate, confidence=0.9)
+        assert point.coverage == pytest.approx(coverage(alone) * 1000 / 1250)
+    assert table[-1].coverage > table[0].coverage > 0
+    with pytest.raises(DubitoError, match="needs a policy that was fitted"):
+        Policy(threshold=threshold("max_prob", 0.5)).with_table(dist, errors)
+
+
 def test_mixtures_have_policies() -> None:
     alpha = 1 + 9 * torch.rand(500, 4, 3, generator=torch.Generator().manual_seed(0))
     dist = Dirichlet(alpha).mixture()
@@ -361,17 +385,17 @@ def test_bad_files_are_errors(change: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"level": 0.0}, "level must be between 0 and 1"),
-        ({"level": math.nan}, "level must be between 0 and 1"),
-        ({"confidence": 1.0}, "confidence must be between 0 and 1"),
+        ({"level": 0.0}, r"level must be in \(0, 1\)"),
+        ({"level": math.nan}, r"level must be in \(0, 1\)"),
+        ({"confidence": 1.0}, r"confidence must be in \(0, 1\)"),
         ({"start": -0.1}, "start must be a share"),
         ({"score": "vacuity"}, "Categorical has no score 'vacuity'; known: 'total'"),
         ({"ood_score": "alpha0"}, "no score 'alpha0'"),
-        ({"ood_score": "max_prob", "false_alarms": 1.0}, "false_alarms must be between"),
-        ({"errors": np.zeros(3, bool)}, r"errors have shape \(3,\), but 9 samples"),
-        ({"errors": np.zeros(9)}, "errors must be bool, .* not float64"),
-        ({"dist": binary(np.zeros(0) + 0.5)}, r"batch shape \(N,\), not .*\(0,\)"),
-        ({"dist": binary(np.full((3, 3), 0.5))}, r"batch shape \(N,\), not .*\(3, 3\)"),
+        ({"ood_score": "max_prob", "false_alarms": 1.0}, "false_alarms must be in"),
+        ({"errors": np.zeros(3, bool)}, r"errors have shape \(3,\), expected \(9,\)"),
+        ({"errors": np.zeros(9)}, "errors must be bool, .* not torch.float64"),
+        ({"dist": binary(np.zeros(0) + 0.5)}, r"batch shape \(N,\), N >= 1, not .*\(0,\)"),
+        ({"dist": binary(np.full((3, 3), 0.5))}, r"batch shape \(N,\), N >= 1, not .*\(3, 3\)"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
@@ -393,5 +417,5 @@ def test_coverage_and_false_alarms_must_fit_together() -> None:
     dist = Dirichlet(torch.rand(200, 3) + 1)
     with pytest.raises(ValueError, match=r"coverage 0\.95 is impossible"):
         Policy.control_coverage(dist, 0.95, ood_score="vacuity", false_alarms=0.1)
-    with pytest.raises(ValueError, match="coverage must be between 0 and 1"):
+    with pytest.raises(ValueError, match="coverage must be in \\(0, 1\\)"):
         Policy.control_coverage(dist, 1.0)

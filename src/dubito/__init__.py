@@ -20,14 +20,16 @@ if TYPE_CHECKING:
         special,
         tasks,
     )
+    from dubito.api import calibrate, evaluate, export, load, predict, train
     from dubito.distributions import (
         Categorical,
         Dirichlet,
         FlexibleDirichlet,
         NormalInverseGamma,
     )
-    from dubito.estimator import EvidentialClassifier
     from dubito.losses import EDLLoss, IEDLLoss, edl, iedl, uce
+    from dubito.model import Model
+    from dubito.sklearn import EvidentialClassifier
 
 __version__ = "0.2.0.dev0"
 
@@ -38,18 +40,25 @@ __all__ = [
     "EvidentialClassifier",
     "FlexibleDirichlet",
     "IEDLLoss",
+    "Model",
     "NormalInverseGamma",
+    "calibrate",
     "calibration",
     "distributions",
     "edl",
+    "evaluate",
     "evaluation",
+    "export",
     "iedl",
+    "load",
     "losses",
     "methods",
     "metrics",
     "policy",
+    "predict",
     "special",
     "tasks",
+    "train",
     "uce",
 ]
 
@@ -59,7 +68,9 @@ _MODULES = {
         ("Categorical", "Dirichlet", "FlexibleDirichlet", "NormalInverseGamma"), "distributions"
     ),
     **dict.fromkeys(("EDLLoss", "IEDLLoss", "edl", "iedl", "uce"), "losses"),
-    "EvidentialClassifier": "estimator",
+    "EvidentialClassifier": "sklearn",
+    "Model": "model",
+    **dict.fromkeys(("calibrate", "evaluate", "export", "load", "predict", "train"), "api"),
 }
 
 

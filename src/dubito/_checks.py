@@ -8,12 +8,17 @@ stream, so there a bad value shows as a non-finite result, which nothing in dubi
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from operator import index
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from dubito._plugins import load_plugins
+from dubito.errors import DubitoError
 
 V = TypeVar("V")
 
@@ -28,8 +33,22 @@ def visible(values: Tensor) -> bool:
     )
 
 
+class Registry(UserDict[str, V]):
+    """Entries by name. A built-in one is the name of its module until it is first read.
+
+    The module registers the entry when it is imported.
+    """
+
+    def __getitem__(self, name: str) -> V:
+        if isinstance(self.data[name], str):
+            import_module(str(self.data[name]))
+        return self.data[name]
+
+
 def entry(table: Mapping[str, V], name: str, what: str) -> V:
-    """table[name], or an error that lists the known names."""
+    """Return table[name]; an installed plug-in may still add it. Else list the known names."""
+    if name not in table:
+        load_plugins()
     one_of(table, name, what)
     return table[name]
 
@@ -42,7 +61,7 @@ def listed(names: Iterable[str]) -> str:
 def one_of(names: Iterable[str], name: str, what: str) -> None:
     """An error that lists the known names, unless `name` is one of them."""
     if name not in names:
-        raise ValueError(f"unknown {what} {name!r}; known: {listed(names)}")
+        raise DubitoError(f"unknown {what} {name!r}; known: {listed(names)}")
 
 
 def tensor(values: object, name: str) -> Tensor:
@@ -58,7 +77,7 @@ def shaped(values: object, name: str) -> Tensor:
     if not checked.is_floating_point():
         raise TypeError(f"{name} must be floating point, not {checked.dtype}; call .float() on it")
     if checked.ndim == 0 or checked.shape[-1] < 2:
-        raise ValueError(
+        raise DubitoError(
             f"{name} has shape {tuple(checked.shape)}: expected (..., K), K >= 2 classes last"
         )
     return checked
@@ -83,7 +102,7 @@ def concentration(alpha: object, name: str = "alpha", least: float = 0.0) -> Ten
         # held as the type can hold it: 0.7 in float32 is less than 0.7
         rounded = torch.tensor(least, dtype=checked.dtype, device="cpu").item() if least else least
         if not ((low >= min(least, rounded) if least else low > 0) and high < math.inf):
-            raise ValueError(
+            raise DubitoError(
                 f"{name} must be {bound} and finite, but its values span [{low:g}, {high:g}]"
                 f"{_first_bad(checked, least)}; were logits passed? See dubito.evidence"
             )
@@ -95,7 +114,7 @@ def finite(values: Tensor, name: str) -> None:
     if visible(values):
         low, high = (value.item() for value in values.detach().aminmax())
         if not (low > -math.inf and high < math.inf):
-            raise ValueError(
+            raise DubitoError(
                 f"{name} must be finite, but span [{low:g}, {high:g}]{_first_bad(values)}"
             )
 
@@ -120,7 +139,7 @@ def classes_last(values: object, class_dim: int, name: str) -> Tensor:
     """A tensor with the axis `class_dim` moved to the end."""
     checked = tensor(values, name)
     if not -checked.ndim <= class_dim < checked.ndim:
-        raise ValueError(
+        raise DubitoError(
             f"class_dim={class_dim} is not an axis of {name} with shape {tuple(checked.shape)}"
         )
     return checked.movedim(class_dim, -1)
@@ -138,14 +157,14 @@ def targets(target: object, values: Tensor, ignore_index: int) -> None:
     """Check class indices (...) or probabilities (..., K) against predictions (..., K)."""
     checked = tensor(target, "target")
     if values.numel() == 0:
-        raise ValueError(f"the batch is empty: predictions of shape {tuple(values.shape)}")
+        raise DubitoError(f"the batch is empty: predictions of shape {tuple(values.shape)}")
     if checked.dtype == torch.bool:
         raise TypeError("target must hold integer labels or probabilities, not torch.bool")
     if checked.is_floating_point():
         _soft(checked, values)
         return
     if checked.shape != values.shape[:-1]:
-        raise ValueError(
+        raise DubitoError(
             f"target has shape {tuple(checked.shape)}, but the predictions {tuple(values.shape)} "
             f"need labels of shape {tuple(values.shape[:-1])} or probabilities of their own shape"
         )
@@ -157,12 +176,12 @@ def class_weight(weight: object, values: Tensor) -> Tensor:
     """Check class weights (K,) >= 0 against predictions (..., K); move them to their device."""
     checked = tensor(weight, "weight")
     if checked.shape != values.shape[-1:]:
-        raise ValueError(
+        raise DubitoError(
             f"weight has shape {tuple(checked.shape)}; expected one per class, "
             f"({values.shape[-1]},)"
         )
     if visible(checked) and not bool(((checked >= 0) & checked.isfinite()).all()):
-        raise ValueError(
+        raise DubitoError(
             f"weight must be >= 0 and finite, but spans [{checked.min():g}, {checked.max():g}]"
         )
     return checked.to(values.device)
@@ -178,7 +197,7 @@ def _in_range(labels: Tensor, classes: int, ignore_index: int | None) -> None:
     if bool(wrong.any()):
         seen = sorted(set(labels[wrong].tolist()))[:5]
         extra = "" if ignore_index is None else f" or ignore_index={ignore_index}"
-        raise ValueError(f"target must hold labels from 0 to {classes - 1}{extra}, but has {seen}")
+        raise DubitoError(f"target must hold labels from 0 to {classes - 1}{extra}, but has {seen}")
 
 
 def labels(target: Tensor, shape: torch.Size, classes: int, predictions: str) -> Tensor:
@@ -186,10 +205,10 @@ def labels(target: Tensor, shape: torch.Size, classes: int, predictions: str) ->
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"labels must be integers, not {target.dtype}")
     if target.shape != shape:
-        raise ValueError(f"labels have shape {tuple(target.shape)}, but {predictions}")
+        raise DubitoError(f"labels have shape {tuple(target.shape)}, but {predictions}")
     target = target.long()  # torch compares no uint16, uint32 or uint64
     if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < classes:
-        raise ValueError(
+        raise DubitoError(
             f"labels must be from 0 to {classes - 1}, "
             f"but span [{int(target.min())}, {int(target.max())}]"
         )
@@ -203,7 +222,7 @@ def _soft(y: Tensor, alpha: Tensor) -> Tensor:
             f"(call .long()), and probabilities need the predictions' shape {tuple(alpha.shape)}"
         )
     if y.requires_grad:
-        raise ValueError("target requires grad, but is taken as a constant; call .detach() on it")
+        raise DubitoError("target requires grad, but is taken as a constant; call .detach() on it")
     if visible(y):
         _sum_to_one(y, "target")
     return y.to(alpha.dtype)
@@ -214,7 +233,7 @@ def _sum_to_one(probs: Tensor, name: str) -> None:
     least = probs.min().item()
     worst = (probs.sum(-1, dtype=torch.float64) - 1).abs().max().item()
     if not (least >= 0 and worst <= tolerance):
-        raise ValueError(
+        raise DubitoError(
             f"{name} holds probabilities that must be >= 0 and sum to 1 over the classes, "
             f"but the least is {least:g} and a sum is off by {worst:g}"
         )
@@ -224,26 +243,26 @@ def non_negative(value: float | Tensor, name: str) -> float | Tensor:
     """A weight: a finite number >= 0, or a tensor of such."""
     if isinstance(value, Tensor):
         if visible(value) and not bool(((value >= 0) & value.isfinite()).all()):
-            raise ValueError(f"{name} must be finite and >= 0, not {value.tolist()!r}")
+            raise DubitoError(f"{name} must be finite and >= 0, not {value.tolist()!r}")
         return value
     if type(value) not in (int, float) and not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {value!r}")
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")
+        raise DubitoError(f"{name} must be a finite number >= 0, not {value!r}")
     return value
 
 
 def positive(value: float, name: str) -> float:
     """Check for a finite number > 0."""
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
+        raise DubitoError(f"{name} must be a finite number > 0, not {value!r}")
     return value
 
 
 def prior(value: float) -> float:
     """Check the prior of a Dirichlet: a finite number >= 0."""
     if not 0 <= value < math.inf:
-        raise ValueError(f"prior must be a finite number >= 0, not {value!r}")
+        raise DubitoError(f"prior must be a finite number >= 0, not {value!r}")
     return float(value)
 
 
@@ -258,3 +277,26 @@ def whole_number(value: object, name: str) -> None:
         whole = False
     if not whole:
         raise TypeError(f"{name} must be a whole number, not {value!r}")
+
+
+def in_open_unit_interval(**values: float) -> None:
+    """Raise a ValueError if a number is not in (0, 1)."""
+    for name, value in values.items():
+        if not 0 < value < 1:
+            raise DubitoError(f"{name} must be in (0, 1), not {value!r}")
+
+
+def one_batch_axis(dist: Any) -> None:
+    """Raise a ValueError if a distribution is not about N >= 1 samples along one axis."""
+    if len(dist.batch_shape) != 1 or not len(dist):
+        raise DubitoError(f"expected a distribution of batch shape (N,), N >= 1, not {dist!r}")
+
+
+def errors(values: object, shape: torch.Size) -> Tensor:
+    """Check which predictions are errors: bool, of the batch shape."""
+    checked = torch.as_tensor(values)
+    if checked.dtype != torch.bool:
+        raise TypeError(f"errors must be bool, as Task.errors returns them, not {checked.dtype}")
+    if checked.shape != shape:
+        raise DubitoError(f"errors have shape {tuple(checked.shape)}, expected {tuple(shape)}")
+    return checked

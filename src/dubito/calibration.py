@@ -23,8 +23,10 @@ from torch import Tensor
 from torch import distributions as td
 from torch.utils import _pytree
 
+from dubito import _checks
 from dubito._fields import ExtendedFloat
 from dubito.distributions import Distribution
+from dubito.errors import DubitoError
 
 __all__ = ["Calibration"]
 
@@ -79,8 +81,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             theta = _maximum_likelihood(*_with_imagined_error(dist, target))
             return cls(theta=theta)
         for level in levels:
-            if not 0 < level < 1:
-                raise ValueError(f"levels must be between 0 and 1, not {level!r}")
+            _checks.in_open_unit_interval(levels=level)
         theta = _maximum_likelihood(dist, target, lambda theta: 0.5 * theta.square().sum())
         quantiles = tuple(_conformal_quantiles(dist, target, level) for level in levels)
         return cls(theta=theta, levels=tuple(levels), quantiles=quantiles)
@@ -92,7 +93,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             dist: Distribution of the kind that the calibration was fitted to.
         """
         if len(self.theta) != len(dist.calibration_bounds):
-            raise ValueError(
+            raise DubitoError(
                 f"this calibration has {len(self.theta)} parameters, but {dist!r} needs "
                 f"{len(dist.calibration_bounds)}: was it fitted to another model?"
             )
@@ -107,7 +108,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         """
         if level not in self.levels:
             known = ", ".join(map(str, self.levels)) or "none"
-            raise ValueError(f"there is no interval of level {level!r}; fitted levels: {known}")
+            raise DubitoError(f"there is no interval of level {level!r}; fitted levels: {known}")
         mean: Tensor = dist.mean
         half = mean.new_tensor(self.quantiles[self.levels.index(level)]) * dist.variance.sqrt()
         return mean - half, mean + half
@@ -115,24 +116,17 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
 
 def _checked(dist: Distribution, target: Tensor) -> Tensor:
     """Check that targets fit a distribution, and move them to its device."""
+    _checks.one_batch_axis(dist)
     predictive = dist.predictive
     shape = dist.batch_shape + predictive.event_shape
-    if len(dist.batch_shape) != 1 or not len(dist):
-        raise ValueError(f"calibration needs a distribution of batch shape (N,), not {dist!r}")
-    if target.shape != shape:
-        raise ValueError(f"target has shape {tuple(target.shape)}, expected {tuple(shape)}")
     target = target.detach().to(dist.device)
     if predictive.has_enumerate_support:
-        if target.is_floating_point() or target.dtype == torch.bool:
-            raise TypeError(f"target must hold class indices, not {target.dtype}")
-        target = target.long()
-        last = int(predictive.enumerate_support(expand=False).max())
-        low, high = (int(value) for value in target.aminmax())
-        if low < 0 or high > last:
-            raise ValueError(f"target must be from 0 to {last}, but spans [{low}, {high}]")
-        return target
+        classes = int(predictive.enumerate_support(expand=False).max()) + 1
+        return _checks.labels(target, shape, classes, f"{dist!r} needs {tuple(shape)}")
+    if target.shape != shape:
+        raise DubitoError(f"target has shape {tuple(target.shape)}, expected {tuple(shape)}")
     if not bool(target.isfinite().all()):
-        raise ValueError("target must be finite")
+        raise DubitoError("target must be finite")
     return target.double()
 
 
@@ -145,10 +139,15 @@ def _with_imagined_error(dist: Any, target: Tensor) -> tuple[Any, Tensor]:
     return dist[rows], torch.cat([target, second[None]])
 
 
+def conformal_rank(count: int, share: float) -> int:
+    """Return the rank of a conformal quantile; rounded, because 1 - 0.9 is not exactly 0.1."""
+    return math.ceil(round((count + 1) * share, 9))
+
+
 def _conformal_quantiles(dist: Any, target: Tensor, level: float) -> tuple[float, ...]:
     """Return the quantile for each target value; infinite if there are too few samples."""
     scores: Tensor = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
-    rank = math.ceil(round((len(scores) + 1) * level, 9))
+    rank = conformal_rank(len(scores), level)
     if rank > len(scores):
         return (math.inf,) * scores.shape[-1]
     return tuple(scores[rank - 1].tolist())

@@ -14,21 +14,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from dubito import metrics
+from dubito import _checks, metrics
 from dubito.calibration import Calibration
 from dubito.distributions import Distribution
-from dubito.tasks import Task
+from dubito.errors import DubitoError
+from dubito.tasks import Curve, Task
 
-__all__ = [
-    "Evaluation",
-    "error_detection",
-    "evaluate",
-    "ood_detection",
-    "risk_coverage",
-]
+__all__ = ["Evaluation", "error_detection", "evaluate", "ood_detection", "risk_coverage"]
 
 Detection = dict[str, dict[str, float]]
-Curve = dict[str, list[float]]
 
 #: name -> metric of confidences and a mask of positives
 DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}
@@ -73,7 +67,7 @@ def ood_detection(
     {'vacuity': {'aupr': 1.0, 'auroc': 1.0, 'fpr95': 0.0}}
     """
     if _event_shapes(dist) != _event_shapes(ood):
-        raise ValueError(f"{dist!r} and {ood!r} must come from one model")
+        raise DubitoError(f"{dist!r} and {ood!r} must come from one model")
     found: Detection = {}
     for name in dist.default_scores if scores is None else scores:
         parts = [part.confidence(name).flatten() for part in (dist, ood)]
@@ -174,13 +168,9 @@ def _detect(confidence: Tensor, positive: Tensor) -> dict[str, float]:
 
 def _ranked(dist: Distribution, errors: Tensor, score: str) -> tuple[Tensor, Tensor]:
     """Return confidences and correctness, (N,) each."""
-    if errors.shape != dist.batch_shape or errors.dtype != torch.bool:
-        raise ValueError(
-            f"errors are {errors.dtype} of shape {tuple(errors.shape)}, but {dist!r} needs bool of "
-            f"shape {tuple(dist.batch_shape)}"
-        )
+    correct = ~_checks.errors(errors, dist.batch_shape)
     confidence = dist.confidence(score).detach().flatten()
-    return confidence, ~errors.to(confidence.device).flatten()
+    return confidence, correct.to(confidence.device).flatten()
 
 
 def _interval_coverage(

@@ -1,334 +1,262 @@
-"""A LightningModule for any backbone and method (extra `lightning`).
+"""Train a `Model` with Lightning.
 
-| logged | what |
+| logged | meaning |
 | --- | --- |
-| train_loss, train_TERM | the loss, and its unweighted terms; means of an epoch |
-| val_loss, val_accuracy | with the last epoch's weights of the terms, so that epochs compare |
-| val_uncertainty | the mean of the measure `unsure`: vacuity where the method has it |
-| val_aupr | how well `sure` tells correct (positive) from wrong predictions |
-| val_ood_aupr | how well `unsure` tells validation samples (positive) from OOD samples |
+| train_loss, train_TERM | loss and unweighted terms, means over an epoch |
+| val_loss | loss with the weights of the last epoch, so that epochs can be compared |
+| val_METRIC | metrics of the task, such as val_accuracy |
+| val_epistemic | mean epistemic uncertainty |
+| val_error_aupr | how well the method's score tells correct predictions (positive) from errors |
+| val_ood_aupr | how well the method's score tells validation samples (positive) from OOD inputs |
 
-OOD samples come from a second validation loader, of inputs or of pairs (input, anything); a third
-gives val_ood_aupr_2, and so on.
+Batches are pairs of encoded inputs and targets: class indices (N,), or numbers (N, T) in their own
+units. Further validation loaders give OOD inputs; the third loader is logged as val_ood_aupr_2, and
+so on. Methods that train with OOD inputs take a dict of loaders, {"train": ..., "ood": ...}.
 
->>> from dubito import backbones, data
->>> digits = data.load("digits")
->>> network = backbones.build("mlp", digits.shape, 10)
->>> module = EvidentialModule(network, "iedl", digits.classes, learning_rate=0.01)
->>> module.predict(digits.inputs[:2])  # after lightning.Trainer(...).fit(module, loader)
-Prediction(2 samples, 10 classes: mean max_prob ..., mean vacuity ...)
+>>> from dubito.data import ArrayFormat
+>>> from dubito.model import Model, Preprocessing
+>>> from dubito.tasks import Classification
+>>> task = Classification(classes=("cat", "dog"))
+>>> model = Model.build("iedl", task, Preprocessing(inputs=ArrayFormat(shape=(4,))))
+>>> module = EvidentialModule(model, lr=0.01)  # lightning.Trainer(...).fit(module, loader)
+>>> module.to_model().predict(torch.zeros(3, 4))
+Prediction(3 inputs)
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from numbers import Integral
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch import distributed as processes
 
 try:
     from lightning import LightningModule
 except ImportError as error:
     raise ImportError(
-        f"dubito.lightning needs an extra: pip install 'dubito[lightning]' ({error})",
-        name=error.name,
+        "lightning is not installed: pip install 'dubito[lightning]'", name=error.name
     ) from error
 
-from dubito import _checks, _legacy, bundle, methods, metrics
-from dubito._legacy import MEASURES, Method, Prediction
-from dubito.bundle import Preprocessing, Promise
+from dubito import _checks, evaluation
+from dubito.distributions import Distribution
+from dubito.errors import DubitoError
+from dubito.losses import weighted_sums
+from dubito.model import Model
 
 __all__ = ["EvidentialModule"]
 
-#: measures of what a network does not know, the best first
-UNSURE = ("vacuity", "mutual_information", "entropy_of_mean", "alpha0")
-Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-Loader = Iterable[Any]
+#: quantities in the progress bar
+SHOWN = ("train_loss", "val_loss", "val_accuracy", "val_rmse")
 
 
 class EvidentialModule(LightningModule):
-    """A backbone trained by a method, which reads its outputs too.
+    """A model in training; its attribute `model`.
 
-    The backbone maps (N, *shape) to (N, method.outputs(K)); `method` is a name, a `Method` or its
-    name and hyperparameters; `classes` are K names, or K. Batches are pairs of inputs, floats or
-    bytes, and labels (N,); `preprocessing` is applied to the inputs, and goes into the bundle.
-    `optimizer` makes one of the parameters; without it Adam has the `learning_rate`. The weights of
-    the loss's terms follow the trainer's epochs (`epochs` where it counts only steps).
-
-    `class_counts` are the training samples of each class, for Posterior Networks.
+    Args:
+        model: Model to train, from `Model.build` or around any network.
+        lr: Learning rate of Adam.
+        optimizer: Function from parameters to an optimizer, in place of Adam.
+        epochs: Number of epochs, if the trainer counts steps only.
     """
 
     def __init__(
         self,
-        backbone: nn.Module,
-        method: Method | methods.Method | str | Mapping[str, Any],
-        classes: int | Sequence[str],
+        model: Model,
         *,
-        class_counts: Sequence[int] | None = None,
-        preprocessing: Preprocessing | Mapping[str, Any] | None = None,
-        learning_rate: float = 1e-3,
-        optimizer: Optimizer | None = None,
+        lr: float = 1e-3,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
         epochs: int | None = None,
-        sure: str = "max_prob",
-        unsure: str | None = None,
     ) -> None:
         super().__init__()
-        self.method = _method(method)
-        known = range(classes) if isinstance(classes, int | Integral) else classes  # numpy's too
-        names = [str(name) for name in known]
-        if len(names) < 2:
-            raise ValueError(f"classes must be at least two, but are {classes!r}")
-        if len(set(names)) < len(names):
-            raise ValueError(f"classes must have different names, but are {names}")
-        for name in filter(None, (sure, unsure)):
-            _checks.one_of(MEASURES, name, "measure")
-        self.classes = tuple(names)
-        self.class_counts = None if class_counts is None else tuple(int(n) for n in class_counts)
-        self.model = self.method.model(backbone, len(names), self.class_counts)
-        self.preprocessing = _preprocessing(preprocessing)
-        self.learning_rate, self.optimizer, self.epochs = learning_rate, optimizer, epochs
-        self.sure, self.unsure = sure, unsure
-        self._seen: list[list[tuple[Tensor, ...]]] = []
-        self._drawn: torch.Generator | None = None
-        self.shape: tuple[int, ...] | None = None
-        self._bytes = False
-        # plain values: a checkpoint of them is read without running anything from it
-        self.save_hyperparameters({
-            **_described(self.method), "classes": names, "class_counts": self.class_counts,
-            "preprocessing": self.preprocessing.as_dict(), "learning_rate": learning_rate,
-            "epochs": epochs, "sure": sure, "unsure": unsure,
-        })  # fmt: skip
+        self.model, self.lr, self.optimizer, self.epochs = model, lr, optimizer, epochs
+        self.save_hyperparameters({"lr": lr, "epochs": epochs})
+        #: outputs and targets of each validation loader
+        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The outputs that the method reads: (N, *shape) -> (N, K)."""
-        outputs: Tensor = self.model(self._prepared(x))
-        return outputs
+    def forward(self, inputs: Tensor) -> Distribution:
+        """Return the distribution before calibration, in units of the target.
 
-    def predict(self, x: Tensor) -> Prediction:
-        """What the network says of inputs (N, *shape), before calibration, in evaluation mode."""
-        with torch.no_grad(), _evaluating(self.model):
-            return self.method.predict(self.model, self._prepared(x))
-
-    # --- steps -----------------------------------------------------------------------------------
+        Args:
+            inputs: Encoded inputs, (N, *shape).
+        """
+        dist: Distribution = self.model(inputs)
+        return dist
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """What `optimizer` makes, or Adam."""
+        """Build the optimizer."""
         if self.optimizer is not None:
             return self.optimizer(self.parameters())
-        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+    # --- training ---
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The mean loss of a batch."""
-        x, target = _pair(batch)
-        self.shape = tuple(x.shape[1:])
-        self._bytes = self._bytes or x.dtype == torch.uint8
-        return self._loss(self._prepared(x), target, "train", terms=True)
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Note what is said of a batch: of data by the first loader, of OOD inputs by others."""
-        if dataloader_idx:
-            said = self.predict(_inputs(batch))
-            self._note(dataloader_idx, said.confidence(self._unsure(said)))
-            return
-        x, target = _pair(batch)
-        said = self.predict(x)
-        self._loss(self._prepared(x), target, "val", terms=False)
-        right = said.label == (target.argmax(-1) if target.is_floating_point() else target.long())
-        self._log("val_accuracy", right.float().mean(), right.numel())
-        unsure = self._unsure(said)
-        self._log("val_uncertainty", said.measure(unsure).mean(), right.numel())
-        self._note(0, said.confidence(unsure), said.confidence(self.sure), right)
-
-    def on_validation_epoch_start(self) -> None:
-        """Forget what was noted before, and draw what is drawn as at the last check."""
-        self._seen = []
-        self._drawn = torch.Generator(self.device).manual_seed(0)
-
-    def on_validation_epoch_end(self) -> None:
-        """The areas, of all samples of all processes."""
-        if not self._seen or not self._seen[0]:
-            return
-        inside, sure, right = self._gathered(0)
-        if bool(right.all()):  # without an error the area is 1 by its definition
-            self._log("val_aupr", torch.ones(()))
-        elif bool(right.any()):
-            self._log("val_aupr", metrics.aupr(sure, right))
-        for place in range(1, len(self._seen)):
-            (outside,) = self._gathered(place)
-            name = "val_ood_aupr" if place == 1 else f"val_ood_aupr_{place}"
-            positive = torch.arange(len(inside) + len(outside)) < len(inside)
-            self._log(name, metrics.aupr(torch.cat([inside, outside]), positive))
-        self._seen = []
-
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
-        """What is said of a batch of inputs, or of pairs whose second is ignored."""
-        return self.predict(_inputs(batch))
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the shape of an input, and whether it was of bytes, which a bundle needs."""
-        checkpoint[_SHAPE], checkpoint[_BYTES] = self.shape, self._bytes
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The shape and the kind that were kept."""
-        self.shape = checkpoint.get(_SHAPE, self.shape)
-        self._bytes = checkpoint.get(_BYTES, self._bytes)
-
-    # --- a bundle --------------------------------------------------------------------------------
-
-    def to_bundle(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        held_out: Loader | None = None,
-        shape: Sequence[int] | None = None,
-        backbone: Mapping[str, Any] | None = None,
-        promise: Promise | None = None,
-        about: Sequence[str] = (),
-    ) -> Path:
-        """Write a bundle, for `dubito predict`, `export` and `serve`; see `dubito.bundle.save`.
-
-        `held_out`, batches of inputs and labels that training did not see, gives it a calibration,
-        and a policy that keeps the `promise`. `shape` is that of one input, known after training.
-        With several processes the first one writes.
-        """
-        inputs = self.shape if shape is None else tuple(shape)
-        if inputs is None:
-            raise ValueError("shape must be given: this module has not been trained here")
-        limits = bundle.Limits() if held_out is None else self._limits(held_out, promise)
-        # a network that was trained with bytes is asked with bytes
-        prepared = replace(self.preprocessing, pixels=self.preprocessing.pixels or self._bytes)
-        if self.global_rank == 0:
-            bundle.save(
-                folder, self.model, method=self.method, classes=self.classes, shape=inputs,
-                backbone=backbone, class_counts=self.class_counts,
-                preprocessing=prepared, calibration=limits.calibration,
-                policy=limits.policy, about=about,
-            )  # fmt: skip
-        return Path(folder)
-
-    def _limits(self, held_out: Loader, promise: Promise | None) -> bundle.Limits:
-        pairs = [_pair(batch) for batch in held_out]
-        if not pairs:
-            raise ValueError("held_out must give at least one batch, but gives none")
-        said = bundle.joined([self.predict(x.to(self.device)) for x, _ in pairs])
-        return bundle.limits(said, torch.cat([target.cpu() for _, target in pairs]), promise)
-
-    # --- parts -----------------------------------------------------------------------------------
-
-    def _prepared(self, x: Tensor) -> Tensor:
-        """Inputs as the network takes them, in the precision that the trainer gave it."""
-        return self.preprocessing.standardised(x).to(self.dtype)
-
-    def _loss(self, x: Tensor, target: Tensor, stage: str, terms: bool) -> Tensor:
-        """The mean loss of a batch, logged, with its terms where that is asked."""
-        outputs = self.model(self.method.inputs(x, self._drawn if stage == "val" else None))
-        self._check(outputs, target)
-        names, weights = zip(*self._weights(last=stage == "val").items(), strict=True)
-        total, sums = self.method.loss_of(
-            outputs, target, torch.tensor(weights, device=outputs.device)
+        """Return the mean loss of a batch."""
+        ood = batch["ood"] if isinstance(batch, Mapping) else None
+        inputs, target = _pair(batch["train"] if isinstance(batch, Mapping) else batch)
+        method, count = self.model.method, len(target)
+        if ood is None and method.ood_terms:
+            raise DubitoError(
+                f"{type(method).__name__} trains with OOD inputs: pass fit() a dict of loaders, "
+                "{'train': ..., 'ood': ...}"
+            )
+        parts = [inputs] if ood is None else [inputs, _inputs(ood)]
+        _, outputs = self.model.run(torch.cat(parts))
+        dist = method.distribution(outputs[:count])
+        dist.validate()
+        if self.model.task.kind == "classification":
+            size = self.model.task.size
+            _checks.targets(target, outputs.new_zeros(*dist.batch_shape, size), -100)
+        total, sums = method.loss(
+            dist,
+            self.model.task.to_training_units(target),
+            self._weights(self.current_epoch).to(outputs.device),
+            ood=None if ood is None else method.distribution(outputs[count:]),
         )
-        count = target[..., 0].numel() if target.is_floating_point() else target.numel()
         loss = total / count
-        self._log(f"{stage}_loss", loss, count)
-        for name, value in zip(names, sums, strict=True) if terms else ():
-            self._log(f"{stage}_{name}", value / count, count)
+        self._log("train_loss", loss, count)
+        for name, value in zip((*method.terms, *method.ood_terms), sums, strict=True):
+            self._log(f"train_{name}", value / count, count)
         return loss
 
-    def _check(self, outputs: Tensor, target: Tensor) -> None:
-        """An error for a network of other classes, and for labels that no class has."""
-        wanted = self.method.read_outputs(len(self.classes))
-        if outputs.shape[-1] != wanted:
-            raise ValueError(
-                f"the network has {outputs.shape[-1]} outputs, but {len(self.classes)} classes "
-                f"need {wanted}"
-            )
-        if not target.is_floating_point() and _checks.visible(target):
-            _checks.labels(target, target.shape, len(self.classes), "")
+    def on_train_end(self) -> None:
+        """Fit what the method fits after training."""
+        self.model.eval()
+        with torch.no_grad():
+            self.model.method.finish(self.model.network, _Batches(self))
 
-    def _weights(self, last: bool) -> dict[str, float]:
-        """The weight of each term in this epoch, or in the last one, when all have risen."""
-        known = self.epochs or self.trainer.max_epochs or 0
-        if known < 1 and getattr(self.method, "kl_ramp", None) == "all":
-            raise ValueError(
-                "kl_ramp='all' needs to know how many epochs there are: give epochs, or max_epochs "
-                "to the Trainer"
+    def _weights(self, epoch: int) -> Tensor:
+        """Return the weights of the loss terms in an epoch."""
+        method = self.model.method
+        epochs = self.epochs or max(self.trainer.max_epochs or 0, 0)
+        if not epochs and getattr(method, "kl_ramp", None) == "all":
+            raise DubitoError(
+                "kl_ramp='all' needs the number of epochs: pass epochs, or the Trainer max_epochs"
             )
-        end = known - 1 if known > 0 else sys.maxsize
-        return self.method.weights(end if last else self.current_epoch, max(known, 1))
+        return method.weight_tensor(min(epoch, epochs - 1) if epochs else epoch, max(epochs, 1))
+
+    # --- validation ---
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the outputs of the last epoch."""
+        self._seen = {}
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Run the network: on validation samples of the first loader, on OOD inputs of others."""
+        inputs, target = (_inputs(batch), torch.empty(0)) if dataloader_idx else _pair(batch)
+        _, outputs = self.model.run(inputs)
+        self._seen.setdefault(dataloader_idx, []).append((outputs.cpu(), target.cpu()))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log metrics over the samples of all processes."""
+        method, task = self.model.method, self.model.task
+        outputs, target = self._gathered(0)
+        dist = method.distribution(outputs)
+        # With the last weights: a KL weight that rises makes epochs incomparable.
+        weights = self._weights(sys.maxsize)[: len(method.terms)]
+        loss, _ = weighted_sums(
+            method.terms,
+            dist,
+            task.to_training_units(target),
+            weights,
+            per_class=method.per_class,
+        )
+        logged = {"loss": loss.item() / len(target)}
+        dist = task.to_user_units(dist)
+        logged |= task.metrics(dist.predictive, target)
+        logged["epistemic"] = dist.epistemic.mean().item()
+        errors = task.errors(task.point(dist), target) if task.defines_errors else None
+        if errors is not None and not bool(errors.all()):
+            score = method.error_score
+            logged["error_aupr"] = 1.0  # the limit of few errors
+            if bool(errors.any()):
+                found = evaluation.error_detection(dist, errors, [score])
+                logged["error_aupr"] = found[score]["aupr"]
+        for loader in sorted(self._seen.keys() - {0}):
+            ood = task.to_user_units(method.distribution(self._gathered(loader)[0]))
+            found = evaluation.ood_detection(dist, ood, [method.ood_score])
+            name = "ood_aupr" if loader == 1 else f"ood_aupr_{loader}"
+            logged[name] = found[method.ood_score]["aupr"]
+        for name, value in logged.items():
+            self._log(f"val_{name}", torch.tensor(value))
+        self._seen = {}
+
+    def _gathered(self, loader: int) -> list[Tensor]:
+        """Return outputs and targets of a loader, of all processes."""
+        own = [torch.cat(values) for values in zip(*self._seen[loader], strict=True)]
+        if self.trainer.world_size == 1:
+            return own
+        everyone: list[Any] = [None] * self.trainer.world_size
+        processes.all_gather_object(everyone, own)
+        return [torch.cat(values) for values in zip(*everyone, strict=True)]
 
     def _log(self, name: str, value: Tensor, count: int | None = None) -> None:
-        """The mean over an epoch; what has no count is the same in all processes already."""
+        """Log a mean over an epoch; without a count the value is that of all processes."""
         self.log(
-            name, value.detach(), on_step=False, on_epoch=True, batch_size=count or 1,
-            sync_dist=count is not None, add_dataloader_idx=False, prog_bar=name in _SHOWN,
-        )  # fmt: skip
+            name,
+            value.detach(),
+            on_step=False,
+            on_epoch=True,
+            batch_size=count or 1,
+            sync_dist=count is not None,
+            prog_bar=name in SHOWN,
+        )
 
-    def _unsure(self, said: Prediction) -> str:
-        return self.unsure or next(name for name in UNSURE if name in said.available)
+    # --- after training ---
 
-    def _note(self, place: int, *values: Tensor) -> None:
-        while len(self._seen) <= place:
-            self._seen.append([])
-        self._seen[place].append(tuple(value.detach().flatten().cpu() for value in values))
+    def predict_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> dict[str, Tensor]:
+        """Return `Prediction.tensors` of a batch of inputs; targets are ignored."""
+        return self.model.predict(_inputs(batch)).tensors()
 
-    def _gathered(self, place: int) -> list[Tensor]:
-        """What was noted of a loader, by all processes, which may have seen different numbers."""
-        ours = [torch.cat(values) for values in zip(*self._seen[place], strict=True)]
-        if self.trainer.world_size == 1:
-            return ours
-        all_of_them: list[Any] = [None] * self.trainer.world_size
-        dist.all_gather_object(all_of_them, ours)
-        return [torch.cat(values) for values in zip(*all_of_them, strict=True)]
+    def to_model(self, validation: Iterable[Any] | None = None, **policy: Any) -> Model:
+        """Return the model for prediction, saving and export, in evaluation mode.
 
-
-_SHAPE, _BYTES = "dubito_shape", "dubito_bytes"
-_SHOWN = ("train_loss", "val_loss", "val_accuracy")
-
-
-def _method(method: Method | methods.Method | str | Mapping[str, Any]) -> Method:
-    if not isinstance(method, Mapping):
-        return _legacy.method(method)
-    options = dict(method)
-    return _legacy.method(options.pop("name"), **options)
-
-
-def _described(method: Method) -> dict[str, Any]:
-    """What makes the method again, where it is one of the table; another has to be given again."""
-    known = method.name is not None
-    return {"method": {"name": method.name, **method.hyperparameters()}} if known else {}
-
-
-def _preprocessing(given: Preprocessing | Mapping[str, Any] | None) -> Preprocessing:
-    return (
-        Preprocessing.from_dict(given) if isinstance(given, Mapping) else given or Preprocessing()
-    )
+        Args:
+            validation: Batches of pairs that training did not see, to fit the calibration and, if
+                the task defines errors, the policy.
+            **policy: Arguments of `Model.fit_policy`, such as error_rate.
+        """
+        model = self.model.eval()
+        if validation is not None:
+            batches = [_pair(batch) for batch in validation]
+            if not batches:
+                raise DubitoError("validation has no batches")
+            parts = [model.predict(inputs) for inputs, _ in batches]
+            prediction = model.prediction(
+                Distribution.cat([part.distribution for part in parts]),
+                torch.cat([part.in_range for part in parts if part.in_range is not None]),
+            )
+            target = model.task.decode(torch.cat([target.cpu() for _, target in batches]))
+            model.calibrate(prediction, target)
+            if model.task.defines_errors:
+                model.fit_policy(prediction, target, **policy)
+        return model
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and then each of its parts in the mode that it had."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
+class _Batches:
+    """Normalized training inputs and targets in training units, for `Method.finish`."""
+
+    def __init__(self, module: EvidentialModule) -> None:
+        self.module = module
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        model = self.module.model
+        loader: Any = self.module.trainer.train_dataloader
+        for batch in loader["train"] if isinstance(loader, Mapping) else loader:
+            inputs, target = (part.to(self.module.device) for part in _pair(batch))
+            yield model.preprocessing.normalize(inputs), model.task.to_training_units(target)
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise TypeError(f"a batch must be a pair (inputs, labels), not {type(batch).__name__}")
-    x, target = batch
-    return _checks.tensor(x, "inputs"), _checks.tensor(target, "labels")
+        raise TypeError(f"a batch must be a pair (inputs, targets), not {type(batch).__name__}")
+    inputs, target = batch
+    return _checks.tensor(inputs, "inputs"), _checks.tensor(target, "targets")
 
 
 def _inputs(batch: Any) -> Tensor:

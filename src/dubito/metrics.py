@@ -1,10 +1,10 @@
 """Metrics: ranking, calibration, selective prediction, regression and the distance of two samples.
 
-All functions are batched over leading axes, which broadcast, and keep them. Counts are integers
+All functions are batched over leading axes and keep them. Counts are integers
 and averages float64, so that ten million samples lose no unit; the result comes back as float64
 for float64 input and as float32 otherwise. Half precision is computed in float32. Ties count as
-ties: except where said, the order of the samples does not matter, and no figure changes from run
-to run. A metric is a measurement: it carries no gradient.
+ties: unless stated otherwise, the order of the samples does not matter, and no figure changes from
+run to run. A metric is a measurement: it carries no gradient.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from dubito import _checks
+from dubito.errors import DubitoError
 
 __all__ = [
     "accuracy", "aupr", "aurc", "auroc", "brier", "coverage",
@@ -79,7 +82,7 @@ def fpr95(scores: Tensor, positive: Tensor, tpr: float = 0.95) -> Tensor:
     tensor(0.5000)
     """
     if not 0.0 < tpr <= 1.0:
-        raise ValueError(f"tpr: got {tpr}, expected a rate in (0, 1]")
+        raise DubitoError(f"tpr: got {tpr}, expected a rate in (0, 1]")
     scores, positive = _scored("scores", scores, "positive", positive)
     found, rank, end = _ranking(scores, positive)
     positives, negatives = _class_sizes(found)
@@ -157,8 +160,8 @@ def nll(probs: Tensor, target: Tensor) -> Tensor:
     tensor(0.3466)
     """
     probs, target = _labelled(probs, target)
-    told = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    return (0.0 - told.double().log().mean(-1)).to(probs.dtype)
+    chosen = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    return (0.0 - chosen.double().log().mean(-1)).to(probs.dtype)
 
 
 def brier(probs: Tensor, target: Tensor) -> Tensor:
@@ -192,9 +195,9 @@ def ece(probs: Tensor, target: Tensor, bins: int = 15, scheme: str = "width") ->
     tensor(0.3500)
     """
     if scheme not in _SCHEMES:
-        raise ValueError(f"scheme: got {scheme!r}, expected one of {sorted(_SCHEMES)}")
+        raise DubitoError(f"scheme: got {scheme!r}, expected one of {sorted(_SCHEMES)}")
     if not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins: got {bins!r}, expected an integer of at least 1")
+        raise DubitoError(f"bins: got {bins!r}, expected an integer of at least 1")
     probs, target = _labelled(probs, target)
     confidence, label = probs.max(dim=-1)
     confidence, order = confidence.sort(dim=-1, stable=True)
@@ -252,7 +255,7 @@ def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
     (target,) = _numbers(target=target)
     lower, upper = _sample("lower", lower), _sample("upper", upper)
     for name, bound in (("lower", lower), ("upper", upper)):
-        _same_samples(name, bound.shape, "target", target.shape)
+        _same_shape(name, bound.shape, "target", target.shape)
         _forbid(name, bound.isnan(), "NaN", "comparable numbers")
     inside = (lower <= target) & (target <= upper)
     return inside.double().mean(-1).to(target.dtype)
@@ -275,12 +278,10 @@ def energy_distance(x: Tensor, y: Tensor) -> Tensor:
     >>> energy_distance(torch.tensor([0.0, 0.0]), torch.tensor([2.0]))
     tensor(2.)
     """
-    x, y = _sample("x", x), _sample("y", y)
-    for name, value in (("x", x), ("y", y)):
-        _forbid(name, ~value.isfinite(), "a value that is not finite", "finite values")
-    lead = _leading("x", x.shape[:-1], "y", y.shape[:-1])
+    (x,), (y,) = _numbers(x=x), _numbers(y=y)
+    _same_shape("leading axes of x", x.shape[:-1], "y", y.shape[:-1])
     n, m = x.shape[-1], y.shape[-1]
-    values, order = torch.cat([x.expand(*lead, n), y.expand(*lead, m)], -1).sort(dim=-1)
+    values, order = torch.cat([x, y], -1).sort(dim=-1)
     # With i of the first r values from x, F - G = i/n - (r - i)/m = (i (n + m) - r n) / (n m): the
     # numerator is a whole number, exactly zero wherever the two samples draw level.
     rank = torch.arange(1, n + m, device=x.device)
@@ -293,19 +294,16 @@ def energy_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ranking(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From the highest score down: flags counted so far (..., N), ranks (N,), ends of tie groups.
-
-    The scores are sorted before they are broadcast: one score under many flags is sorted once.
-    """
-    shape = _broadcast(scores.shape, flags.shape)
+    """From the highest score down: flags counted so far (..., N), ranks (N,), ends of ties."""
+    samples = scores.shape[-1]
     # int32 halves the memory traffic; below 2^30 samples no sum of two counts can overflow it.
-    count = torch.int32 if shape[-1] < 2**30 else torch.int64
-    rank = torch.arange(1, shape[-1] + 1, device=scores.device)
-    if scores.is_cpu and scores.dtype == torch.float32 and scores.shape == flags.shape:
+    count = torch.int32 if samples < 2**30 else torch.int64
+    rank = torch.arange(1, samples + 1, device=scores.device)
+    if scores.is_cpu and scores.dtype == torch.float32:
         ordered, flagged = _sorted_together(scores, flags)
     else:
         ordered, order = scores.sort(dim=-1, descending=True)
-        flagged = flags.expand(shape).gather(-1, order.expand(shape))
+        flagged = flags.gather(-1, order)
     end = pad(ordered[..., 1:] != ordered[..., :-1], (0, 1), value=True)
     return flagged.cumsum(-1, dtype=count), rank, end
 
@@ -335,7 +333,6 @@ def _mean_risk(confidence: Tensor, correct: Tensor) -> Tensor:
     errors, rank, end = _ranking(confidence, ~correct)
     stop = torch.where(end, rank, rank[-1]).flip(-1).cummin(-1).values.flip(-1)
     start = pad((rank * end).cummax(-1).values[..., :-1], (1, 0))
-    start, stop = start.expand(errors.shape), stop.expand(errors.shape)
     counted = pad(errors, (1, 0))
     before, after = counted.gather(-1, start), counted.gather(-1, stop)
     expected = before + ((rank - start) * (after - before)).double() / (stop - start)
@@ -367,22 +364,21 @@ _SUM_TOLERANCE = 1e-2  # above what rows rounded to bfloat16 are off by, also af
 
 def _sample(name: str, value: Tensor) -> Tensor:
     """A floating tensor with a sample axis, detached, in its working precision."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        seen = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name}: got {seen}, expected a floating point tensor")
+    if not _checks.tensor(value, name).is_floating_point():
+        raise TypeError(f"{name}: got {value.dtype}, expected a floating point tensor")
     if value.dim() == 0 or 0 in value.shape[-1:]:
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected at least one sample")
+        raise DubitoError(f"{name}: got shape {tuple(value.shape)}, expected at least one sample")
     return value.detach().to(torch.float64 if value.dtype == torch.float64 else torch.float32)
 
 
 def _numbers(**values: Tensor) -> list[Tensor]:
-    """Check finite numbers (..., N) whose sample axes agree; promote them to one precision."""
+    """Check finite numbers (..., N) of one shape; promote them to one precision."""
     checked = {name: _sample(name, value) for name, value in values.items()}
     for name, value in checked.items():
         _forbid(name, ~value.isfinite(), "a value that is not finite", "finite values")
     (first, head), *others = checked.items()
     for name, value in others:
-        _same_samples(first, head.shape, name, value.shape)
+        _same_shape(first, head.shape, name, value.shape)
     wide = torch.float64 in [value.dtype for value in checked.values()]
     return [value.double() if wide else value for value in checked.values()]
 
@@ -391,42 +387,21 @@ def _forbid(name: str, bad: Tensor, seen: str, expected: str) -> None:
     if bool(bad.any()):
         first = tuple(bad.nonzero()[0].tolist())
         where = f" at index {first}" if first else ""
-        raise ValueError(f"{name}: got {seen}{where}, expected {expected}")
+        raise DubitoError(f"{name}: got {seen}{where}, expected {expected}")
 
 
-def _broadcast(*shapes: torch.Size) -> torch.Size:
-    return torch.Size(torch.broadcast_shapes(*shapes))
-
-
-def _leading(name: str, shape: torch.Size, other: str, other_shape: torch.Size) -> torch.Size:
-    try:
-        return _broadcast(shape, other_shape)
-    except RuntimeError:
-        seen = f"leading axes {tuple(shape)} and {tuple(other_shape)}"
-        raise ValueError(f"{name}, {other}: got {seen}, expected axes that broadcast") from None
-
-
-def _same_samples(name: str, shape: torch.Size, other: str, other_shape: torch.Size) -> torch.Size:
-    """The broadcast shape of two (..., N), whose sample axes must agree without broadcasting."""
-    if shape[-1:] != other_shape[-1:]:
+def _same_shape(name: str, shape: torch.Size, other: str, other_shape: torch.Size) -> None:
+    if shape != other_shape:
         seen = f"shapes {tuple(shape)} and {tuple(other_shape)}"
-        raise ValueError(f"{name}, {other}: got {seen}, expected the same number of samples")
-    return _leading(name, shape, other, other_shape)
-
-
-def _integers(name: str, value: Tensor, expected: str, allow_bool: bool) -> None:
-    if isinstance(value, Tensor):
-        whole = not (value.is_floating_point() or value.is_complex())
-        if whole and (allow_bool or value.dtype != torch.bool):
-            return
-    seen = value.dtype if isinstance(value, Tensor) else type(value).__name__
-    raise TypeError(f"{name}: got {seen}, expected {expected}")
+        raise DubitoError(f"{name}, {other}: got {seen}, expected the same shape")
 
 
 def _scored(name: str, scores: Tensor, flag_name: str, flags: Tensor) -> tuple[Tensor, Tensor]:
     scores = _sample(name, scores)
-    _integers(flag_name, flags, "a tensor of bool or of integers 0 and 1", allow_bool=True)
-    _same_samples(name, scores.shape, flag_name, flags.shape)
+    dtype = _checks.tensor(flags, flag_name).dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        raise TypeError(f"{flag_name}: got {dtype}, expected bool or integers 0 and 1")
+    _same_shape(name, scores.shape, flag_name, flags.shape)
     if bool(scores.sum().isnan()):  # one quick pass; infinities of both signs get here as well
         _forbid(name, scores.isnan(), "NaN", "comparable numbers")
     if flags.dtype != torch.bool:
@@ -444,17 +419,14 @@ def _class_sizes(found: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _labelled(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (..., N, K) and their targets (..., N), leading axes broadcast."""
+    """Probabilities (..., N, K) and their targets (..., N)."""
     working = _sample("probs", probs)
     if probs.dim() < 2 or probs.shape[-2] == 0:
-        raise ValueError(f"probs: got shape {tuple(probs.shape)}, expected (..., N, K), N >= 1")
-    classes = probs.shape[-1]
-    _integers("target", target, "an integer tensor of class indices", allow_bool=False)
-    target = target.long()  # torch compares no uint16, uint32 or uint64
-    shape = _same_samples("probs without its class axis", probs.shape[:-1], "target", target.shape)
+        raise DubitoError(f"probs: got shape {tuple(probs.shape)}, expected (..., N, K), N >= 1")
+    shapes = f"probs of shape {tuple(probs.shape)} need {tuple(probs.shape[:-1])}"
+    target = _checks.tensor(target, "target")
+    labels = _checks.labels(target, probs.shape[:-1], probs.shape[-1], shapes)
     _forbid("probs", ~(working >= 0), "a negative value or NaN", "probabilities")
     off = (working.sum(-1) - 1).abs() > _SUM_TOLERANCE
     _forbid("probs", off, "a row that does not sum to 1", f"a sum within {_SUM_TOLERANCE} of 1")
-    outside = (target < 0) | (target >= classes)
-    _forbid("target", outside, "a label out of range", f"labels from 0 to {classes - 1}")
-    return working.expand(*shape, classes), target.expand(shape)
+    return working, labels

@@ -1,38 +1,41 @@
 r"""Selective prediction with a guaranteed error rate or coverage.
 
-A policy accepts a prediction or abstains, and gives the reason: the input is *unfamiliar* (OOD), or
-the prediction is *ambiguous*, not confident enough.
+A policy accepts a prediction or abstains, and gives the reason:
+
+- *unfamiliar*: the input is out of distribution;
+- *out of range*: the input is outside of the range of the training data;
+- *ambiguous*: the prediction is not confident enough.
 
 **Risk control.** `Policy.control_error` takes validation samples and their errors, any 0/1 loss:
 wrong classes, or numbers that are off by more than a tolerance. Sort the N samples by confidence,
-the most confident first. For the first k with x errors, the exact binomial test (Clopper and
-Pearson, 1934) asks whether an error rate of `level` or more would show so few:
+the most confident first. Rank k means accepting the k most confident samples. With delta = 1 -
+`confidence`, the exact binomial test (Clopper and Pearson, 1934) rejects the hypothesis "error rate
+>= level" for the first k samples if x or fewer errors are improbable under it:
 
-.. math:: p_k = P(\mathrm{Bin}(k, \mathrm{level}) \le x) \le 1 - \mathrm{confidence}
+.. math:: p_k = P(\mathrm{Bin}(k, \mathrm{level}) \le x) \le \delta
 
 Ranks are tested one after the other, from a start that depends on N only, and the first failure
-ends the search: fixed-sequence testing, which needs no correction for the number of thresholds. One
-or two errors among the most confident samples would end it at once. So if N is at least 3 n, where
-n samples without an error are enough to show the level, there are three searches: from the share
-`start`, from 0.6, and from all samples but one. They divide 1 - confidence as 2 : 2 : 1, and a
-search that passes the start of another adds the other's part to its own. The longest search
-determines the threshold. Then, whatever the model, the score and the data, with probability >=
-`confidence` over the draw of the validation samples, the error rate among accepted predictions is
-at most `level`.
+ends the search: fixed-sequence testing, which needs no correction for the number of thresholds. An
+early error would end a single search, so three searches are run if N is large enough (N >= 3 n,
+where n error-free samples suffice): from the share `start`, from 0.6, and from all samples but one.
+They get 40 %, 40 % and 20 % of delta. A search that passes another's start also uses its share. The
+longest search determines the threshold. Then, for any model and score, under the assumptions below,
+with probability >= `confidence` over the draw of the validation samples, the error rate among
+accepted predictions is at most `level`.
 
 *Proof.* Let R(u) be the error rate among the most confident share u of all inputs, a continuous
 function. Let v be the share above the first tested rank. If R(v) > level, the samples above that
 rank are independent draws with that rate, and the first test passes with probability at most its
-level. Otherwise a wrong choice lies beyond the next point where R rises through `level`. Every rank
-up to the choice was tested, including the rank of this point. Between points where R equals `level`
-samples err at exactly that rate, so however many of them lie between, the test there passes with
-probability at most its level. R need not be monotone. Ties are ordered at random, independently of
-the errors and reproducibly; a threshold never divides them.
+level. Otherwise let u* be the first point after v where R rises through `level`, and k* its rank. A
+wrong choice lies beyond u*. Every rank up to the choice was tested, including k*. Between points
+where R equals `level` samples err at exactly that rate, so however many of them lie between, the
+test at k* passes with probability at most its level. R need not be monotone. Ties are ordered at
+random, independently of the errors and reproducibly; a threshold never divides them.
 
-So each search that goes wrong passes one decisive test, at its start or at the next point where R
-rises. Searches that start before the same point share that test, whose level is at most the sum of
-their parts; starts behind the point are in no level before it. Each part thus counts once, and all
-of them sum to 1 - confidence.
+So each search that goes wrong passes one decisive test, at its start or at k*. Searches that start
+before the same u* share that test, whose level is at most the sum of their shares. A search that
+starts after u* contributes nothing to levels tested before u*. Each share thus counts once, and all
+of them sum to delta.
 
 **Assumptions.** Validation samples are independent, have the distribution of future inputs, and
 were not used for anything that shapes the scores or point predictions: neither for training, nor
@@ -43,31 +46,40 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 from torch import Tensor
 
-from dubito import _binomial
+from dubito import _binomial, _checks
 from dubito._fields import ExtendedFloat
+from dubito.calibration import conformal_rank
 from dubito.distributions import Distribution
+from dubito.errors import DubitoError
 
-__all__ = ["REASONS", "Decision", "Guarantee", "Policy", "Threshold", "Validation"]
+__all__ = [
+    "REASONS", "Decision", "Guarantee", "OperatingPoint", "Policy", "Threshold", "Validation",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 #: reasons of a decision, by code
-REASONS = ("accepted", "ambiguous", "unfamiliar")
-# Shares where further searches start, the parts of 1 - confidence for the first search and these,
-# and the multiple of the needed samples from which they pay: with fewer, three parts find less.
-LATER_STARTS, PARTS, MANY = (0.6, 1.0), (0.4, 0.4, 0.2), 3
+REASONS = ("accepted", "ambiguous", "unfamiliar", "out_of_range")
+#: error rates of `Policy.table`
+TABLE_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2)
+#: shares of the samples where further searches start
+LATER_STARTS = (0.6, 1.0)
+#: shares of delta for the first search and these
+DELTA_SHARES = (0.4, 0.4, 0.2)
+#: multiple of the needed samples from which several searches pay
+MIN_SAMPLES_FACTOR = 3
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Threshold(BaseModel, frozen=True, extra="forbid"):
-    """The last value of a score that passes.
+    """Threshold on a score; values equal to it pass.
 
     >>> Threshold(score="vacuity", higher="uncertainty", value=0.2)
     vacuity <= 0.2
@@ -115,13 +127,13 @@ class Guarantee(BaseModel, frozen=True, extra="forbid"):
     """What a policy guarantees for inputs with the distribution of the validation data."""
 
     controls: Literal["error", "coverage"]
-    """An error rate is at most `level`, a coverage at least."""
+    """"error": error rate <= level; "coverage": coverage >= level."""
     level: float = Field(gt=0, lt=1)
     """Error rate among accepted predictions, or share of accepted predictions."""
     confidence: float | None = Field(default=None, gt=0, lt=1)
-    """Probability over validation sets with which it holds; None: on average over these."""
+    """Probability with which it holds; None if it holds on average over validation sets."""
     false_alarms: float | None = Field(default=None, gt=0, lt=1)
-    """Share of inputs rejected as unfamiliar, at most and on average; None: no OOD threshold."""
+    """Largest expected share of inputs rejected as unfamiliar; None without an OOD threshold."""
 
     def __repr__(self) -> str:
         if self.controls == "coverage":
@@ -133,16 +145,27 @@ class Guarantee(BaseModel, frozen=True, extra="forbid"):
 
 
 class Validation(BaseModel, frozen=True, extra="forbid"):
-    """What a policy does on the data that it was fitted to."""
+    """Results on the validation data."""
 
     samples: NonNegativeInt
-    """Number of samples."""
+    """Number of samples in range."""
     coverage: Share
     """Share of accepted predictions."""
+    out_of_range: NonNegativeInt = 0
+    """Number of samples out of range, which are never accepted and not among `samples`."""
     errors: NonNegativeInt | None = None
     """Errors among the samples that determine the threshold."""
     upper_bound: FiniteFloat | None = None
     """Upper confidence bound on their error rate."""
+
+
+class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
+    """Share of predictions that can be accepted at an error rate."""
+
+    error_rate: float = Field(gt=0, lt=1)
+    """Largest error rate among accepted predictions."""
+    coverage: Share
+    """Share of all validation samples that are accepted, those out of range included."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +173,7 @@ class Decision:
     """Decision about each sample.
 
     >>> Decision(torch.tensor([0, 2, 1]))
-    Decision(3 samples: 1 accepted, 1 ambiguous, 1 unfamiliar)
+    Decision(3 samples: 1 accepted, 1 ambiguous, 1 unfamiliar, 0 out_of_range)
     """
 
     codes: Tensor
@@ -183,7 +206,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     >>> policy
     Policy(max_prob >= 0.99: error <= 0.05 with confidence 0.95, accepts 50.0% of 400 samples)
     >>> policy.decide(dist[:3]).reason
-    array(['accepted', 'ambiguous', 'accepted'], dtype='<U10')
+    array(['accepted', 'ambiguous', 'accepted'], dtype='<U12')
     """
 
     threshold: Threshold
@@ -191,7 +214,11 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     ood_threshold: Threshold | None = None
     """Inputs that fail are unfamiliar."""
     guarantee: Guarantee | None = None
+    """What holds for new inputs."""
     validation: Validation | None = None
+    """Results on the validation data."""
+    table: tuple[OperatingPoint, ...] = ()
+    """Coverage at other error rates, each with its own threshold."""
 
     @classmethod
     def control_error(
@@ -208,12 +235,12 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     ) -> Policy:
         """Accept as many predictions as possible at a guaranteed error rate.
 
-        The first search starts at the most confident share `start`, or with as many samples as can
-        show the level at all: ln(1 - confidence)/ln(1 - level) of them without an error, 59 for 5 %
-        and 299 for 1 %, and one more. If no search succeeds, the policy accepts nothing.
+        The first search needs at least ln(delta)/ln(1 - level) samples: 59 for a level of 5 %, 299
+        for 1 %; more with three searches, which divide delta. If no search succeeds, the policy
+        accepts nothing.
 
-        With `ood_score`, inputs beyond all but a share `false_alarms` of the validation data are
-        rejected first, and the guarantee is about predictions that pass both thresholds.
+        With `ood_score`, the share `false_alarms` of least familiar inputs is rejected first, and
+        the guarantee is about predictions that pass both thresholds.
 
         Args:
             dist: Distribution before calibration, batch shape (N,).
@@ -225,21 +252,22 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             false_alarms: Share of inputs that may be rejected as unfamiliar.
             start: Share of samples where the first search starts.
         """
-        _between(level=level, confidence=confidence)
+        _checks.in_open_unit_interval(level=level, confidence=confidence)
         if not 0 <= start <= 1:
-            raise ValueError(f"start must be a share in [0, 1], not {start!r}")
-        wrong = _checked_errors(dist, errors)
-        ood_threshold, rows, tied = _ood_threshold(dist, ood_score, false_alarms)
-        rows = np.append(rows, tied[wrong[tied]])
+            raise DubitoError(f"start must be a share in [0, 1], not {start!r}")
+        _checks.one_batch_axis(dist)
+        wrong: Array = _checks.errors(errors, dist.batch_shape).cpu().numpy()
+        ood = _ood_threshold(dist, ood_score, false_alarms)
+        rows = np.append(ood.above, ood.tied[wrong[ood.tied]])
         values = _confidences(dist, score)[rows]
         order = _most_confident_first(values)
-        values, count = values[order], wrong[rows][order].cumsum()
+        values, cumulative_errors = values[order], wrong[rows][order].cumsum()
         delta = 1 - confidence
-        rank = _longest_search(values, count, level, delta, start)
-        found = int(count[rank - 1]) if rank else 0
+        rank = _longest_search(values, cumulative_errors, level, delta, start)
+        found = int(cumulative_errors[rank - 1]) if rank else 0
         return cls(
             threshold=Threshold.at_confidence(dist, score, values[rank - 1] if rank else math.inf),
-            ood_threshold=ood_threshold,
+            ood_threshold=ood.threshold,
             guarantee=Guarantee(
                 controls="error",
                 level=level,
@@ -276,21 +304,21 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         >>> Policy.control_coverage(dist, 0.5).threshold
         max_prob >= 0.8
         """
-        _between(coverage=coverage)
-        _one_batch_axis(dist)
-        ood_threshold, rows, _ = _ood_threshold(dist, ood_score, false_alarms)
-        if ood_threshold is not None and coverage + false_alarms > 1:
-            raise ValueError(
+        _checks.in_open_unit_interval(coverage=coverage)
+        _checks.one_batch_axis(dist)
+        ood = _ood_threshold(dist, ood_score, false_alarms)
+        if ood.threshold is not None and coverage + false_alarms > 1:
+            raise DubitoError(
                 f"coverage {coverage:g} is impossible if a share false_alarms={false_alarms:g} is "
                 "rejected as unfamiliar"
             )
-        values = _confidences(dist, score)[rows]
-        rank = _conformal_rank(len(dist), coverage)
+        values = _confidences(dist, score)[ood.above]
+        rank = conformal_rank(len(dist), coverage)
         # With too few samples for a quantile everything familiar has to be accepted.
         least = -math.inf if rank > len(values) else -np.sort(-values)[rank - 1]
         return cls(
             threshold=Threshold.at_confidence(dist, score, least),
-            ood_threshold=ood_threshold,
+            ood_threshold=ood.threshold,
             guarantee=Guarantee(
                 controls="coverage",
                 level=coverage,
@@ -309,15 +337,48 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         )
         return self.model_copy(update={"validation": validation})
 
-    def decide(self, dist: Distribution) -> Decision:
+    def with_table(
+        self, dist: Distribution, errors: Tensor | Array, out_of_range: int = 0
+    ) -> Policy:
+        """Return this policy with `table`: the coverage at error rates of 1, 2, 5, 10 and 20 %.
+
+        Args:
+            dist: Distribution that the policy was fitted to.
+            errors: Which predictions are errors, bool (N,).
+            out_of_range: Number of further samples that are out of range.
+        """
+        guarantee, ood = self.guarantee, self.ood_threshold
+        if guarantee is None or self.validation is None:
+            raise DubitoError("a table needs a policy that was fitted to validation data")
+        share = len(dist) / (len(dist) + out_of_range)
+        points = []
+        for level in TABLE_LEVELS:
+            refitted = Policy.control_error(
+                dist,
+                errors,
+                level,
+                guarantee.confidence or 0.95,
+                self.threshold.score,
+                ood_score=None if ood is None else ood.score,
+                false_alarms=guarantee.false_alarms or 0.01,
+            )
+            coverage = refitted.decide(dist).accepted.double().mean().item() * share
+            points.append(OperatingPoint(error_rate=level, coverage=coverage))
+        validation = self.validation.model_copy(update={"out_of_range": out_of_range})
+        return self.model_copy(update={"validation": validation, "table": tuple(points)})
+
+    def decide(self, dist: Distribution, in_range: Tensor | None = None) -> Decision:
         """Accept or reject each sample.
 
         Args:
             dist: Distribution before calibration, any batch shape.
+            in_range: Which inputs are in the range of the training data, bool (...); default: all.
         """
         codes = torch.where(self.threshold.passes(dist), 0, 1)
         if self.ood_threshold is not None:
             codes = torch.where(self.ood_threshold.passes(dist), codes, 2)
+        if in_range is not None:
+            codes = torch.where(in_range.to(codes.device), codes, 3)
         return Decision(codes)
 
     @property
@@ -335,27 +396,29 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         share = f", accepts {self.validation.coverage:.1%} of {samples}" if self.validation else ""
         return f"Policy({bounds or 'everything'}: {goal}{share})"
 
+    __str__ = __repr__
+
 
 def _longest_search(values: Array, errors: Array, level: float, delta: float, start: float) -> int:
     """Return how many of the most confident samples to accept: the end of the longest search.
 
-    `values` fall, `errors` are counted along them. The last rank must follow the first one tested,
-    which shows that the share accepted is at least the one that the first test was about.
+    `values` are sorted in decreasing order, `errors` is cumulative. An accepted rank must exceed
+    the first tested rank, as the proof requires.
     """
     count = len(values)
     if count < 2:
         return 0
-    starts, parts = _starts(count, level, delta, start)
+    starts, shares = _starts(count, level, delta, start)
     first = int(starts.min())
     p_values = _binomial.running_cdf(errors[first - 1 :], first, level)
-    # The threshold must not divide ties: back to the last rank where the values change.
+    # Ranks where the value changes: a threshold between tied values is impossible.
     ends = np.append(0, np.append(values[1:] < values[:-1], True).nonzero()[0] + 1)
     longest = 0
     for begin in starts:
-        levels = np.full(count + 1 - begin, parts[starts == begin].sum())
-        for later, part in zip(starts, parts, strict=True):
+        levels = np.full(count + 1 - begin, shares[starts == begin].sum())
+        for later, share in zip(starts, shares, strict=True):
             if later > begin:  # from the rank behind its start on, as the proof needs it
-                levels[later + 1 - begin :] += part
+                levels[later + 1 - begin :] += share
         passed = p_values[begin - first :] <= levels
         reached = count if passed.all() else begin - 1 + int(passed.argmin())
         end = int(ends[np.searchsorted(ends, reached, side="right") - 1])
@@ -364,90 +427,62 @@ def _longest_search(values: Array, errors: Array, level: float, delta: float, st
 
 
 def _starts(count: int, level: float, delta: float, start: float) -> tuple[Array, Array]:
-    """Return the rank where each search starts, and its part of the failure probability delta.
+    """Return the rank where each search starts, and its share of delta.
 
     >>> _starts(400, 0.05, 0.05, 0.1)
     (array([ 77, 240, 399]), array([0.02, 0.02, 0.01]))
     """
-    several = count >= MANY * math.log(delta) / math.log1p(-level)
-    shares = np.array([start, *LATER_STARTS] if several else [start])
-    parts = delta * np.array(PARTS if several else [1.0])
-    needed = np.maximum(np.log(parts) / math.log1p(-level), shares * count)
-    return np.ceil(needed).clip(1, count - 1).astype(int), parts
+    several = count >= MIN_SAMPLES_FACTOR * math.log(delta) / math.log1p(-level)
+    places = np.array([start, *LATER_STARTS] if several else [start])
+    shares = delta * np.array(DELTA_SHARES if several else [1.0])
+    needed = np.maximum(np.log(shares) / math.log1p(-level), places * count)
+    return np.ceil(needed).clip(1, count - 1).astype(int), shares
 
 
 def _most_confident_first(values: Array) -> Array:
-    """Return the order of falling values, ties shuffled: data is often sorted by its labels."""
-    drawn = np.random.default_rng(0).permutation(len(values))
-    order: Array = drawn[np.argsort(-values[drawn], kind="stable")]
+    """Return indices in decreasing order, ties in random order: data is often sorted by label."""
+    shuffled = np.random.default_rng(0).permutation(len(values))
+    order: Array = shuffled[np.argsort(-values[shuffled], kind="stable")]
     return order
 
 
-def _ood_threshold(
-    dist: Distribution, score: str | None, false_alarms: float
-) -> tuple[Threshold | None, Array, Array]:
-    """Return the OOD threshold, a conformal quantile, and the rows above it in confidence.
+class _OOD(NamedTuple):
+    """An OOD threshold, the rows above it in confidence, and those that are tied with it."""
 
-    The third are the rows that determine the threshold, if others share their value.
-    """
+    threshold: Threshold | None
+    above: Array
+    tied: Array
+
+
+def _ood_threshold(dist: Distribution, score: str | None, false_alarms: float) -> _OOD:
+    """Return the OOD threshold, a conformal quantile."""
     everything, none = np.arange(len(dist)), np.arange(0)
     if score is None:
-        return None, everything, none
-    _between(false_alarms=false_alarms)
+        return _OOD(None, everything, none)
+    _checks.in_open_unit_interval(false_alarms=false_alarms)
     values = _confidences(dist, score)
-    rank = _conformal_rank(len(dist), 1 - false_alarms)
-    if rank > len(dist):  # too few samples for so rare an event
-        return Threshold.at_confidence(dist, score, -math.inf), everything, none
-    # The sample at the threshold determines it; those above it in confidence are draws like any
-    # other. So they are among tied values, in random order, but these draws contain too few of the
-    # tied: only a part of them lies above that sample, and the threshold lets all pass. If the tied
-    # err less than others, the draws err more often than what passes, so adding errors is
-    # conservative. If they err more, all samples that pass contain no fewer of them than draws
-    # would, as it takes that many for the threshold to lie there; leaving out some that are correct
-    # is conservative again. Hence the errors among those at the threshold count for an error rate,
-    # and the rest of them do not.
+    rank = conformal_rank(len(dist), 1 - false_alarms)
+    if rank > len(dist):  # Too few samples for this quantile: reject nothing.
+        return _OOD(Threshold.at_confidence(dist, score, -math.inf), everything, none)
+    # Samples strictly above the threshold are an unbiased sample of what passes. Tied samples also
+    # pass, but are only partly among them. Counting the tied errors and omitting the tied correct
+    # ones can only overestimate the error rate.
     order = _most_confident_first(values)
     least = values[order[rank - 1]]
     at_threshold = order[rank - 1 :][values[order[rank - 1 :]] == least]
     tied = at_threshold if (values == least).sum() > 1 else none
-    return Threshold.at_confidence(dist, score, least), np.sort(order[: rank - 1]), tied
-
-
-def _conformal_rank(count: int, share: float) -> int:
-    """Return the rank of a conformal quantile; rounds away the error of shares like 1 - 0.9."""
-    return math.ceil(round((count + 1) * share, 9))
+    return _OOD(Threshold.at_confidence(dist, score, least), np.sort(order[: rank - 1]), tied)
 
 
 def _without_nan(values: Tensor, score: str) -> Tensor:
     bad = values.isnan()
-    if bool(bad.any()):
+    if not torch.compiler.is_compiling() and bool(bad.any()):
         place = bad.nonzero()[0].tolist()
-        raise ValueError(f"{score} is NaN for {int(bad.sum())} samples, the first at {place}")
+        raise DubitoError(f"{score} is NaN for {int(bad.sum())} samples, the first at {place}")
     return values
 
 
 def _confidences(dist: Distribution, score: str) -> Array:
-    """Return confidences (N,) in float64, which represents what `passes` compares."""
+    """Return confidences (N,) in float64, which holds float32 scores exactly."""
     values: Array = _without_nan(dist.confidence(score), score).detach().double().cpu().numpy()
     return values
-
-
-def _one_batch_axis(dist: Distribution) -> None:
-    if len(dist.batch_shape) != 1 or not len(dist):
-        raise ValueError(f"a policy needs validation data of batch shape (N,), not {dist!r}")
-
-
-def _checked_errors(dist: Distribution, errors: Tensor | Array) -> Array:
-    _one_batch_axis(dist)
-    array: Array = errors.cpu().numpy() if isinstance(errors, Tensor) else np.asarray(errors)
-    if array.dtype != bool:
-        raise TypeError(f"errors must be bool, as Task.errors returns them, not {array.dtype}")
-    if array.shape != (len(dist),):
-        raise ValueError(f"errors have shape {array.shape}, but {len(dist)} samples need as many")
-    return array
-
-
-def _between(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must be between 0 and 1, not {value!r}")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ from torch import distributions as td
 
 from dubito import _checks, metrics
 from dubito.distributions import Distribution
+from dubito.errors import DubitoError
 
 __all__ = ["AnyTask", "Classification", "Monitor", "Regression", "Task"]
 
 Curve = dict[str, list[float]]
+Mode = Literal["min", "max"]
 RELIABILITY_BINS = 15
 #: A standard deviation below this share of the mean leaves less than two digits in float32.
 MIN_SPREAD = 1e-5
@@ -36,7 +38,7 @@ class Monitor(NamedTuple):
     """Metric that selects weights during training."""
 
     metric: str
-    mode: Literal["min", "max"]
+    mode: Mode
 
 
 class Task(BaseModel, ABC, frozen=True, extra="forbid"):
@@ -44,6 +46,14 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
 
     kind: str
     monitor: ClassVar[Monitor]
+    #: metrics that can select weights, and whether lower or higher is better
+    modes: ClassVar[Mapping[str, Mode]]
+
+    if TYPE_CHECKING:  # a field or a property of the subclasses
+
+        @property
+        def names(self) -> tuple[str, ...]:
+            """Names of the classes, or of the target values."""
 
     @property
     @abstractmethod
@@ -51,9 +61,9 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
         """Number of classes, or of target values."""
 
     @property
-    @abstractmethod
     def defines_errors(self) -> bool:
         """Whether `errors` is defined."""
+        return True
 
     @abstractmethod
     def encode(self, values: Any) -> Tensor:
@@ -109,6 +119,18 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
             Lists "expected", "observed" and "count" (samples behind a point).
         """
 
+    @abstractmethod
+    def tensors(
+        self, point: Tensor, predictive: Any, interval: tuple[Tensor, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the columns of a prediction that depend on the kind of target.
+
+        Args:
+            point: Result of `point`.
+            predictive: Calibrated distribution of the target.
+            interval: Lower and upper ends of intervals, (N, T) each.
+        """
+
     def to_training_units(self, target: Tensor) -> Tensor:
         """Convert encoded targets to the units in which a network is trained."""
         return target
@@ -134,6 +156,12 @@ class Classification(Task, frozen=True, extra="forbid"):
     counts: tuple[NonNegativeInt, ...] | None = None
     """Training samples of each class, if known."""
     monitor: ClassVar[Monitor] = Monitor("accuracy", "max")
+    modes: ClassVar[Mapping[str, Mode]] = {
+        "accuracy": "max",
+        "nll": "min",
+        "brier": "min",
+        "ece": "min",
+    }
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -152,19 +180,19 @@ class Classification(Task, frozen=True, extra="forbid"):
         counts = Counter(_class_names(values))
         if len(counts) < 2:
             seen = f"the one class {next(iter(counts))!r}" if counts else "no samples"
-            raise ValueError(f"a classification needs at least two classes, but target has {seen}")
+            raise DubitoError(f"a classification needs at least two classes, but target has {seen}")
         classes = sorted(counts, key=_sort_key)
         return cls(classes=tuple(classes), counts=tuple(counts[name] for name in classes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.classes
 
     @property
     def size(self) -> int:
         """Number of classes."""
         return len(self.classes)
-
-    @property
-    def defines_errors(self) -> bool:
-        """True: an error is a wrong class."""
-        return True
 
     def encode(self, values: Any) -> Tensor:
         """Convert class names (N,) to indices (N,) int64, or check probabilities (..., K) float32.
@@ -179,7 +207,7 @@ class Classification(Task, frozen=True, extra="forbid"):
         names = _class_names(values)
         for row, name in enumerate(names):
             if name not in index:
-                raise ValueError(
+                raise DubitoError(
                     f"row {row} of target is {name!r}, which is not one of the {self.size} classes "
                     f"{_checks.listed(self.classes[:10])}{', ...' if self.size > 10 else ''}"
                 )
@@ -187,7 +215,7 @@ class Classification(Task, frozen=True, extra="forbid"):
 
     def _soft(self, probs: Tensor) -> Tensor:
         if not probs.is_floating_point() or probs.shape[-1] != self.size:
-            raise ValueError(
+            raise DubitoError(
                 f"target is {probs.dtype} of shape {tuple(probs.shape)}; expected class names (N,) "
                 f"or probabilities (..., {self.size})"
             )
@@ -235,7 +263,16 @@ class Classification(Task, frozen=True, extra="forbid"):
             zeros.index_add(0, place, values.double()) / count.clamp_min(1)
             for values in (confidence, correct)
         )
-        return _curve(expected=expected, observed=observed, count=count)
+        columns = {"expected": expected, "observed": observed, "count": count}
+        return {name: values.tolist() for name, values in columns.items()}
+
+    def tensors(
+        self, point: Tensor, predictive: Any, interval: tuple[Tensor, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Return prediction (N,), its probability (N,) and probs (N, K); see `Task.tensors`."""
+        probs: Tensor = predictive.probs.float()
+        probability = probs.gather(-1, point.unsqueeze(-1)).squeeze(-1)
+        return {"prediction": point, "probability": probability, "probs": probs}
 
     @staticmethod
     def _labels(target: Tensor) -> Tensor:
@@ -262,6 +299,7 @@ class Regression(Task, frozen=True, extra="forbid"):
     tolerance: tuple[Annotated[FiniteFloat, Field(ge=0)], ...] | None = None
     """A prediction is an error if one of its values is further off than this."""
     monitor: ClassVar[Monitor] = Monitor("nll", "min")
+    modes: ClassVar[Mapping[str, Mode]] = {"rmse": "min", "mae": "min", "nll": "min"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -291,7 +329,7 @@ class Regression(Task, frozen=True, extra="forbid"):
         for name, center, spread in zip(names, mean, std, strict=True):
             if spread <= MIN_SPREAD * abs(center):
                 what = "constant" if spread == 0 else "nearly constant, too close for float32"
-                raise ValueError(
+                raise DubitoError(
                     f"target {name!r} is {what}: mean {center:g}, standard deviation {spread:g}"
                 )
         if isinstance(tolerance, int | float):
@@ -331,7 +369,7 @@ class Regression(Task, frozen=True, extra="forbid"):
     def errors(self, point: Tensor, target: Tensor) -> Tensor:
         """Return whether a value is off by more than its tolerance: bool (N,)."""
         if self.tolerance is None:
-            raise ValueError(
+            raise DubitoError(
                 f"errors of a regression need a tolerance for {_checks.listed(self.names)}: "
                 "pass tolerance=... to Regression"
             )
@@ -358,6 +396,15 @@ class Regression(Task, frozen=True, extra="forbid"):
         observed = [_central_coverage(cdf, level) for level in levels]
         return {"expected": levels, "observed": observed, "count": [len(target)] * len(levels)}
 
+    def tensors(
+        self, point: Tensor, predictive: Any, interval: tuple[Tensor, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Return prediction, lower and upper: (N,), or (N, T) if T > 1; see `Task.tensors`."""
+        columns = {"prediction": point}
+        if interval is not None:
+            columns |= {"lower": interval[0], "upper": interval[1]}
+        return {name: v[..., 0] if self.size == 1 else v for name, v in columns.items()}
+
     def to_training_units(self, target: Tensor) -> Tensor:
         """Standardize targets (N, T)."""
         return (target - target.new_tensor(self.mean)) / target.new_tensor(self.std)
@@ -368,7 +415,7 @@ class Regression(Task, frozen=True, extra="forbid"):
         return dist.affine(mean.new_tensor(self.std), mean.new_tensor(self.mean))
 
 
-#: any task, told apart by `kind`
+#: any task, discriminated by `kind`
 AnyTask = Annotated[Classification | Regression, Field(discriminator="kind")]
 
 
@@ -387,7 +434,7 @@ def _class_names(values: Any) -> list[str]:
 def _class_name(value: Any, row: int) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"row {row} of target is {value}, not a class")
+            raise DubitoError(f"row {row} of target is {value}, not a class")
         # A table with an empty cell anywhere has its integers as floats.
         return str(int(value)) if value.is_integer() else str(value)
     if isinstance(value, str | int):
@@ -395,7 +442,7 @@ def _class_name(value: Any, row: int) -> str:
     scalar = getattr(value, "item", None)
     if scalar is not None and getattr(value, "ndim", 0) == 0:
         return _class_name(scalar(), row)
-    raise ValueError(f"row {row} of target is {value!r}, not a class; expected a name or a number")
+    raise DubitoError(f"row {row} of target is {value!r}, not a class; expected a name or a number")
 
 
 def _sort_key(name: str) -> tuple[float, str]:
@@ -414,10 +461,12 @@ def _numbers(
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or not array.size:
-        raise ValueError(f"target has shape {array.shape}; expected numbers (N,) or (N, T), N >= 1")
+        raise DubitoError(
+            f"target has shape {array.shape}; expected numbers (N,) or (N, T), N >= 1"
+        )
     names = _target_names(values, array.shape[1]) if names is None else names
     if len(names) != array.shape[1]:
-        raise ValueError(f"target has {array.shape[1]} columns, expected {_checks.listed(names)}")
+        raise DubitoError(f"target has {array.shape[1]} columns, expected {_checks.listed(names)}")
 
     def place(row: int, column: int) -> str:
         return f"row {row} of target {names[column]!r}"
@@ -426,12 +475,12 @@ def _numbers(
         for (row, column), value in np.ndenumerate(array):
             if isinstance(value, str) or not isinstance(value, int | float | np.number):
                 shown = str(value) if isinstance(value, str) else value
-                raise ValueError(f"{place(row, column)} is {shown!r}, not a number")
+                raise DubitoError(f"{place(row, column)} is {shown!r}, not a number")
     array = array.astype(np.float64)
     bad = np.argwhere(~np.isfinite(array))
     if len(bad):
         row, column = bad[0]
-        raise ValueError(f"{place(row, column)} is {array[row, column]}, not a finite number")
+        raise DubitoError(f"{place(row, column)} is {array[row, column]}, not a finite number")
     return array, names
 
 
@@ -448,7 +497,3 @@ def _central_coverage(cdf: Tensor, level: float) -> float:
     columns = cdf.mT
     tail = torch.full_like(columns, (1 - level) / 2)
     return metrics.coverage(tail, 1 - tail, columns).mean().item()
-
-
-def _curve(**columns: Tensor) -> Curve:
-    return {name: values.tolist() for name, values in columns.items()}

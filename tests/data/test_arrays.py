@@ -1,121 +1,160 @@
 from __future__ import annotations
 
+import struct
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dubito.data import Arrays, join, split
-from dubito.data.arrays import as_floats
-
-
-def arrays(labels: list[int], classes: int = 3) -> Arrays:
-    names = tuple("abcdefghij"[:classes])
-    return Arrays(
-        torch.arange(len(labels)).float()[:, None], torch.tensor(labels), names, "letters"
-    )
+from dubito import data
+from dubito.data import ArrayFormat, ImageFormat
+from dubito.errors import DubitoError
 
 
-def test_bytes_are_divided_by_255_and_floats_kept() -> None:
-    every = torch.arange(256, dtype=torch.uint8)
-    torch.testing.assert_close(as_floats(every), torch.arange(256) / 255, rtol=0, atol=0)
-    negative = torch.tensor([-2.0, 300.0])
-    assert as_floats(negative) is negative
+def test_numbers_become_float32() -> None:
+    encoded = ArrayFormat(shape=(2,)).encode([[1, 2], [3, 4]])
+    assert encoded.inputs.dtype == torch.float32
+    assert encoded.inputs.tolist() == [[1, 2], [3, 4]]
 
 
-def test_floats_are_float32_whatever_the_default() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert as_floats(torch.zeros(2, dtype=torch.uint8)).dtype == torch.float32
-    finally:
-        torch.set_default_dtype(torch.float32)
+def test_range_of_flat_inputs_is_kept() -> None:
+    source = data.open(np.array([[0.0, 5.0], [2.0, 5.0]]))
+    assert source.format == ArrayFormat(shape=(2,), low=(0, 5), high=(2, 5))
 
 
-def test_properties() -> None:
-    data = Arrays(torch.zeros(4, 1, 2, 3), torch.tensor([0, 2, 2, 0]), ("a", "b", "c"))
-    assert (len(data), data.shape, data.device) == (4, (1, 2, 3), torch.device("cpu"))
-    assert data.class_counts.tolist() == [2, 0, 2]
-    assert data.nbytes == 4 * 6 * 4 + 4 * 8
-    assert data.to("cpu") is data
-    assert data.to("meta").device.type == "meta"
+def test_far_values_are_noted_and_out_of_range() -> None:
+    format = ArrayFormat(shape=(2,), low=(0, 5), high=(2, 5))
+    encoded = format.encode([[4.0, 10.0], [-2.1, 5.0], [1.0, 10.1]])  # a constant may double
+    assert encoded.notes == {
+        1: "feature 0 is -2.1, far from [0, 2]",
+        2: "feature 1 is 10.1, far from [5, 5]",
+    }
+    assert format.in_range(encoded.inputs).tolist() == [True, False, False]
 
 
-def test_subset_keeps_order_and_names() -> None:
-    part = arrays([0, 1, 2, 1]).subset([3, 0])
-    assert part.inputs.flatten().tolist() == [3, 0]
-    assert part.labels.tolist() == [1, 0]
-    assert (part.classes, part.name) == (("a", "b", "c"), "letters")
+def test_training_data_is_in_range() -> None:
+    x = np.random.default_rng(0).normal(size=(50, 3)) * [1e-30, 1, 1e30]
+    source = data.open(x)
+    assert source.format.in_range(source.load()).all()
 
 
-def test_small_integer_labels_become_int64() -> None:
-    labels = torch.tensor([1, 0], dtype=torch.uint8)
-    assert Arrays(torch.zeros(2, 1), labels, ("a", "b")).labels.dtype == torch.int64
+def test_in_range_exports() -> None:
+    class Check(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ArrayFormat(shape=(2,), low=(0, 0), high=(1, 1)).in_range(x)
+
+    batch = {0: torch.export.Dim("batch")}
+    exported = torch.export.export(Check(), (torch.zeros(3, 2),), dynamic_shapes=(batch,))
+    assert exported.module()(torch.tensor([[0.0, 9.0], [1.0, 1.0]])).tolist() == [False, True]
+
+
+def test_values_that_are_not_finite() -> None:
+    x = np.ones((4, 2, 2))
+    x[1, 0, 1], x[3, 1, 1] = np.nan, 1e39
+    encoded = ArrayFormat(shape=(2, 2)).encode(x)
+    assert encoded.errors == {
+        1: "value [0, 1] is nan, not a finite float32 number",
+        3: "value [1, 1] is 1e+39, not a finite float32 number",
+    }
+    assert encoded.inputs[1].tolist() == [[0, 0], [0, 0]]
+    with pytest.raises(DubitoError, match=r"2 of 4 inputs.*data\[1\]: value \[0, 1\] is nan"):
+        data.open(x)
+    with pytest.raises(DubitoError, match=r"row 0: value \[1\] is inf"):
+        data.open(np.array([[1, np.inf]]))
 
 
 @pytest.mark.parametrize(
-    ("inputs", "labels", "classes", "error", "message"),
+    ("items", "message"),
     [
-        (torch.zeros(2, 1), torch.tensor([0, 2]), "ab", ValueError, r"0 to 1 .*\[2\].*index 1"),
-        (torch.zeros(2, 1), torch.tensor([-1, 0]), "ab", ValueError, r"1 are not: \[-1\]"),
-        (torch.zeros(2, 1), torch.tensor([0.0, 1]), "ab", TypeError, "integers"),
-        (torch.zeros(2, 1), torch.tensor([0]), "ab", ValueError, r"2 inputs need \(2,\)"),
-        (torch.zeros(2, 1).double(), torch.tensor([0, 1]), "ab", TypeError, "float64"),
-        (torch.zeros(2), torch.tensor([0, 1]), "ab", ValueError, r"\(N, \*shape\)"),
-        (torch.zeros(0, 1), torch.zeros(0).long(), "ab", ValueError, "at least one sample"),
-        (torch.zeros(2, 1), torch.tensor([0, 1]), "aa", ValueError, r"\['a'\] occur twice"),
+        (np.zeros((2, 3)), r"shape \(3,\), but the model takes \(2,\)"),
+        (np.zeros((2, 2), np.uint8), "uint8, but the model was trained on float32"),
+        (np.zeros(2), r"shape \(2,\); expected \(N"),
+        ([["a", "b"]], "must be numbers"),
+        ([[1, 2], [3]], "not an array of numbers"),
     ],
 )
-def test_bad_arrays_are_refused(
-    inputs: torch.Tensor, labels: torch.Tensor, classes: str, error: type, message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        Arrays(inputs, labels, tuple(classes), "letters")
+def test_unfit_arrays(items: object, message: str) -> None:
+    with pytest.raises(DubitoError, match=message):
+        ArrayFormat(shape=(2,)).encode(items)
 
 
-def test_join_wants_alike_parts() -> None:
-    one = arrays([0, 1])
-    assert join([one, one]).labels.tolist() == [0, 1, 0, 1]
-    with pytest.raises(ValueError, match="only alike data"):
-        join([one, arrays([0, 1], classes=4)])
-
-
-def test_the_papers_splits() -> None:
-    for count, fraction, wanted in [(60_000, 0.8, 48_000), (50_000, 0.95, 47_500)]:
-        first, second, _ = split(arrays([0] * count), fraction, seed=322)
-        assert (len(first), len(second)) == (wanted, count - wanted)
-
-
-def test_split_is_seeded_and_restored_from_its_order() -> None:
-    data = arrays([0, 1, 2] * 20)
-    first, second, order = split(data, 0.7, seed=5)
-    again, _, _ = split(data, 0.7, seed=5)
-    other, _, _ = split(data, 0.7, seed=6)
-    assert torch.equal(first.inputs, again.inputs)
-    assert not torch.equal(first.inputs, other.inputs)
-    assert torch.equal(data.subset(order[: len(first)]).inputs, first.inputs)
-    assert torch.equal(data.subset(order[len(first) :]).inputs, second.inputs)
-
-
-@given(
-    labels=st.lists(st.integers(0, 3), min_size=4, max_size=60),
-    fraction=st.floats(0.2, 0.8),
-    seed=st.integers(0, 99),
-    stratified=st.booleans(),
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((2, 6, 5), np.uint8, ImageFormat(size=(6, 5), mode="L")),
+        ((2, 6, 5, 3), np.uint8, ImageFormat(size=(6, 5), mode="RGB")),
+        ((2, 3, 6, 5), np.uint8, ImageFormat(size=(6, 5), mode="RGB")),
+        ((2, 6, 5, 4), np.uint8, ArrayFormat(shape=(4, 6, 5), dtype="uint8")),
+        ((2, 6, 5, 3), np.float64, ArrayFormat(shape=(3, 6, 5))),
+        ((2, 6), np.uint8, ArrayFormat(shape=(6,), dtype="uint8")),
+    ],
 )
-def test_split_divides(labels: list[int], fraction: float, seed: int, stratified: bool) -> None:
-    data = arrays(labels, classes=4)
-    first, second, order = split(data, fraction, seed, stratified=stratified)
-    assert len(first) == round(fraction * len(data))
-    assert sorted(order.tolist()) == list(range(len(data)))
-    assert sorted(torch.cat([first.inputs, second.inputs]).flatten().tolist()) == sorted(
-        data.inputs.flatten().tolist()
+def test_format_follows_from_the_array(shape, dtype, expected) -> None:  # type: ignore[no-untyped-def]
+    source = data.open(np.ones(shape, dtype))
+    assert source.format == expected
+    assert source[0].shape == expected.shape
+
+
+def test_npz(tmp_path: Path) -> None:
+    path = tmp_path / "flowers.npz"
+    np.savez(path, x=np.ones((3, 4)), y=np.array([b"rose", b"iris", b"rose"]))
+    source = data.open(path)
+    assert repr(source) == "<flowers.npz: 3 x (4,), array, labeled>"
+    assert source.target.tolist() == ["rose", "iris", "rose"]
+    assert data.open(path, labeled=False).target is None
+
+
+def test_npz_parts(tmp_path: Path) -> None:
+    path = tmp_path / "parts.npz"
+    np.savez(
+        path,
+        x_train=np.zeros((3, 2)),
+        y_train=np.array([["cat"], ["dog"], ["dog"]]),
+        x_test=np.ones((1, 2)),
+        y_test=[["cat"]],
     )
-    if stratified:
-        share = data.class_counts * len(first) / len(data)
-        assert (first.class_counts - share).abs().max() < 1
+    assert data.parts(path) == ("train", "test")
+    assert data.open(path).target.tolist() == ["cat", "dog", "dog"]
+    assert data.open(path, "test").load().tolist() == [[1, 1]]
+    assert data.open(path, "all").target.tolist() == ["cat", "dog", "dog", "cat"]
+    with pytest.raises(DubitoError, match="no part 'valid'; known: 'train', 'test', 'all'"):
+        data.open(path, "valid")
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, 0.01, float("nan")])
-def test_a_split_with_an_empty_side_is_refused(fraction: float) -> None:
-    with pytest.raises(ValueError, match="leaves a part empty"):
-        split(arrays([0, 1, 2]), fraction, seed=0)
+def test_large_npz_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dubito.data.base.IN_MEMORY", 100)
+    path = tmp_path / "large.npz"
+    x = np.random.default_rng(0).integers(256, size=(20, 6, 5), dtype=np.uint8)
+    np.savez(path, x=np.asfortranarray(x), y=np.arange(20) % 2)
+    source = data.open(path)
+    assert torch.equal(source.load(), torch.from_numpy(x[:, None]))
+    assert torch.equal(source.subset([3, 1]).load(), torch.from_numpy(x[[3, 1], None]))
+    before = source.fingerprint()
+    np.savez(path, x=np.zeros((20, 6, 5), np.uint8), y=np.arange(20) % 2)
+    assert data.open(path).fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"z": np.zeros((2, 2))}, "has no array named inputs or x or X: it has z"),
+        ({"x": np.zeros((2, 2))}, "has no array named labels or y"),
+        ({"x": np.zeros((2, 2)), "y": [0, 1, 1]}, "2 inputs, but 3 targets"),
+        ({"x": np.zeros((0, 2)), "y": []}, "there are no inputs in bad.npz"),
+        ({"x": np.array([{}, {}]), "y": [0, 1]}, "cannot be read.*Store numbers"),
+    ],
+)
+def test_unfit_npz(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(DubitoError, match=message):
+        data.open(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", struct.pack("<8d", *range(8))])
+def test_damaged_npz(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.npz"
+    path.write_bytes(content)
+    with pytest.raises(DubitoError, match=r"bad\.npz is not an \.npz file"):
+        data.open(path)

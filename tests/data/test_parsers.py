@@ -1,108 +1,76 @@
 from __future__ import annotations
 
-from pathlib import Path
+import gzip
+import io
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.io import savemat
 
-from dubito.data import parsers
-from dubito.data.files import Blob
-
-
-def blob(data: bytes, name: str = "some-file") -> Blob:
-    return Blob(Path(name), data)
+from dubito.data.parsers import PARSERS
+from dubito.errors import DubitoError
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_mnist(formats: Any, compressed: bool) -> None:
-    images, labels = formats.images(5, 4, 3), np.array([0, 9, 3, 3, 1])
-    pack = formats.gz if compressed else bytes
-    files = [blob(pack(formats.idx(images))), blob(pack(formats.idx(labels)))]
-    parsed, said = parsers.mnist(files)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_mnist(put: Any, make: Any, pack: Any) -> None:
+    images, labels = make.noise(5, 4, 3), np.array([0, 9, 3, 3, 1])
+    files = [put("images", pack(make.idx(images))), put("labels", pack(make.idx(labels)))]
+    parsed, found = PARSERS["mnist"](files)
     np.testing.assert_array_equal(parsed, images[:, None])
-    np.testing.assert_array_equal(said, labels)
-    assert said.dtype == np.int64
-    assert parsed.flags.writeable
+    np.testing.assert_array_equal(found, labels)
 
 
-def test_idx_of_another_kind(formats: Any) -> None:
-    floats = bytes([0, 0, 0x0D, 1, 0, 0, 0, 1, 0, 0, 0, 0])
-    with pytest.raises(ValueError, match=r"some-file .*begins with 00 00 0d 01, not 00 00 08 01"):
-        parsers.idx(blob(floats), 1)
-    with pytest.raises(ValueError, match="not an idx file of 3-dimensional"):
-        parsers.idx(blob(formats.idx(np.zeros(3))), 3)
-    with pytest.raises(ValueError, match="begins with , not"):
-        parsers.idx(blob(b""), 1)
-
-
-@pytest.mark.parametrize("cut", [1, 10, 58])
-def test_truncated_idx(formats: Any, cut: int) -> None:
-    data = formats.idx(formats.images(5, 4, 3))
-    with pytest.raises(ValueError, match=r"some-file is truncated .*\(5, 4, 3\).* 60 values"):
-        parsers.idx(blob(data[:-cut]), 3)
-    with pytest.raises(ValueError, match="too long"):
-        parsers.idx(blob(data + b"x"), 3)
-
-
-def test_truncated_or_damaged_gzip(formats: Any) -> None:
-    packed = formats.gz(formats.idx(formats.images(5, 40, 30)))
-    damaged = bytearray(packed)
-    damaged[len(packed) // 2] ^= 0xFF
-    for data in (packed[: len(packed) // 2], bytes(damaged)):
-        with pytest.raises(ValueError, match=r"some-file \(.* bytes\) cannot be decompressed"):
-            parsers.idx(blob(data), 3)
-
-
-def test_images_and_labels_must_match(formats: Any) -> None:
-    files = [blob(formats.idx(formats.images(5, 4, 3)), "im"), blob(formats.idx(np.zeros(4)), "la")]
-    with pytest.raises(ValueError, match="im has 5 images, but la has 4 labels"):
-        parsers.mnist(files)
-
-
-def test_cifar_10(formats: Any) -> None:
-    images, labels = formats.images(7, 3, 32, 32), np.array([0, 9, 3, 3, 1, 2, 5])
+def test_cifar_joins_files(put: Any, make: Any) -> None:
+    images, labels = make.noise(5, 3, 32, 32), np.arange(5)
     files = [
-        blob(formats.cifar(images[:4], labels[:4])),
-        blob(formats.cifar(images[4:], labels[4:])),
+        put("1.bin", make.cifar(images[:2], labels[:2])),
+        put("2.bin", make.cifar(images[2:], labels[2:])),
     ]
-    parsed, said = parsers.cifar(files)
+    parsed, found = PARSERS["cifar"](files)
     np.testing.assert_array_equal(parsed, images)
-    np.testing.assert_array_equal(said, labels)
+    np.testing.assert_array_equal(found, labels)
 
 
-def test_cifar_100_takes_the_fine_label(formats: Any) -> None:
-    images, fine, coarse = formats.images(3, 3, 32, 32), np.array([99, 0, 50]), np.array([1, 2, 3])
-    parsed, said = parsers.cifar([blob(formats.cifar(images, fine, coarse))], label_bytes=2)
+def test_cifar_100_has_fine_labels(put: Any, make: Any) -> None:
+    images, fine, coarse = make.noise(3, 3, 32, 32), np.array([7, 99, 0]), np.array([1, 2, 3])
+    path = put("train.bin", make.cifar(images, fine, coarse))
+    assert PARSERS["cifar_fine"]([path])[1].tolist() == [7, 99, 0]
+
+
+def test_svhn_calls_zero_ten(put: Any, make: Any) -> None:
+    images, stream = make.noise(3, 3, 32, 32), io.BytesIO()
+    savemat(stream, {"X": images.transpose(2, 3, 1, 0), "y": np.array([[10], [1], [9]])})
+    parsed, labels = PARSERS["svhn"]([put("test.mat", stream.getvalue())])
     np.testing.assert_array_equal(parsed, images)
-    np.testing.assert_array_equal(said, fine)
+    assert labels.tolist() == [0, 1, 9]
 
 
-def test_truncated_cifar(formats: Any) -> None:
-    data = formats.cifar(formats.images(2, 3, 32, 32), np.array([0, 1]))
-    for cut in (data[:-1], data + b"x", b""):
-        with pytest.raises(ValueError, match=r"some-file is truncated .* 3073 bytes of a record"):
-            parsers.cifar([blob(cut)])
+def test_damaged_idx(put: Any, make: Any) -> None:
+    good = make.idx(make.noise(5, 40, 30))
+    labels = put("labels", make.idx(np.zeros(4)))
+    packed = gzip.compress(good)
+    for content, message in [
+        (good[:-1], r"images is truncated or another file \(.*reshape"),
+        (good + b"x", "truncated or another file"),
+        (make.idx(np.zeros(3)), "it starts with 00 00 08 01, not 00 00 08 03"),
+        (b"", "it starts with , not"),
+        (packed[: len(packed) // 2], r"images is truncated.*delete it"),
+        (good, "5 images, but .*labels has 4 labels"),
+    ]:
+        with pytest.raises(DubitoError, match=message):
+            PARSERS["mnist"]([put("images", content), labels])
 
 
-@pytest.mark.parametrize("compress", [False, True])
-def test_svhn(formats: Any, compress: bool) -> None:
-    images, labels = formats.images(4, 3, 32, 32), np.array([10, 1, 9, 10])
-    parsed, said = parsers.svhn([blob(formats.mat(images, labels, compress))])
-    np.testing.assert_array_equal(parsed, images)
-    np.testing.assert_array_equal(said, [0, 1, 9, 0])
+@pytest.mark.parametrize("content", [b"", b"x" * 3000])
+@pytest.mark.parametrize("name", ["cifar", "svhn"])
+def test_damaged_files(put: Any, name: str, content: bytes) -> None:
+    with pytest.raises(DubitoError, match=r"bad is truncated or another file.*delete it"):
+        PARSERS[name]([put("bad", content)])
 
 
-def test_truncated_svhn(formats: Any) -> None:
-    data = formats.mat(formats.images(40, 3, 32, 32), np.full(40, 3))
-    for cut in (data[: len(data) // 2], data[:100], b""):
-        with pytest.raises(ValueError, match=r"some-file \(.* bytes\) cannot be read as a MATLAB"):
-            parsers.svhn([blob(cut)])
-
-
-def test_svhn_of_another_shape(formats: Any) -> None:
-    small = formats.mat(formats.images(4, 3, 16, 16), np.full(4, 1))
-    uneven = formats.mat(formats.images(4, 3, 32, 32), np.full(3, 1))
-    for data in (small, uneven):
-        with pytest.raises(ValueError, match=r"must hold bytes X \(32, 32, 3, N\)"):
-            parsers.svhn([blob(data)])
+def test_mat_of_other_arrays(put: Any) -> None:
+    stream = io.BytesIO()
+    savemat(stream, {"X": np.zeros((2, 2)), "y": np.zeros(3)})
+    with pytest.raises(DubitoError, match=r"bad\.mat is truncated or another file"):
+        PARSERS["svhn"]([put("bad.mat", stream.getvalue())])

@@ -1,80 +1,66 @@
 from __future__ import annotations
 
-import ast
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dubito import data
-from dubito.data import DATASETS, FORMATS, load, parts
+from dubito.data import ArrayFormat, ImageFormat
+from dubito.errors import DubitoError
 
 
-def test_a_known_name_is_not_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").mkdir()
-    assert len(load("digits", "all")) == 1797
-    with pytest.raises(ValueError, match="no sub-folders"):
-        load("./digits")
+def test_unknown_name_lists_known_ones() -> None:
+    with pytest.raises(DubitoError, match=r"'minst' is neither .* known: 'mnist'.*'digits'"):
+        data.open("minst")
 
 
-def test_an_unknown_source_lists_the_known() -> None:
-    with pytest.raises(FileNotFoundError, match="'cifar' is neither a file") as caught:
-        load("cifar")
-    for name in DATASETS:
-        assert repr(name) in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="'cifar' is neither"):
-        parts("cifar")
+def test_unknown_extension(put: Any) -> None:
+    with pytest.raises(DubitoError, match=r"a\.xyz is neither a folder nor a table"):
+        data.open(put("a.xyz", ""))
 
 
-def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
-    path = tmp_path / "data.parquet"
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"format of .*'\.parquet'; known: '\.npz', '\.csv'"):
-        load(path)
+def test_source_is_returned_with_or_without_its_target() -> None:
+    source = data.open((np.zeros((2, 3)), ["a", "b"]))
+    assert data.open(source).target.tolist() == ["a", "b"]
+    assert data.open(source, labeled=False).target is None
+    assert source.target is not None
 
 
-def test_suffixes_in_capitals(tmp_path: Path) -> None:
-    path = tmp_path / "OWN.CSV"
-    path.write_text("1,2,0\n3,4,1\n")
-    assert len(load(path)) == 2
+def test_tensors_and_lists() -> None:
+    source = data.open((torch.zeros(2, 3), torch.tensor([1, 0])))
+    assert source.target.tolist() == [1, 0]
+    assert data.open(([[1, 2], [3, 4]], ["a", "b"])).load().tolist() == [[1, 2], [3, 4]]
 
 
-def test_options_reach_the_reader_and_unknown_ones_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "own.csv"
-    path.write_text("kind,a\nx,1\ny,2\n")
-    assert load(path, label="kind").classes == ("x", "y")
-    with pytest.raises(TypeError, match="unknown option 'size' for read_csv; known: 'label'"):
-        load(path, size=3)
-    with pytest.raises(TypeError, match="unknown option 'size' for data set 'digits'; known: none"):
-        load("digits", size=3)
-
-
-def test_a_missing_download_is_said_before_anything_is_asked_for(tmp_path: Path) -> None:
-    for name, entry in DATASETS.items():
-        assert parts(name) == entry.parts == ("train", "test")
-        if name != "digits":
-            with pytest.raises(FileNotFoundError, match=f"{name}.*download=False.*DUBITO_DATA"):
-                load(name, root=tmp_path, download=False)
-
-
-def test_formats_are_read_by_what_they_say(tmp_path: Path) -> None:
-    np.savez(tmp_path / "own.npz", features=np.ones((2, 3)), labels=[0, 1])
-    assert set(FORMATS) == {".npz", ".csv", ".safetensors", ".pkl", ".plk", ".pickle"}
-    assert load(tmp_path / "own.npz", "all").shape == (3,)
-
-
-LATE = {"PIL", "filelock", "pooch", "requests", "rich", "safetensors", "scipy", "sklearn"}
+def test_images_of_another_size_are_converted_on_request() -> None:
+    format = ImageFormat(size=(4, 4), mode="RGB")
+    with pytest.raises(DubitoError, match=r"8 x 8 L images, but .* 4 x 4 RGB images.*resize=True"):
+        data.open("digits", "test", format=format)
+    resized = data.open("digits", "test", format=format, resize=True)
+    assert resized.format == format
+    assert torch.equal(data.open("digits", "test", size=4, mode="RGB").load(), resized.load())
 
 
 @pytest.mark.parametrize(
-    "path", sorted(Path(data.__file__).parent.glob("*.py")), ids=lambda path: path.name
+    ("source", "options", "message"),
+    [
+        ("digits", {"target": "x"}, "target='x' is for tables, which digits is not"),
+        (np.zeros((2, 2)), {"size": 4}, "size=4 is for images"),
+        (np.zeros((2, 2)), {"format": ImageFormat(size=(2, 2), mode="L")}, "takes 2 x 2 L images"),
+        ([{"n": 1}, {"n": 2}], {"format": ArrayFormat(shape=(1,))}, "table, but the model takes"),
+        ("digits", {"on_error": "ignore"}, "unknown on_error 'ignore'; known: 'skip', 'raise'"),
+        (np.zeros((2, 2)), {"split": "test"}, "data in memory has no part 'test'"),
+        ((np.zeros((2, 2)), [1]), {}, "2 inputs, but 1 targets"),
+    ],
 )
-def test_importing_the_package_is_light(path: Path) -> None:
-    tree = ast.parse(path.read_text("utf-8"))
-    named = {
-        alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names
-    }
-    named |= {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert "__future__" in named or path.name == "__init__.py"
-    assert not LATE & {name.split(".")[0] for name in named}
+def test_options_that_do_not_fit(source: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        data.open(source, **options)
+
+
+def test_folder_for_a_model_of_arrays(pets: Path) -> None:
+    with pytest.raises(DubitoError, match=r"pets has images, but the model takes arrays of shape"):
+        data.open(pets, format=ArrayFormat(shape=(3,)))

@@ -4,251 +4,256 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from dubito.bundle import read_table
-from dubito.data import load, parts, read_csv, read_npz
+from dubito import data
+from dubito.data import TableFormat
+from dubito.errors import DubitoError
+
+HOUSES = """\
+area,postcode,heating,price
+50,04109,gas,100
+,04109,oil,150.5
+
+120,04315,,300
+80,04315,gas,200
+"""
 
 
-def saved(folder: Path, **arrays: Any) -> Path:
-    path = folder / "own.npz"
-    np.savez(path, **arrays)
-    return path
+@pytest.fixture
+def houses(put: Any) -> data.Source:
+    return data.open(put("houses.csv", HOUSES), target="price")
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "own.csv"
-    path.write_text(text, encoding="utf-8")
-    return path
+def test_numbers_and_categories(put: Any) -> None:
+    source = data.open(put("a.csv", "size, color ,kind\n2.5,red,x\n1e1, blue,y\n"))
+    assert source.load().tolist() == [[2.5, 0, 1], [10, 1, 0]]
+    assert source.target.tolist() == ["x", "y"]
 
 
-X, Y = np.arange(6.0).reshape(3, 2), np.array([1, 0, 1])
+def test_missing_number_is_the_median_with_an_indicator(houses: data.Source) -> None:
+    assert houses.load()[:, :2].tolist() == [[50, 0], [80, 1], [120, 0], [80, 0]]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "labels"),
-    [("inputs", "labels"), ("x", "y"), ("X", "Y"), ("images", "target"), ("data", "targets")],
-)
-def test_npz_by_any_of_its_names(tmp_path: Path, inputs: str, labels: str) -> None:
-    data = read_npz(saved(tmp_path, **{inputs: X, labels: Y}))
-    torch.testing.assert_close(data.inputs, torch.from_numpy(X).float())
-    assert data.labels.tolist() == Y.tolist()
-    assert data.name == "own"
+def test_codes_are_categories(houses: data.Source) -> None:
+    assert houses.load()[:, 2:4].tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("stored", "shape", "dtype"),
-    [
-        (np.zeros((3, 8, 9), np.uint8), (1, 8, 9), torch.uint8),
-        (np.zeros((3, 8, 9, 3), np.uint8), (3, 8, 9), torch.uint8),
-        (np.zeros((3, 3, 8, 9), np.uint8), (3, 8, 9), torch.uint8),
-        (np.zeros((3, 8, 9, 1)), (1, 8, 9), torch.float32),
-        (np.zeros((3, 8, 9), np.float16), (8, 9), torch.float32),
-        (np.zeros((3, 8), np.int64), (8,), torch.float32),
-        (np.zeros((3, 8), np.bool_), (8,), torch.float32),
-    ],
-)
-def test_npz_shapes(tmp_path: Path, stored: np.ndarray, shape: tuple, dtype: torch.dtype) -> None:
-    data = read_npz(saved(tmp_path, x=stored, y=Y))
-    assert (data.shape, data.inputs.dtype) == (shape, dtype)
+def test_missing_category_is_a_category(houses: data.Source) -> None:
+    assert houses.load()[:, 4:].tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
 
 
-def test_channels_move_with_their_pixels(tmp_path: Path) -> None:
-    images = np.arange(3 * 6 * 5 * 3, dtype=np.uint8).reshape(3, 6, 5, 3)
-    data = read_npz(saved(tmp_path, x=images, y=Y))
-    np.testing.assert_array_equal(data.inputs.permute(0, 2, 3, 1).numpy(), images)
+def test_items_are_lines(houses: data.Source) -> None:
+    assert [houses.item(row) for row in range(4)] == [
+        "houses.csv:2", "houses.csv:3", "houses.csv:5", "houses.csv:6",
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("spelling", ["{name}_{part}", "{part}_{name}"])
-def test_npz_with_parts(tmp_path: Path, spelling: str) -> None:
-    arrays = {"x": X, "y": np.array(["a", "c", "b"])}, {"x": X[:2], "y": np.array(["c", "c"])}
-    content = {
-        spelling.format(name=name, part=part): values
-        for part, pair in zip(("train", "test"), arrays, strict=True)
-        for name, values in pair.items()
+def test_format_survives_json(houses: data.Source) -> None:
+    format = houses.format
+    assert TableFormat.model_validate_json(format.model_dump_json()) == format
+
+
+@pytest.mark.parametrize("kind", ["rows", "frame", "file"])
+def test_prediction_reads_rows_frames_and_files_alike(
+    houses: data.Source, put: Any, kind: str
+) -> None:
+    rows = [
+        {"heating": "oil", "extra": 1, "postcode": "04315", "area": 60},
+        {"heating": None, "extra": 2, "postcode": "04109", "area": None},
+    ]
+    frame = pd.DataFrame(rows)
+    path = put("new.csv", frame.to_csv(index=False))
+    items = {"rows": rows, "frame": frame, "file": path}[kind]
+    encoded = houses.format.encode(items)
+    assert encoded.inputs.tolist() == [[60, 0, 0, 1, 0, 0, 1], [80, 1, 1, 0, 1, 0, 0]]
+    assert (encoded.errors, encoded.notes) == ({}, {})
+
+
+def test_values_far_outside_and_unseen_categories(houses: data.Source) -> None:
+    rows = [
+        {"area": 700, "postcode": "99999", "heating": "gas"},
+        {"area": -20, "postcode": "04109", "heating": "gas"},
+        {"area": 50, "postcode": "04109", "heating": "wood"},
+    ]
+    encoded = houses.format.encode(rows)
+    assert encoded.notes == {
+        0: "area is 700, far from [50, 120]; postcode is '99999', unseen in training",
+        2: "heating is 'wood', unseen in training",
     }
-    path = saved(tmp_path, **content)
-    assert parts(path) == ("train", "test")
-    assert load(path, "train").labels.tolist() == [0, 2, 1]
-    assert load(path, "test").labels.tolist() == [2, 2]  # c, though a and b are not in this part
-    assert load(path, "all").labels.tolist() == [0, 2, 1, 2, 2]
-    with pytest.raises(ValueError, match="known: 'train', 'test', 'all'"):
-        load(path, "valid")
+    assert houses.format.in_range(encoded.inputs).tolist() == [False, True, False]
+    assert houses.format.in_range(houses.load()).all()
 
 
-def test_npz_without_parts_has_no_test_part(tmp_path: Path) -> None:
-    path = saved(tmp_path, x=X, y=Y)
-    assert parts(path) == ()
-    assert len(load(path, "train")) == 3
-    with pytest.raises(ValueError, match="no part called 'test'"):
-        load(path, "test")
+def test_decode_returns_the_cells_of_a_row() -> None:
+    frame = pd.DataFrame({"age": [1.5, None, 3.0], "hue": ["red", "tan", "red"]})
+    format = data.open(frame, labeled=False).format
+    inputs = format.encode([*frame.to_dict("records"), {"age": 2, "hue": "sky"}]).inputs
+    rows = [list(format.decode(row).values()) for row in inputs]
+    assert rows == [[1.5, "red"], ["", "tan"], [3.0, "red"], [2.0, None]]
 
 
-def test_npz_may_name_its_classes(tmp_path: Path) -> None:
-    path = saved(tmp_path, x=X, y=Y, classes=np.array(["no", "yes", "unseen"]))
-    assert read_npz(path).classes == ("no", "yes", "unseen")
-    assert read_npz(path, classes=("n", "y")).classes == ("n", "y")
-    path = saved(tmp_path, x=X, y=Y + 2, classes=np.array(["no", "yes", "unseen"]))
-    with pytest.raises(ValueError, match=r"from 0 to 2 .*\[3\]"):
-        read_npz(path)
+def test_in_range_exports(houses: data.Source) -> None:
+    class Check(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return houses.format.in_range(x)
+
+    exported = torch.export.export(Check(), (houses.load(),))
+    assert exported.module()(houses.load()).all()
+
+
+def test_rows_that_cannot_be_read(put: Any) -> None:
+    format = data.open(put("a.csv", "n,c,y\n1,a,0\n2,b,1\n3,a,1\n")).format
+    rows = [{"n": "x", "c": "a"}, {"n": 1, "c": None}, {"n": "inf", "c": "a"}, {"n": 2, "c": "b"}]
+    encoded = format.encode(rows)
+    assert encoded.errors == {
+        0: "column 'n' is 'x', not a finite number",
+        1: "column 'c' is missing, as in no row of the training data",
+        2: "column 'n' is 'inf', not a finite number",
+    }
+    assert encoded.inputs.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [2, 0, 1]]
+
+
+def test_column_missing_at_prediction(houses: data.Source) -> None:
+    with pytest.raises(DubitoError, match="lacks the column 'heating'; it has 'area', 'postcode'"):
+        houses.format.encode([{"area": 1, "postcode": "04109"}])
+
+
+def test_ignored_columns_are_no_inputs(put: Any) -> None:
+    path = put("a.csv", "id,n,y\n" + "".join(f"u{i},{i},{i % 2}\n" for i in range(30)))
+    source = data.open(path, ignore=["id"])
+    assert source.load().shape == (30, 1)
+    assert [column.name for column in source.format.columns] == ["n"]  # type: ignore[attr-defined]
+
+
+def test_numbers_as_categories(put: Any) -> None:
+    path = put("a.csv", "floor,y\n1,0\n2,1\n1,0\n")
+    source = data.open(path, categories=["floor"])
+    assert source.load().tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert source.format.encode([{"floor": 2}, {"floor": 1.0}]).inputs.tolist() == [[0, 1], [1, 0]]
+
+
+def test_all_problems_are_reported_at_once(put: Any) -> None:
+    lines = [
+        f"u{i},{'x' if i == 3 else i},{1e9 + i / 1e3},,{'' if i == 5 else i}" for i in range(30)
+    ]
+    path = put("bad.csv", "id,n,time,none,price\n" + "\n".join(lines))
+    with pytest.raises(DubitoError, match=r"^bad\.csv: ") as caught:
+        data.open(path)
+    message = str(caught.value)
+    assert "column 'id' has 30 different values in 30 rows, like an identifier: ignore" in message
+    assert "column 'n' has numbers, but line 5 is 'x'" in message
+    assert "column 'time' varies by 0.00866 around 1000000000" in message
+    assert "column 'none' has no values" in message
+    assert "target 'price' is missing in 1 rows, the first is line 7" in message
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("cells", "expected"),
     [
-        ({"x": X}, r"no array called labels or y or Y: it holds \['x'\]"),
-        ({"y": Y}, "no array called inputs or x or X"),
-        ({}, "it holds nothing"),
-        ({"x_train": X, "y": Y}, "no array called labels or y or Y of train"),
-        ({"x": X, "y": np.array([1, None, "a"], dtype=object)}, "'y' cannot be read.*refused"),
-        ({"x": np.array([[1], [{}], [2]], dtype=object), "y": Y}, "'x' cannot be read.*refused"),
-        ({"x": np.array([["a"], ["b"], ["c"]]), "y": Y}, "inputs must be numbers"),
-        ({"x": X[:2], "y": Y}, r"2 inputs need \(2,\)"),
-        ({"x": np.zeros(3), "y": Y}, r"shape \(3,\): expected \(N, \*shape\)"),
-        ({"x": np.float64(3), "y": Y}, r"shape \(\): expected"),
-        ({"x": np.array([[1.0], [np.nan], [np.inf]]), "y": Y}, r"2 of 3 .* at \(1, 0\): nan"),
-        ({"x": np.array([[1.0], [1e300], [0.0]]), "y": Y}, r"1 of 3 .* at \(1, 0\): 1e\+300"),
+        (["1", "2"], [1, 2]),
+        (["1.5", "2"], [1.5, 2.0]),
+        (["04109", "4110"], ["04109", "4110"]),
+        (["b", " a "], ["b", "a"]),
+        (["1", "x"], [1, "x"]),
+        (["NA", "none"], ["NA", "none"]),
     ],
 )
-def test_bad_npz(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_npz(saved(tmp_path, **arrays))
+def test_targets_are_numbers_or_text(put: Any, cells: list[str], expected: list[Any]) -> None:
+    path = put("a.csv", "n,y\n" + "".join(f"{row},{cell}\n" for row, cell in enumerate(cells)))
+    assert data.open(path).target.tolist() == expected
 
 
-def test_a_file_that_is_no_npz(tmp_path: Path) -> None:
-    path = saved(tmp_path, x=np.zeros((300, 9)), y=np.zeros(300))
-    content = path.read_bytes()
-    for bad in (content[: len(content) // 2], b"PK\x03\x04 not a zip", b"", b"\x80\x04N."):
-        path.write_bytes(bad)
-        with pytest.raises(ValueError, match=r"own\.npz"):
-            read_npz(path)
-    with path.open("wb") as stream:
-        np.save(stream, X)
-    with pytest.raises(ValueError, match="a single array"):
-        read_npz(path)
+def test_several_targets(put: Any) -> None:
+    source = data.open(put("a.csv", "y,n,z\n1,2,3\n4,5,6\n"), target=["z", "y"])
+    assert list(source.target.columns) == ["z", "y"]
+    assert source.load().tolist() == [[2], [5]]
+    assert source.subset([1]).target.to_numpy().tolist() == [[6, 4]]
 
 
-def test_a_damaged_array(tmp_path: Path) -> None:
-    path = saved(tmp_path, x=np.zeros((300, 9)), y=np.zeros(300))
-    content = bytearray(path.read_bytes())
-    content[5000] ^= 0xFF
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"own\.npz: array 'x' cannot be read"):
-        read_npz(path)
-
-
-CSV = "length,width,kind\n5.1,3.5,iris\n4.9,-3e0,rose\n 4.7 , 3.2 ,iris\n"
-
-
-def test_csv(tmp_path: Path) -> None:
-    data = read_csv(written(tmp_path, CSV))
-    torch.testing.assert_close(
-        data.inputs, torch.tensor([[5.1, 3.5], [4.9, -3.0], [4.7, 3.2]]), rtol=0, atol=0
+def test_data_frame() -> None:
+    frame = pd.DataFrame(
+        {"n": [1.0, np.nan, 3.0], "b": [True, False, True], "c": ["x", "y", None], "y": [1, 2, 3]}
     )
-    assert (data.classes, data.labels.tolist()) == (("iris", "rose"), [0, 1, 0])
+    source = data.open(frame, target="y")
+    assert source.load().tolist() == [
+        [1, 0, 0, 1, 0, 1, 0], [2, 1, 1, 0, 0, 0, 1], [3, 0, 0, 1, 1, 0, 0],
+    ]  # fmt: skip
+    assert source.item(1) == "row 1"
+    pair = data.open((frame.drop(columns="y"), ["a", "b", "a"]))
+    assert torch.equal(pair.load(), source.load())
+    assert pair.target.tolist() == ["a", "b", "a"]
+
+
+def test_index_column_is_ignored(put: Any) -> None:
+    frame = pd.DataFrame({"n": [1, 2, 3], "y": [0, 1, 0]})
+    with pytest.warns(UserWarning, match="first column has no name and counts rows"):
+        source = data.open(put("a.csv", frame.to_csv()))
+    assert source.load().tolist() == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_delimiters(put: Any, delimiter: str) -> None:
+    path = put("a.csv", HOUSES.replace(",", delimiter))
+    assert data.open(path, target="price").load().shape == (4, 7)
+
+
+def test_evaluation_uses_the_format_of_a_model(houses: data.Source, put: Any) -> None:
+    path = put("test.csv", "price,heating,area,postcode\n250,oil,90,04315\n")
+    source = data.open(path, format=houses.format, ignore=["id"])
+    assert source.load().tolist() == [[90, 0, 0, 1, 0, 0, 1]]
+    assert source.target.tolist() == [250]
+    assert source.target.name == "price"
+
+
+def test_unreadable_rows_raise_unless_reported(put: Any) -> None:
+    format = data.open(put("a.csv", "n,y\n1,0\n2,1\n")).format
+    path = put("b.csv", "n,y\n1,0\nx,1\n")
+    with pytest.raises(DubitoError, match=r"1 of 2 inputs.*b\.csv:3: column 'n' is 'x'"):
+        data.open(path, format=format)
+    source = data.open(path, format=format, labeled=False, on_error="report")
+    assert list(source.encode([1, 0]).errors) == [0]
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("content", "message"),
     [
-        "5,3,1\n4,2,0\n",  # no header
-        "\ufeffa,b,c\r\n5,3,1\r\n\r\n4,2,0\r\n",  # as spreadsheets write it
-        'a,"b, or c",c\n5,"3",1\n4,2,0',
+        ("", "is empty"),
+        ("a,b\n", "has a header, but no rows"),
+        ("a,a\n1,2\n", "has the column 'a' twice"),
+        ("1.5,x\n2.5,y\n", "line 1 has '1.5' among the names"),
+        ("a,b\n1,2,3\n", r"cannot be read as a table: .*Expected 2 fields in line 2, saw 3"),
+        ('a,b\n1,"2\n', "cannot be read as a table: .*EOF inside string"),
+        (b"a,b\n\xff,2\n", "cannot be read as a table: .*utf-8"),
+        ("y\n1\n2\n", "no input columns"),
     ],
 )
-def test_csv_as_it_comes(tmp_path: Path, text: str) -> None:
-    data = read_csv(written(tmp_path, text))
-    assert data.inputs.tolist() == [[5, 3], [4, 2]]
-    assert (data.classes, data.labels.tolist()) == (("0", "1"), [1, 0])
+def test_bad_files(put: Any, content: str | bytes, message: str) -> None:
+    with pytest.raises(DubitoError, match=message):
+        data.open(put("bad.csv", content))
 
 
-def test_csv_with_the_label_elsewhere(tmp_path: Path) -> None:
-    path = written(tmp_path, "kind;a;b\niris;5,1;3\n".replace(",", ".") + "rose;4;2\n")
-    data = read_csv(path, label="kind", delimiter=";")
-    assert data.inputs.tolist() == [[pytest.approx(5.1), 3], [4, 2]]
-    assert data.classes == ("iris", "rose")
-    with pytest.raises(ValueError, match=r"column of .* 'king'; known: 'kind', 'a', 'b'"):
-        read_csv(path, label="king", delimiter=";")
-    with pytest.raises(ValueError, match=r"1 column.*is the delimiter another one"):
-        read_csv(path)
+@pytest.mark.parametrize("option", ["target", "ignore", "categories"])
+def test_unknown_columns(put: Any, option: str) -> None:
+    with pytest.raises(ValueError, match=r"unknown column of a\.csv 'z'; known: 'n', 'y'"):
+        data.open(put("a.csv", "n,y\n1,2\n"), **{option: ["z"]})
 
 
-def test_csv_labels_sort_as_numbers_and_follow_given_classes(tmp_path: Path) -> None:
-    path = written(tmp_path, "1,10\n2,9\n3,10\n")
-    assert read_csv(path).classes == ("9", "10")
-    assert read_csv(path, classes=("10", "9")).labels.tolist() == [0, 1, 0]
+def test_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"n": [1.0, 2.0], "y": ["a", "b"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    assert data.open(tmp_path / "a.parquet").load().tolist() == [[1], [2]]
 
 
-def test_a_class_may_be_called_none(tmp_path: Path) -> None:
-    assert read_csv(written(tmp_path, "1,none\n2,flu\n")).classes == ("flu", "none")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,b,y\n1,2,0\n3,,1\n4,NA,0\n", "column 'b' has 2 missing value.*first in line 3"),
-        ("1,2,0\nnan,4,1\n", "column 'column 1' has 1 missing .* line 2"),
-        ("a,colour,y\n1,2,0\n3,red,1\n", "column 'colour' must hold numbers, but line 3 has 'red'"),
-        ('a,b,y\n"1\n",2,0\n3,red,1\n', "column 'b' must hold numbers, but line 4 has 'red'"),
-        ("a,b,y\n1,2,\n3,4,1\n", "column 'y' has 1 missing .* line 2"),
-        ("a,b,y\n1,2,0\n3,1\n", "line 3: 2 columns, but row 1 has 3"),
-        ("a,b,y\n1,inf,0\n3,1,1\n", r"1 of 4 input values .* at \(0, 1\): inf"),
-        ("1,2,0.5\n3,4,0.7\n", "continuous target"),
-        ("a,b,y\n", "a header, but no rows"),
-        ("", "0 column"),
-        ('a,b,y\n1,"2,0\n', "not a csv file"),
-    ],
-)
-def test_bad_csv(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_csv(written(tmp_path, text))
-
-
-NUMBERED = "2001,2002,region\n5,3,north\n4,2,south\n4,1,south\n"
-SAMPLES = "red,small,yes\nred,large,no\nblue,small,yes\n"
-
-
-@pytest.mark.parametrize("reader", [read_csv, read_table])
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (NUMBERED, "line 1: is row 1 a header or a sample.* 'region', which is the label of no"),
-        ("\n" + NUMBERED, "line 2: is row 1 a header"),
-        (SAMPLES, "line 1: row 1 has 'red', 'small', 'yes', which occur in the same columns"),
-        ("hue,y\nred,a\nhue,y\n", "'hue', 'y', which occur"),  # two files, one after the other
-    ],
-)
-def test_a_first_row_that_may_be_either_is_not_guessed(
-    tmp_path: Path, text: str, message: str, reader: Any
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        reader(written(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    ("text", "classes", "count"),
-    [
-        (NUMBERED.replace("20", "in 20"), ("north", "south"), 3),  # both ways out of the error
-        ("first,second,kind\n" + NUMBERED, ("north", "region", "south"), 4),
-        ("5,3,north\n4,2,south\n4,1,east\n", ("east", "north", "south"), 3),  # nothing recurs
-        ("size,0,spam\n5,0,spam\n4,0,ham\n", ("ham", "spam"), 2),  # 0 is no word
-    ],
-)
-def test_a_first_row_that_is_plain(
-    tmp_path: Path, text: str, classes: tuple[str, ...], count: int
-) -> None:
-    found = read_csv(written(tmp_path, text))
-    assert (found.classes, len(found)) == (classes, count)
-
-
-def test_a_table_of_words_with_a_header_above_it(tmp_path: Path) -> None:
-    found, columns = read_table(written(tmp_path, "hue,size,sold\n" + SAMPLES))
-    assert (found.classes, len(found), columns.header) == (("no", "yes"), 3, True)
-
-
-def test_a_csv_that_is_not_text(tmp_path: Path) -> None:
-    path = tmp_path / "own.csv"
-    path.write_bytes(b"a,b\n\xff\xfe\x00,1\n")
-    with pytest.raises(ValueError, match="not a csv file"):
-        read_csv(path)
+def test_refit_takes_ranges_and_categories_from_some_rows() -> None:
+    frame = pd.DataFrame(
+        {"age": [20.0, 30.0, None, 700.0], "city": ["a", "b", "a", "c"], "y": [0, 1, 0, 1]}
+    )
+    source = data.open(frame, target="y").refit([0, 1])
+    age, city = source.format.columns
+    assert (age.low, age.high, age.fill) == (20, 30, 25)
+    assert city.categories == ("a", "b")
+    assert source.format.in_range(source.load()).tolist() == [True, True, True, False]

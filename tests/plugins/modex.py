@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.nn.utils.parametrizations import spectral_norm
@@ -17,7 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from dubito.distributions import ClassDistribution, confidence_score, uncertainty_score
 from dubito.losses import Term
 from dubito.methods import Method, register
-from dubito.methods.base import CONFIG, NonNegative, TaskLike
+from dubito.methods.base import NonNegative, TaskLike
 
 
 class DirichletMixture(ClassDistribution):
@@ -84,7 +83,6 @@ def tau_error(dist: DirichletMixture, target: Tensor) -> Tensor:
 
 
 @register("modex")
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MoDEX(Method):
     ood_score: ClassVar[str] = "variance"
 

@@ -1,82 +1,168 @@
-"""On a GPU: the captured step is the step, and a run is its own whoever runs beside it."""
+"""On a GPU: a captured step is the step, and runs side by side do not touch each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from dubito import _legacy as methods
-from dubito import backbones, data
-from dubito.training import Settings, fit, fit_many
+from dubito.data import ArrayFormat, Augment
+from dubito.model import Model, Preprocessing
+from dubito.tasks import Classification, Regression
+from dubito.training import NonFiniteLoss, TrainConfig, Trainer
+from tests.training.helpers import Stream, stop_in, weights
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("default"),  # torch's compiler warns of what it does itself
+    pytest.mark.filterwarnings("default"),  # the compiler of torch warns about its own parts
 ]
 
-DIGITS = data.load("digits", "train")
-TRAIN, VALIDATION, _ = data.split(data.split(DIGITS, 0.5, seed=0)[0], 0.8, seed=0)
-IEDL = methods.method("iedl")
-SETTINGS = Settings(epochs=4, batch_size=32, learning_rate=3e-3, precision="float32")
+CONFIG = TrainConfig(
+    epochs=4, batch_size=32, lr=3e-3, precision="float32", validate_every=1, patience=0
+)
+TASK = Classification(classes=tuple("abc"), counts=(50, 50, 50))
 
 
-def network(seed: int = 0, dropout: float = 0.0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return backbones.build("mlp", TRAIN.shape, 10, hidden=(32,), dropout=dropout)
+def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Noisy images of three classes."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.arange(count) % 3
+    pixels = torch.randint(180, (count, 1, 8, 8), generator=generator)
+    pixels[torch.arange(count), :, 2 * target] += 75
+    return pixels.to(torch.uint8), target
 
 
-def weights(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+TRAIN, VALIDATION = images(300, 0), images(60, 1)  # nine full batches and a part
 
 
-def test_a_captured_step_is_the_step() -> None:
-    captured = fit(IEDL, network(), TRAIN, VALIDATION, SETTINGS, device="cuda")
-    eager = fit(IEDL, network(), TRAIN, VALIDATION, replace(SETTINGS, graph=False), device="cuda")
-    torch.testing.assert_close(weights(captured.model), weights(eager.model), rtol=1e-3, atol=1e-4)
-    assert captured.best["validation_accuracy"] > 0.7
+def with_values(**values: Any) -> TrainConfig:
+    return CONFIG.model_copy(update=values)
 
 
-def test_a_compiled_network_is_the_network() -> None:
-    plain = fit(IEDL, network(), TRAIN, VALIDATION, SETTINGS, device="cuda")
-    fast = fit(IEDL, network(), TRAIN, VALIDATION, replace(SETTINGS, compile=True), device="cuda")
-    torch.testing.assert_close(weights(fast.model), weights(plain.model), rtol=1e-3, atol=1e-4)
+def normed(shape: tuple[int, ...]) -> nn.Module:
+    backbone = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2)
+    )
+    backbone.out_features = 32  # type: ignore[assignment]
+    return backbone
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_seeds_beside_each_other_are_those_of_single_runs(compile: bool) -> None:
-    """With dropout, whose masks are drawn without being asked for."""
-    chosen = replace(SETTINGS, compile=compile, epochs=3)
-    settings = [replace(chosen, seed=seed) for seed in (1, 2, 3)]
+def build(
+    method: Any = "iedl", seed: int = 0, dropout: float = 0.0, backbone: Any = None, **stats: Any
+) -> Model:
+    preprocessing = Preprocessing(inputs=ArrayFormat(shape=(1, 8, 8), dtype="uint8"), **stats)
+    mlp = {"name": "mlp", "hidden": (32,), "dropout": dropout}
+    return Model.build(method, TASK, preprocessing, backbone or mlp, seed=seed)
+
+
+def fitted(model: Model, config: TrainConfig = CONFIG, train: Any = TRAIN, **options: Any) -> Model:
+    history = Trainer(config, device="cuda").fit(model, train, VALIDATION, **options)
+    assert history.best["validation"]["accuracy"] > 0.6
+    return model
+
+
+def assert_close(one: Model, other: Model) -> None:
+    torch.testing.assert_close(weights(one), weights(other), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"augment": Augment(padding=1)},
+        {"optimizer": "sgd", "lr": 0.1, "optimizer_options": {"momentum": 0.9}},
+        {"schedule": "cosine", "average_epochs": 2, "epochs": 6},  # learns less in an epoch
+    ],
+    ids=str,
+)
+def test_captured_step_is_the_step(values: dict[str, Any]) -> None:
+    captured = fitted(build(), with_values(**values))
+    assert_close(captured, fitted(build(), with_values(graph=False, **values)))
+
+
+def test_captured_step_normalizes_channels() -> None:
+    stats = {"mean": (0.3,), "std": (0.2,)}
+    captured = fitted(build(**stats))
+    assert_close(captured, fitted(build(**stats), with_values(graph=False)))
+
+
+def test_compiled_network_is_the_network() -> None:
+    assert_close(fitted(build(), with_values(compile=True)), fitted(build()))
+
+
+def test_gpu_trains_like_a_cpu() -> None:
+    on_cpu = build()
+    Trainer(CONFIG, device="cpu").fit(on_cpu, TRAIN, VALIDATION)
+    torch.testing.assert_close(
+        weights(fitted(build())).cpu(), weights(on_cpu), rtol=0.01, atol=1e-3
+    )
+
+
+def test_streamed_data_trains_like_data_in_memory() -> None:
+    streamed = fitted(build(), train=(Stream(TRAIN[0]), TRAIN[1]))
+    assert_close(streamed, fitted(build(), with_values(graph=False)))
+
+
+@pytest.mark.parametrize("method", ["kl_pn", "mc_dropout", "posterior_network", "fedl", "softmax"])
+def test_methods_are_captured(method: str) -> None:
+    model = build(method, dropout=0.25)
+    history = Trainer(with_values(epochs=8), device="cuda").fit(model, TRAIN, VALIDATION)
+    assert history.best["validation"]["accuracy"] > 0.4
+
+
+def test_regression_is_captured() -> None:
+    x = TRAIN[0].float().flatten(1) / 255
+    target = 1000 + 100 * x[:, :1]
+    task = Regression.from_target(target)
+    preprocessing = Preprocessing.fit(ArrayFormat(shape=(64,)), x)
+    model = Model.build("der", task, preprocessing, {"name": "mlp", "hidden": (32,)})
+    config = with_values(epochs=20)
+    history = Trainer(config, device="cuda").fit(model, (x, target), (x, target))
+    assert history.best["validation"]["rmse"] < target.std()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"compile": True}, {"precision": "bfloat16"}, {"average_epochs": 2}],
+    ids=str,
+)
+def test_seeds_side_by_side_are_those_of_single_trainings(values: dict[str, Any]) -> None:
+    """With dropout and batch norm, whose random numbers and buffers are each run's own."""
+    config = with_values(epochs=3, **values)
     single = [
-        weights(fit(IEDL, network(s.seed, 0.3), TRAIN, VALIDATION, s, device="cuda").model)
-        for s in settings
+        weights(fitted(build(seed=seed, backbone=normed), config.model_copy(update={"seed": seed})))
+        for seed in (1, 2, 3)
     ]
-    networks = [network(s.seed, 0.3) for s in settings]
-    many = fit_many(IEDL, networks, TRAIN, VALIDATION, settings, device="cuda")
-    for run, expected in zip(many, single, strict=True):
-        assert torch.equal(weights(run.model), expected)
-
-
-def stop_after(epoch: int) -> Callable[[dict[str, object]], None]:
-    def stop(entry: dict[str, object]) -> None:
-        if entry["epoch"] == epoch:
-            raise KeyboardInterrupt
-
-    return stop
+    models = [build(seed=seed, backbone=normed) for seed in (1, 2, 3)]
+    Trainer(config, device="cuda").fit_many(models, TRAIN, VALIDATION, seeds=[1, 2, 3])
+    for model, expected in zip(models, single, strict=True):
+        assert torch.equal(weights(model), expected)
 
 
 @pytest.mark.parametrize("average", [0, 2])
-def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, average: int) -> None:
-    chosen = replace(SETTINGS, epochs=5, average=average)
-    whole = fit(IEDL, network(0, 0.3), TRAIN, VALIDATION, chosen, device="cuda")
+def test_interrupted_training_ends_with_the_same_weights(tmp_path: Path, average: int) -> None:
+    config = with_values(epochs=5, average_epochs=average)
+    expected = fitted(build(backbone=normed), config)
     with pytest.raises(KeyboardInterrupt):
-        fit(
-            IEDL, network(0, 0.3), TRAIN, VALIDATION, chosen, device="cuda", out=tmp_path,
-            callback=stop_after(3),
-        )  # fmt: skip
-    resumed = fit(IEDL, network(0, 0.3), TRAIN, VALIDATION, chosen, device="cuda", out=tmp_path)
-    assert torch.equal(weights(resumed.model), weights(whole.model))
+        Trainer(config, device="cuda", callbacks=[stop_in(3)]).fit(
+            build(backbone=normed), TRAIN, VALIDATION, out=tmp_path
+        )
+    resumed = fitted(build(backbone=normed), config, out=tmp_path)
+    assert torch.equal(weights(resumed), weights(expected))
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_loss_that_is_not_finite_names_epoch_step_and_terms(graph: bool) -> None:
+    config = with_values(graph=graph, lr=1e30, optimizer="sgd")
+    with pytest.raises(NonFiniteLoss, match=r"not finite in epoch 1, step \d+: mean terms fisher_"):
+        Trainer(config, device="cuda").fit(build(), TRAIN, VALIDATION)
+
+
+def test_random_state_and_precision_stay() -> None:
+    state, tf32 = torch.cuda.get_rng_state(), torch.backends.cuda.matmul.allow_tf32
+    fitted(build(dropout=0.2), with_values(precision="tf32"))
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert torch.backends.cuda.matmul.allow_tf32 == tf32

@@ -1,75 +1,101 @@
-"""What all backbones share."""
+"""Registry of backbones, and checks of their arguments."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
+from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
+
+from dubito import _checks
+from dubito.errors import DubitoError
+
+__all__ = ["BACKBONES", "build", "default_for", "register"]
 
 Shape = tuple[int, ...]
+Builder = Callable[..., nn.Module]
+B = TypeVar("B", bound=Builder)
+#: name -> function (shape, *, dropout=None, ...) that builds the module, or where it is registered
+BUILT_IN: dict[str, Any] = {
+    "mlp": "dubito.backbones.mlp",
+    "convnet": "dubito.backbones.convnet",
+    "vgg16": "dubito.backbones.vgg",
+    "wide_resnet": "dubito.backbones.wide_resnet",
+}
+BACKBONES: _checks.Registry[Builder] = _checks.Registry(BUILT_IN)
 
 
-class Backbone(nn.Module, ABC):
-    """A network whose last layer is one linear map, `head`, of its features.
+def register(name: str) -> Callable[[B], B]:
+    """Register a backbone under a name, for configs, files and the command line."""
 
-    Shapes: (N, *shape) -> (N, outputs).
+    def add(builder: B) -> B:
+        BACKBONES[name] = builder
+        return builder
+
+    return add
+
+
+def build(
+    name: str, shape: Sequence[int], *, dropout: float | None = None, **options: Any
+) -> nn.Module:
+    """Build a registered backbone: inputs (N, *shape) to features (N, out_features).
+
+    Args:
+        name: One of `BACKBONES`.
+        shape: Shape of one input.
+        dropout: Dropout rate; None leaves the default of the architecture.
+        **options: Further arguments of the builder.
+
+    >>> build("convnet", (1, 28, 28)).out_features
+    64
     """
-
-    head: nn.Linear
-
-    @property
-    def feature_size(self) -> int:
-        """D, the number of features."""
-        return self.head.in_features
-
-    @abstractmethod
-    def features(self, x: Tensor) -> Tensor:
-        """The input of the last layer: (N, *shape) -> (N, D)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, *shape) -> (N, outputs)."""
-        logits: Tensor = self.head(self.features(x))
-        return logits
+    builder = _checks.entry(BACKBONES, name, "backbone")
+    parameters = signature(builder).parameters
+    if not any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
+        for option in options:
+            _checks.one_of(list(parameters)[1:], option, f"option of the backbone {name!r}:")
+    module = builder(tuple(shape), dropout=dropout, **options)
+    if not isinstance(getattr(module, "out_features", None), int):
+        raise TypeError(f"the backbone {name!r} needs an attribute out_features, the size D")
+    return module
 
 
-def dense(sizes: tuple[int, ...], dropout: float) -> nn.Sequential:
-    """Linear layers from size to size, each with ReLU, and dropout where it is not 0.
+def default_for(shape: Sequence[int]) -> str:
+    """Return the name of the backbone that "auto" means for inputs of a shape.
 
-    >>> dense((4, 3), 0.0)
-    Sequential(
-      (0): Linear(in_features=4, out_features=3, bias=True)
-      (1): ReLU()
-    )
+    >>> default_for((1, 28, 28)), default_for((3, 32, 32)), default_for((13,))
+    ('convnet', 'vgg16', 'mlp')
     """
-    layers: list[nn.Module] = []
-    for size, following in pairwise(sizes):
-        layers += [nn.Linear(size, following), nn.ReLU()]
-        if dropout:
-            layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers)
+    if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= SMALLEST_CONVNET:
+        return "convnet"
+    return "vgg16" if tuple(shape) == (3, 32, 32) else "mlp"
 
 
-def image(shape: Shape, least: int, name: str) -> Shape:
-    """(channels, height, width) of at least `least` pixels a side, or an error that says so."""
-    if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < least:
-        raise ValueError(
-            f"the backbone {name!r} expects images (channels, height, width) of at least "
-            f"{least}x{least} pixels, but shape is {shape}"
+#: Pixels from which three poolings leave the convnet enough to see.
+SMALLEST_CONVNET = 20
+
+
+def image_shape(shape: Shape, smallest: int, name: str) -> Shape:
+    """Check a shape (channels, height, width)."""
+    if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < smallest:
+        raise DubitoError(
+            f"the backbone {name!r} needs images (channels, height, width) of at least "
+            f"{smallest}x{smallest} pixels, but the shape is {shape}"
         )
     return shape
 
 
-def rate(dropout: float | None, default: float = 0.0) -> float:
-    """The dropout rate in [0, 1), `default` for None."""
-    value = default if dropout is None else dropout
-    if not 0 <= value < 1:
-        raise ValueError(f"dropout must be in [0, 1), not {value!r}")
-    return value
+def dropout_rate(dropout: float | None, default: float = 0.0) -> float:
+    """Check a dropout rate in [0, 1)."""
+    rate = default if dropout is None else dropout
+    if not 0 <= rate < 1:
+        raise DubitoError(f"dropout must be in [0, 1), not {rate!r}")
+    return rate
 
 
-def count(outputs: int, name: str = "outputs") -> int:
-    """A number of units: at least 1."""
-    if outputs < 1:
-        raise ValueError(f"{name} must be at least 1, not {outputs!r}")
-    return outputs
+def positive_size(size: int, name: str) -> int:
+    """Check a size that is at least 1."""
+    if not isinstance(size, int) or size < 1:
+        raise DubitoError(f"{name} must be at least 1, not {size!r}")
+    return size

@@ -1,93 +1,92 @@
-"""The command line: `dubito COMMAND`; each command has its file."""
+"""The command line: `dubito COMMAND`.
+
+Commands are generated from typed functions. Only the command that runs is imported, so
+`dubito --help` needs neither torch nor pydantic.
+"""
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
-from typing import Annotated
-
-import typer
-from rich.console import Console
-from rich.text import Text
+from collections.abc import Sequence
+from typing import Any
 
 from dubito import __version__
-from dubito.cli import (
-    demo,
-    evaluate,
-    export,
-    features,
-    fewshot,
-    predict,
-    report,
-    reproduce,
-    serve,
-    train,
-)
-from dubito.training import CheckpointError, NonFiniteLoss
+from dubito._extras import need
+from dubito.errors import DubitoError
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
-DEBUG = "DUBITO_DEBUG"
-FAILED = 2  # the exit status of a command that could not be done as asked
+FAILED = 2  # exit status
 
-app = typer.Typer(
-    name="dubito",
-    help="Evidential deep learning: classifiers that know when they don't know.",
-    add_completion=False,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-)
-app.command("demo")(demo.demo)
-app.command("train", epilog=train.NOTES)(train.train)
-app.command("evaluate", epilog=evaluate.NOTES)(evaluate.evaluate)
-app.command("predict", epilog=predict.NOTES)(predict.predict)
-app.command("export", epilog=export.NOTES)(export.export)
-app.command("features", epilog=features.NOTES)(features.features)
-app.command("fewshot", epilog=fewshot.NOTES)(fewshot.fewshot)
-app.command("reproduce", epilog=reproduce.NOTES)(reproduce.reproduce)
-app.command("report", epilog=report.NOTES)(report.report)
-app.command("serve", epilog=serve.NOTES)(serve.serve)
+#: first line of each function's docstring
+SUMMARIES = {
+    "train": "Train a model, calibrate it and fit its policy.",
+    "evaluate": "Evaluate a model: metrics, detection of errors and OOD inputs, policy.",
+    "predict": "Predict with a model: value, probability, uncertainty, accept or abstain.",
+    "calibrate": "Refit calibration and policy of a finished model.",
+    "export": "Write a model as an ONNX file that needs neither torch nor dubito.",
+    "serve": "Serve a model over HTTP until SIGTERM or SIGINT.",
+    "fewshot": "Evaluate few-shot episodes on frozen features: accuracy, confidence and OOD "
+    "detection.",
+    "features": "Extract the features that a network has before its last layer, for few-shot "
+    "episodes.",
+    "demo": "Train EDL and I-EDL on digits, predict photo patches and noise, write a report.",
+}
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"dubito {__version__}")
-        raise typer.Exit
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; an error that a user can fix is printed in one line.
 
-
-@app.callback()
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-def main() -> None:
-    """Run the command line; what a user can mend is told in one line, without a traceback."""
-    if os.environ.get(DEBUG) != "1":
-        warnings.showwarning = _warn
+    Args:
+        argv: Arguments; by default those of the process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    warnings.showwarning = _warn
     try:
-        app()
-    except (ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
-        if os.environ.get(DEBUG) == "1":
-            raise
-        _say("error", str(error), "red")
+        need("typer", "cli")
+        _app(words)(words, prog_name="dubito")
+    except DubitoError as error:
+        _print("error", str(error), "31")
         sys.exit(FAILED)
 
 
-def _say(kind: str, text: str, style: str) -> None:
-    message = Text.assemble((f"{kind}: ", "bold"), text, style=style)
-    Console(stderr=True, soft_wrap=True).print(message)
+def _app(argv: list[str]) -> Any:
+    """Return an app in which the command of `argv` is complete; others have only a summary."""
+    import typer
+
+    def print_version(given: bool) -> None:
+        if given:
+            sys.stdout.write(f"dubito {__version__}\n")
+            raise typer.Exit
+
+    app = typer.Typer(
+        name="dubito", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
+    )
+
+    @app.callback(help="Evidential deep learning: models that know when they don't know.")
+    def root(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version.", callback=print_version, is_eager=True
+        ),
+    ) -> None:
+        pass
+
+    for name, summary in SUMMARIES.items():
+        if name == next((word for word in argv if not word.startswith("-")), None):
+            from dubito.cli import _commands
+
+            _commands.add(app, name, argv)
+        else:
+            app.command(name, help=summary)(lambda: None)
+    return app
+
+
+def _print(kind: str, text: str, color: str) -> None:
+    """Print a line to stderr, in color on a terminal."""
+    start, end = (f"\x1b[{color}m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    sys.stderr.write(f"{start}{kind}: {text}{end}\n")
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning in one line, without the place in the code that gave it."""
-    _say("warning", str(message), "yellow")
+    _print("warning", str(message), "33")

@@ -1,34 +1,21 @@
-"""Data as tensors: known sets, image folders, tables and features; batches and augmentation."""
+"""Data: formats, sources and known datasets."""
 
-from dubito.data.arrays import Arrays, as_floats, join, split
+from typing import Annotated
+
+from pydantic import Field
+
+from dubito.data.arrays import ArrayFormat
 from dubito.data.augment import Augment
-from dubito.data.download import data_root
-from dubito.data.features import read_features
-from dubito.data.folder import ImageFolder, read_folder, read_images
-from dubito.data.loader import Batches, Stream, fits, from_dataset
-from dubito.data.registry import DATASETS
-from dubito.data.sources import FORMATS, load, parts
-from dubito.data.tables import read_csv, read_npz
+from dubito.data.base import Encoded, InputFormat, Source, split
+from dubito.data.images import ImageFormat
+from dubito.data.known import DATASETS, register
+from dubito.data.sources import open, parts
+from dubito.data.tables import TableFormat
+
+#: any format, discriminated by `kind`
+AnyFormat = Annotated[ImageFormat | TableFormat | ArrayFormat, Field(discriminator="kind")]
 
 __all__ = [
-    "DATASETS",
-    "FORMATS",
-    "Arrays",
-    "Augment",
-    "Batches",
-    "ImageFolder",
-    "Stream",
-    "as_floats",
-    "data_root",
-    "fits",
-    "from_dataset",
-    "join",
-    "load",
-    "parts",
-    "read_csv",
-    "read_features",
-    "read_folder",
-    "read_images",
-    "read_npz",
-    "split",
-]
+    "DATASETS", "AnyFormat", "ArrayFormat", "Augment", "Encoded", "ImageFormat", "InputFormat",
+    "Source", "TableFormat", "open", "parts", "register", "split",
+]  # fmt: skip

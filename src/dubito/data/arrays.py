@@ -1,209 +1,275 @@
-"""Labelled data as tensors, and its division into two parts."""
+"""Arrays, and .npz files of them; nothing is unpickled."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
 
+import numpy as np
 import torch
+from pydantic import FiniteFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from dubito import _checks
+from dubito.data import base
+from dubito.data.base import Encoded, InputFormat
+from dubito.errors import DubitoError
 
-__all__ = ["Arrays", "as_floats", "join", "split"]
+__all__ = ["ArrayFormat"]
+
+Array = np.ndarray[Any, Any]
+
+#: numbers of channels that an image may have
+CHANNELS = (1, 3, 4)
+#: smallest standard deviation, relative to the mean, that float32 resolves well
+RESOLUTION = 1e-5
+#: names of arrays of inputs and of targets in a file
+INPUTS = ("inputs", "x", "X", "images", "features", "data")
+TARGETS = ("labels", "y", "Y", "targets", "target")
 
 
-def as_floats(inputs: Tensor) -> Tensor:
-    """Inputs as float32: bytes are pixels and are divided by 255, numbers stay as they are.
+class ArrayFormat(InputFormat, frozen=True):
+    """Arrays of numbers.
 
-    >>> as_floats(torch.tensor([0, 51, 255], dtype=torch.uint8))
-    tensor([0.0000, 0.2000, 1.0000])
-    """
-    return (inputs / 255).float() if inputs.dtype == torch.uint8 else inputs.float()
-
-
-@dataclass(frozen=True, eq=False)
-class Arrays:
-    """Inputs (N, *shape), uint8 or float32, their labels (N,) and the names of the K classes.
-
-    Labels are indices into `classes`, held as int64. `name` says in messages whose data this is.
-
-    >>> pixels = torch.tensor([[[0, 255]], [[51, 0]]], dtype=torch.uint8)
-    >>> data = Arrays(pixels, torch.tensor([1, 0]), ("cat", "dog"), "pets")
-    >>> data
-    Arrays('pets': 2 x (1, 2) uint8, 2 classes, cpu)
-    >>> data.subset(torch.tensor([0])).floats()
-    tensor([[[0., 1.]]])
+    >>> ArrayFormat(shape=(2,), low=(0, 0), high=(1, 5)).encode([[0.5, 2], [0.5, 900]]).notes
+    {1: 'feature 1 is 900, far from [0, 5]'}
     """
 
-    inputs: Tensor
-    labels: Tensor
-    classes: tuple[str, ...]
-    name: str = "data"
+    kind: Literal["array"] = "array"
+    shape: tuple[PositiveInt, ...]
+    """Shape of one input."""
+    dtype: Literal["float32", "uint8"] = "float32"
+    """Type of the values; uint8 values are pixels."""
+    low: tuple[FiniteFloat, ...] | None = None
+    """Smallest value of each feature in the training data."""
+    high: tuple[FiniteFloat, ...] | None = None
+    """Largest value of each feature in the training data."""
 
-    def __post_init__(self) -> None:
-        _check_inputs(_checks.tensor(self.inputs, "inputs"), self.name)
-        _check_labels(_checks.tensor(self.labels, "labels"), len(self.inputs), self.name)
-        object.__setattr__(self, "labels", self.labels.long())
-        object.__setattr__(self, "classes", tuple(self.classes))
-        if len(set(self.classes)) < len(self.classes):
-            twice = sorted({c for c in self.classes if self.classes.count(c) > 1})
-            raise ValueError(f"{self.name}: classes must differ, but {twice} occur twice")
-        if _checks.visible(self.labels):
-            _check_range(self.labels, self.classes, self.name)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for bound in (self.low, self.high):
+            if bound is not None and self.shape != (len(bound),):
+                raise ValueError(f"{len(bound)} bounds for inputs of shape {self.shape}")
+        if (self.low is None) is not (self.high is None):
+            raise ValueError("low and high go together")
+        return self
 
-    def __len__(self) -> int:
-        return len(self.labels)
+    @classmethod
+    def fit(cls, values: Array) -> ArrayFormat:
+        """Create from the training data.
 
-    def fingerprint(self, numbers: bool = True) -> str:
-        """A hash of all inputs and labels; on request without inputs that are numbers, not pixels,
-        whose last digit may show where they were prepared.
-
-        >>> data = Arrays(torch.zeros(2, 3), torch.tensor([0, 1]), ("a", "b"))
-        >>> len(data.fingerprint()), data.fingerprint() == data.fingerprint(numbers=False)
-        (32, False)
+        Args:
+            values: Inputs (N, *shape); uint8 values are pixels, the range of flat inputs is kept.
         """
-        digest = hashlib.sha256(repr((self.shape, self.classes)).encode())
-        if numbers or not self.inputs.is_floating_point():
-            digest.update(self.inputs.cpu().contiguous().numpy().data)
-        digest.update(self.labels.cpu().contiguous().numpy().data)
-        return digest.hexdigest()[:32]
+        shape = values.shape[1:]
+        if values.dtype == np.uint8:
+            return cls(shape=shape, dtype="uint8")
+        if len(shape) != 1:
+            return cls(shape=shape)
+        low, high = values.min(0), values.max(0)
+        if not np.isfinite([low, high]).all():
+            Encoded(*as_tensor(values), {}).checked()
+        return cls(shape=shape, low=tuple(low.tolist()), high=tuple(high.tolist()))
 
-    def __repr__(self) -> str:
-        kind = str(self.inputs.dtype).removeprefix("torch.")
-        return (
-            f"Arrays({self.name!r}: {len(self)} x {self.shape} {kind}, "
-            f"{len(self.classes)} classes, {self.device})"
-        )
+    def encode(self, items: Any) -> Encoded:
+        """Convert arrays; see `InputFormat.encode`.
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(self.inputs.shape[1:])
+        Args:
+            items: Array, tensor or DataFrame (N, *shape), or a list of arrays. Images may have
+                their channels last.
+        """
+        values = as_array(items)
+        if tuple(values.shape[1:]) != self.shape:
+            values = channels_first(values)
+        if tuple(values.shape[1:]) != self.shape:
+            raise DubitoError(
+                f"inputs have shape {values.shape[1:]}, but the model takes {self.shape}"
+            )
+        if (values.dtype == np.uint8) is not (self.dtype == "uint8"):
+            raise DubitoError(
+                f"inputs are {values.dtype}, but the model was trained on {self.dtype}: prepare "
+                "them as the training data was"
+            )
+        inputs, errors = as_tensor(values)
+        if self.low is None or self.high is None:
+            return Encoded(inputs, errors, {})
+        spans = [f"[{low:g}, {high:g}]" for low, high in zip(self.low, self.high, strict=True)]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.inputs.device
+        def note(row: int, place: int) -> str:
+            return f"feature {place} is {inputs[row, place].item():.6g}, far from {spans[place]}"
 
-    @property
-    def nbytes(self) -> int:
-        """The memory that the tensors take."""
-        return self.inputs.nbytes + self.labels.nbytes
+        return Encoded(inputs, errors, base.joined(~self._near(inputs), note))
 
-    @property
-    def class_counts(self) -> Tensor:
-        """How many samples each class has, (K,) int64."""
-        return torch.bincount(self.labels, minlength=len(self.classes))
+    def in_range(self, inputs: Tensor) -> Tensor:
+        """Return whether each feature is near its training range: bool (N,)."""
+        return super().in_range(inputs) if self.low is None else self._near(inputs).all(-1)
 
-    def floats(self) -> Tensor:
-        """All inputs as float32 (N, *shape); see `as_floats`."""
-        return as_floats(self.inputs)
+    def _near(self, inputs: Tensor) -> Tensor:
+        bounds = margins(self.low or (), self.high or ())
+        low, high = (inputs.new_tensor(bound) for bound in bounds)
+        return (inputs >= low) & (inputs <= high)
 
-    def subset(self, indices: Tensor | Sequence[int]) -> Arrays:
-        """The samples at `indices`, in that order."""
-        chosen = torch.as_tensor(indices, dtype=torch.long, device=self.device)
-        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
+    def refit(self, items: Any, indices: Sequence[int]) -> ArrayFormat:
+        """Fit the range to some of the inputs; see `InputFormat.refit`."""
+        return ArrayFormat.fit(base.take(items, indices))
 
-    def to(self, device: torch.device | str) -> Arrays:
-        """The same data on another device."""
-        if torch.device(device) == self.device:
-            return self
-        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
-
-
-def _check_inputs(inputs: Tensor, name: str) -> None:
-    if inputs.dtype not in (torch.uint8, torch.float32):
-        raise TypeError(
-            f"{name}: inputs must be uint8 (pixels) or float32, not {inputs.dtype}; call .float()"
-        )
-    if inputs.ndim < 2 or inputs.numel() == 0:
-        raise ValueError(
-            f"{name}: inputs have shape {tuple(inputs.shape)}: "
-            "expected (N, *shape) with at least one sample"
-        )
+    def __str__(self) -> str:
+        return f"arrays of shape (N, {', '.join(map(str, self.shape))})"
 
 
-def _check_labels(labels: Tensor, count: int, name: str) -> None:
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"{name}: labels must be integers, not {labels.dtype}; call .long()")
-    if labels.shape != (count,):
-        raise ValueError(
-            f"{name}: labels have shape {tuple(labels.shape)}, but {count} inputs need ({count},)"
-        )
+def margins(low: Sequence[float], high: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the bounds of what is in range: one width of the span beyond each end.
 
-
-def _check_range(labels: Tensor, classes: tuple[str, ...], name: str) -> None:
-    wrong = ((labels < 0) | (labels >= len(classes))).nonzero().flatten()
-    if len(wrong):
-        seen = sorted(set(labels[wrong].tolist()))[:5]
-        raise ValueError(
-            f"{name}: labels must be from 0 to {len(classes) - 1} for its {len(classes)} classes, "
-            f"but {len(wrong)} are not: {seen}, the first at index {int(wrong[0])}"
-        )
-
-
-def join(parts: Sequence[Arrays]) -> Arrays:
-    """Parts of one data set, one after the other.
-
-    >>> one = Arrays(torch.zeros(2, 3), torch.tensor([0, 1]), ("a", "b"), "x")
-    >>> join([one, one])
-    Arrays('x': 4 x (3,) float32, 2 classes, cpu)
+    Evidence may grow without bound where a network extrapolates further. Bounds are float32
+    numbers, so that every comparison with them has the same result.
     """
-    first = parts[0]
-    for part in parts[1:]:
-        if (part.classes, part.shape, part.inputs.dtype) != (
-            first.classes,
-            first.shape,
-            first.inputs.dtype,
-        ):
-            raise ValueError(f"only alike data can be joined, not {first!r} and {part!r}")
-    inputs = torch.cat([part.inputs for part in parts])
-    return replace(first, inputs=inputs, labels=torch.cat([part.labels for part in parts]))
+    least, most = np.array(low, np.float64), np.array(high, np.float64)
+    width = most - least
+    width = np.where(width > 0, width, np.where(least == 0, 1, abs(least)))
+    limit = np.finfo(np.float32).max
+    bounds = np.clip([least - width, most + width], -limit, limit).astype(np.float32)
+    return bounds[0].tolist(), bounds[1].tolist()
 
 
-def split(
-    arrays: Arrays, fraction: float, seed: int, *, stratified: bool = False
-) -> tuple[Arrays, Arrays, Tensor]:
-    """Two random parts, the first with `fraction` of the samples, and the order that made them.
-
-    The order (N,) lists the indices of the first part and then those of the second, so a stored
-    order gives the same parts again without a seed: `arrays.subset(order[:len(first)])`.
-    With `stratified` every class is divided in that proportion, to within one sample.
-
-    >>> data = Arrays(torch.rand(10, 3), torch.arange(10) % 2, ("a", "b"))
-    >>> train, validation, order = split(data, 0.8, seed=0, stratified=True)
-    >>> len(train), len(validation), train.class_counts.tolist()
-    (8, 2, [4, 4])
-    """
-    count = len(arrays)
-    size = round(count * fraction) if 0 < fraction < 1 else 0
-    if not 0 < size < count:
-        raise ValueError(
-            f"fraction={fraction!r} of {count} samples leaves a part empty: "
-            f"it must be between 0 and 1, with at least one sample on each side"
+def check_resolution(name: str, mean: float, std: float, low: float, high: float) -> None:
+    """Raise if float32 cannot tell the values of a feature apart."""
+    if std <= RESOLUTION * abs(mean) and high > low:
+        raise DubitoError(
+            f"{name} varies by {std:.3g} around {mean:.10g}, too little for float32: subtract an "
+            "offset from it"
         )
-    # On the CPU, so that a seed means the same parts on every device.
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    if stratified:
-        order = _stratify(order, arrays.labels.cpu(), len(arrays.classes), size)
-    return arrays.subset(order[:size]), arrays.subset(order[size:]), order
 
 
-def _stratify(order: Tensor, labels: Tensor, classes: int, size: int) -> Tensor:
-    """Move `size` samples to the front, from each class its share, and keep the order otherwise."""
-    counts = torch.bincount(labels, minlength=classes)
-    share = counts.double() * size / len(order)
-    quota = share.floor().long()
-    # The samples that rounding left over go to the classes that lost most by it.
-    left = size - int(quota.sum())
-    quota[(share - quota).argsort(descending=True, stable=True)[:left]] += 1
-    # Rank of each sample among those of its class, in the drawn order.
-    drawn = labels[order]
-    by_class = drawn.argsort(stable=True)
-    rank = torch.empty_like(order)
-    start = counts.cumsum(0) - counts
-    rank[by_class] = torch.arange(len(order)) - start[drawn[by_class]]
-    first = rank < quota[drawn]
-    return torch.cat([order[first], order[~first]])
+def as_array(values: Any) -> Array:
+    """Return numbers (N, *shape) as an array."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+    try:
+        array = values if isinstance(values, np.ndarray) else np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise DubitoError(f"inputs are not an array of numbers: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise DubitoError(f"inputs must be numbers, not {array.dtype}")
+    if array.ndim < 2:
+        raise DubitoError(f"inputs have shape {array.shape}; expected (N, *shape)")
+    return array
+
+
+def channels_first(values: Array) -> Array:
+    """Give images (N, H, W) or (N, H, W, C) their channels in front."""
+    if values.ndim == 3 and values.dtype == np.uint8:
+        return values[:, None]
+    if values.ndim == 4 and values.shape[-1] in CHANNELS and values.shape[1] not in CHANNELS:
+        return np.moveaxis(values, -1, 1)
+    return values
+
+
+def as_tensor(values: Array) -> tuple[Tensor, dict[int, str]]:
+    """Return uint8 or float32 inputs, and the errors of rows that are not finite."""
+    if values.dtype == np.uint8:
+        return torch.from_numpy(np.array(values, order="C")), {}
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite
+        numbers = np.array(values, dtype=np.float32, order="C")
+    bad = ~np.isfinite(numbers.reshape(len(numbers), -1))
+    errors = {}
+    for row in np.flatnonzero(bad.any(1)).tolist():
+        place = np.unravel_index(bad[row].argmax(), values.shape[1:])
+        shown = ", ".join(map(str, place))
+        errors[row] = f"value [{shown}] is {values[row][place]}, not a finite float32 number"
+        numbers[row] = 0
+    return torch.from_numpy(numbers), errors
+
+
+# --- .npz files -----------------------------------------------------------------------------------
+
+
+def npz_parts(path: Path) -> tuple[str, ...]:
+    """Return which of "train" and "test" a file has, by the names of its arrays."""
+    with _opened(path) as arrays:
+        return tuple(part for part in base.PARTS if _key(arrays, INPUTS, part))
+
+
+def read_npz(path: Path, split: str, labeled: bool) -> tuple[Array, Array | None]:
+    """Read inputs (N, *shape) and targets.
+
+    The arrays are named as in INPUTS and TARGETS, with train or test before or after the name if
+    the file has parts.
+
+    Args:
+        path: File.
+        split: "train", "test" or "all".
+        labeled: Whether to read targets.
+    """
+    parts = npz_parts(path)
+    base.check_split(split, parts, str(path))
+    chosen = [part for part in parts if split in (part, "all")] or [""]
+    with _opened(path) as arrays:
+
+        def read(known: Sequence[str]) -> Array:
+            found = [_read(arrays, known, part, path) for part in chosen]
+            return found[0] if len(found) == 1 else np.concatenate(found)
+
+        inputs = read(INPUTS)
+        if not labeled:
+            return inputs, None
+        target = read(TARGETS)
+        return inputs, target[:, 0] if target.ndim == 2 and target.shape[1] == 1 else target
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Mapping[str, Array]]:
+    with path.open("rb") as file:  # numpy leaves a damaged file open
+        try:
+            content = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DubitoError(f"{path} is not an .npz file of plain arrays: {error}") from error
+        if not isinstance(content, np.lib.npyio.NpzFile):
+            raise DubitoError(
+                f"{path} has a single array: write it with np.savez(file, inputs=..., labels=...)"
+            )
+        with content:
+            yield content
+
+
+def _key(arrays: Mapping[str, Array], known: Sequence[str], part: str) -> str | None:
+    """Return the name of an array of a part."""
+    spelled = [f"{name}_{part}" for name in known] + [f"{part}_{name}" for name in known]
+    return next((name for name in (spelled if part else known) if name in arrays), None)
+
+
+def _read(arrays: Mapping[str, Array], known: Sequence[str], part: str, path: Path) -> Array:
+    key = _key(arrays, known, part)
+    if key is None:
+        raise DubitoError(
+            f"{path} has no array named {' or '.join(known[:3])}{f' of {part}' if part else ''}: "
+            f"it has {', '.join(sorted(arrays)) or 'none'}"
+        )
+    try:
+        mapped = _mapped(path, f"{key}.npy")
+        values = arrays[key] if mapped is None else mapped
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise DubitoError(
+            f"{path}: array {key!r} cannot be read: {error}. Store numbers, and classes as text"
+        ) from error
+    return np.char.decode(values) if values.dtype.kind == "S" else values
+
+
+def _mapped(path: Path, member: str) -> Array | None:
+    """Map a large array that is not compressed, so that it is streamed from the file."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        info = archive.getinfo(member)
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size <= base.IN_MEMORY:
+            return None
+        file.seek(info.header_offset + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+        file.seek(name + extra, 1)
+        if np.lib.format.read_magic(file) != (1, 0):
+            return None
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        if dtype.hasobject:
+            return None
+        return np.memmap(path, dtype, "r", file.tell(), shape, order="F" if fortran else "C")

@@ -1,4 +1,4 @@
-"""Random flips, shifted crops and rotations of a whole batch, on the device it is on.
+"""Random flips, shifted crops and rotations of a batch, on its device.
 
 All three only move pixels, so their chain is one table of source pixels and one gather: exactly
 what a flip, a crop of the padded image and a rotation with nearest pixels do one after the other.
@@ -6,54 +6,56 @@ what a flip, a crop of the padded image and a rotation with nearest pixels do on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, Field, NonNegativeInt
 from torch import Tensor
+
+from dubito.errors import DubitoError
 
 __all__ = ["Augment"]
 
 
-@dataclass(frozen=True)
-class Augment:
-    """Flip left and right with probability `flip`, crop after padding, rotate within +-`degrees`.
+class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Random changes of images: flip, then crop after padding, then rotate, filled with zeros.
 
-    In that order, all filled with zeros, and the rotation about the centre. The defaults are the
-    paper's for CIFAR-10. `draw` makes the random numbers and `apply` uses them, so that a captured
-    CUDA graph can get new ones in a fixed tensor.
+    The defaults are those of the I-EDL paper for CIFAR-10. `draw` makes the random numbers and
+    `apply` uses them, so that a captured CUDA graph can get new ones in a fixed tensor.
 
     >>> augment = Augment()
     >>> images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
-    >>> chosen = augment.draw(2, torch.Generator().manual_seed(0))
-    >>> augment.apply(images, chosen).shape
+    >>> changes = augment.draw(2, torch.Generator().manual_seed(0))
+    >>> augment.apply(images, changes).shape
     torch.Size([2, 3, 32, 32])
-    >>> still = torch.tensor([[0.0, 4.0, 4.0, 0.0]]).expand(2, 4)
-    >>> torch.equal(augment.apply(images, still), images)
-    True
     """
 
-    flip: float = 0.5
-    padding: int = 4
-    degrees: float = 15.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip must be a probability, not {self.flip!r}")
-        if self.padding < 0 or self.padding != int(self.padding):
-            raise ValueError(f"padding must be a whole number of pixels >= 0, not {self.padding!r}")
-        if not 0 <= self.degrees <= 180:
-            raise ValueError(f"degrees must be from 0 to 180, not {self.degrees!r}")
+    flip: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Probability of a flip from left to right."""
+    padding: NonNegativeInt = 4
+    """Pixels of padding on each side before the crop."""
+    degrees: Annotated[float, Field(ge=0, le=180)] = 15.0
+    """Largest angle of the rotation about the center."""
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Images (N, C, H, W) of any type, each changed in its own way."""
+        """Change images (N, C, H, W) of any type, each in its own way.
+
+        Args:
+            images: Images.
+            generator: Source of random numbers.
+        """
         return self.apply(images, self.draw(len(images), generator).to(images.device))
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Random changes (count, 4), float32 on the generator's device.
+        """Draw changes (count, 4), float32 on the generator's device.
 
-        Columns: 1 to flip or 0, the crop's top and left in the padded image (0 ... 2 padding), and
-        the angle in degrees, counter-clockwise.
+        Columns: 1 to flip or 0, the crop's top and left in the padded image (0 to 2 padding), and
+        the angle in degrees, counterclockwise.
+
+        Args:
+            count: Number of images.
+            generator: Source of random numbers.
         """
         uniform = torch.rand(count, 4, generator=generator, device=generator.device)
         flip, corner, turn = uniform[:, :1], uniform[:, 1:3], uniform[:, 3:]
@@ -68,9 +70,14 @@ class Augment:
         )
 
     def apply(self, images: Tensor, changes: Tensor) -> Tensor:
-        """Images (N, C, H, W) after changes (N, 4), on the same device; shapes are static."""
+        """Change images; shapes are static.
+
+        Args:
+            images: Images (N, C, H, W).
+            changes: Result of `draw`, (N, 4), on the same device.
+        """
         if images.ndim != 4 or changes.shape != (len(images), 4):
-            raise ValueError(
+            raise DubitoError(
                 f"expected images (N, C, H, W) and changes (N, 4), "
                 f"not {tuple(images.shape)} and {tuple(changes.shape)}"
             )
@@ -82,9 +89,9 @@ class Augment:
         return padded.flatten(2).gather(2, index).view(images.shape)
 
     def _source(self, changes: Tensor, height: int, width: int, border: int) -> Tensor:
-        """For each pixel of the result the index of its source in the padded image, (N, H * W)."""
+        """Return the index of each pixel's source in the padded image: (N, H * W)."""
         flip, top, left, angle = changes[:, :, None, None].unbind(1)
-        # Centres of the pixels, from the centre of the image.
+        # Centers of the pixels, from the center of the image.
         x = torch.arange(width, device=changes.device) - (width - 1) / 2
         y = (torch.arange(height, device=changes.device) - (height - 1) / 2)[:, None]
         turn = angle.deg2rad()

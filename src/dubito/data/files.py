@@ -1,136 +1,118 @@
-"""Published files on disk: found loose, unpacked or in their archive, checked, else downloaded."""
+"""Published files: found in the data folder, or downloaded."""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import hashlib
 import os
-import tarfile
+import sys
 import warnings
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-from dubito._whole import whole
-from dubito.data.download import data_root, fetch, md5
+from pydantic import BaseModel
 
-__all__ = ["Blob", "Release", "read"]
+from dubito._extras import need
+from dubito.errors import DubitoError
 
+__all__: list[str] = []
 
-@dataclass(frozen=True)
-class Blob:
-    """The content of a file, and the path that messages name."""
-
-    path: Path
-    data: bytes
+TIMEOUT = 30  # seconds without a byte
 
 
-@dataclass(frozen=True)
-class Release:
-    """Files as their publisher distributes them.
+class Release(BaseModel, frozen=True, extra="forbid"):
+    """Files as their publisher distributes them."""
 
-    `md5` has every file's checksum and, where the files come in an archive, the archive's.
-    `mirrors` are addresses that a file's name is appended to, the best first. `inside` is the
-    folder of the files in their archive.
-    """
-
-    name: str
-    md5: Mapping[str, str]
+    md5: dict[str, str]
+    """Checksum of each file, and of the archive."""
     mirrors: tuple[str, ...]
+    """Addresses that a file's name is appended to, best first."""
     archive: str | None = None
+    """File that contains the others."""
     inside: str = ""
+    """Folder of the files in the archive."""
 
 
-def read(
-    release: Release,
-    names: Sequence[str],
-    root: str | os.PathLike[str] | None = None,
-    download: bool = True,
-) -> list[Blob]:
-    """The named files of a release, from `root`/`release.name` or the publisher.
+def data_folder() -> Path:
+    """Return the folder of known datasets: DUBITO_DATA, or the user's cache folder."""
+    chosen = os.environ.get("DUBITO_DATA")
+    return Path(chosen).expanduser() if chosen else Path(need("pooch", "data").os_cache("dubito"))
 
-    A file that is there is used; one that differs from what was published brings a warning.
+
+def fetch(name: str, release: Release, files: Sequence[str]) -> list[Path]:
+    """Return files of a release; those that are not in the data folder are downloaded.
+
+    Args:
+        name: Name of the dataset, and of its folder in the data folder.
+        release: Description of the files.
+        files: Files to return.
     """
-    folder = data_root(root) / release.name
-    found = {name: _find(folder, release, name) for name in names}
-    missing = [name for name, path in found.items() if path is None]
-    if missing and release.archive is not None:
-        archive = _obtain(folder, release, release.archive, missing, download)
-        return _unpack(archive, release, names)
-    for name in missing:
-        found[name] = _obtain(folder, release, name, [name], download)
-    return [_checked(path, release) for path in found.values() if path is not None]
+    folder = data_folder() / name
+    for file in files:
+        if _find(folder, release, file) is None:
+            _download(folder, release, release.archive or file)
+    return [_checked(_find(folder, release, file) or folder / file, release) for file in files]
 
 
-def _find(folder: Path, release: Release, name: str) -> Path | None:
-    """Where a file is, as published or decompressed, in the folder or as its archive unpacks."""
-    places = [folder / name, folder / release.inside / name, folder / name.removesuffix(".gz")]
+def _find(folder: Path, release: Release, file: str) -> Path | None:
+    """Return where a file is: as published or decompressed, in the folder or as unpacked."""
+    places = [folder / file, folder / release.inside / file, folder / file.removesuffix(".gz")]
     return next((place for place in places if place.is_file()), None)
 
 
-def _obtain(
-    folder: Path, release: Release, file: str, wanted: Sequence[str], download: bool
-) -> Path:
-    """A file of the release, or the archive that holds the wanted ones."""
-    path = folder / file
-    if path.is_file():
-        return path
-    if download:
-        return fetch(path, release.md5[file], release.mirrors)
-    sources = " or ".join(mirror + file for mirror in release.mirrors)
-    raise FileNotFoundError(
-        f"{release.name}: {', '.join(wanted)} not found in {folder}, and download=False. "
-        f"Set DUBITO_DATA (or root=) to a folder that holds {release.name}/{file}, put the file "
-        f"from {sources} there, or allow the download"
+def _download(folder: Path, release: Release, file: str) -> None:
+    pooch = need("pooch", "data")
+    bar = sys.stderr.isatty() and find_spec("tqdm") is not None
+    # Some servers call .gz files an encoding of their content, which requests would undo.
+    headers = {"Accept-Encoding": "identity"}
+    failures = []
+    for address in release.mirrors:
+        try:
+            pooch.retrieve(
+                address + file,
+                known_hash=f"md5:{release.md5[file]}",
+                fname=file,
+                path=folder,
+                processor=pooch.Untar(extract_dir=".") if file == release.archive else None,
+                downloader=pooch.HTTPDownloader(progressbar=bar, timeout=TIMEOUT, headers=headers),
+            )
+            return
+        except (OSError, ValueError) as error:  # no connection, no such file, a wrong checksum
+            failures.append(f"{address + file} ({' '.join(str(error).split())[:80]})")
+    raise DubitoError(
+        f"cannot download {file} from {', '.join(failures)}: put the file into {folder}, or set "
+        f"DUBITO_DATA to a folder with {folder.name}/{file}"
     )
 
 
-def _checked(path: Path, release: Release) -> Blob:
-    data = path.read_bytes()
+def _checked(path: Path, release: Release) -> Path:
     published = release.md5.get(path.name)
-    if published is not None and (seen := md5(data)) != published:
-        warnings.warn(
-            f"{release.name}: {path} is not the published file: its md5 is {seen}, "
-            f"but {published} is published. It is used as it is; delete it to download it again",
-            stacklevel=2,
-        )
-    return Blob(path, data)
+    if published is not None:
+        with path.open("rb") as file:
+            seen = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if seen != published:
+            warnings.warn(
+                f"{path} is not the published file: its md5 is {seen}, expected {published}; "
+                "delete it to download it again",
+                stacklevel=2,
+            )
+    return path
 
 
-def _unpack(path: Path, release: Release, names: Sequence[str]) -> list[Blob]:
-    """The named members of the archive; all that the release knows are kept beside it."""
-    members = _members(_checked(path, release), release)
-    absent = [name for name in names if name not in members]
-    if absent:
-        raise ValueError(f"{path} does not hold {', '.join(absent)}, but {sorted(members)}")
-    for name, data in members.items():
-        # Only to save the next decompression: a folder without room or permission costs seconds.
-        with contextlib.suppress(OSError):
-            _keep(path.with_name(name), data)
-    return [Blob(path / name, members[name]) for name in names]
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn errors about the content of a file into one that says what to do.
 
-
-def _members(archive: Blob, release: Release) -> dict[str, bytes]:
-    members: dict[str, bytes] = {}
+    Args:
+        path: File that is read.
+    """
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive.data), mode="r:gz") as tar:
-            for member in tar:
-                name = Path(member.name).name
-                content = tar.extractfile(member) if name in release.md5 else None
-                if content is not None:
-                    members[name] = content.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(
-            f"{archive.path} ({len(archive.data):,} bytes) cannot be unpacked: {error}. "
-            "Is it truncated? Delete it to download it again"
+        yield
+    except DubitoError:
+        raise
+    except Exception as error:  # readers raise errors of many kinds for a damaged file
+        raise DubitoError(
+            f"{path} is truncated or another file ({type(error).__name__}: {error}); delete it to "
+            "download it again"
         ) from error
-    return members
-
-
-def _keep(path: Path, data: bytes) -> None:
-    """Write a file that is whole whenever it has its name, also with several processes at it."""
-    if path.exists():
-        return
-    with whole(path) as part:
-        part.write_bytes(data)

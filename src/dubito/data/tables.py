@@ -1,318 +1,466 @@
-"""Data of one's own in a file: arrays in .npz, rows in .csv."""
+"""Tables: .csv and .parquet files, DataFrames and lists of rows.
+
+Cells of a .csv file are read as text, so that codes such as 04109 stay what they are.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import math
 import os
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import torch
+from pydantic import BaseModel, Field, FiniteFloat
 from torch import Tensor
 
 from dubito import _checks
-from dubito.data.arrays import Arrays
-from dubito.data.labels import encode, encode_words, flat, whole, word
+from dubito._extras import need
+from dubito.data.arrays import as_tensor, check_resolution, margins
+from dubito.data.base import Encoded, InputFormat, joined, listing
+from dubito.errors import DubitoError
 
-__all__ = ["as_inputs", "npz_parts", "read_csv", "read_npz"]
+__all__ = ["TableFormat"]
 
-AnyArray = npt.NDArray[np.generic]
+T = TypeVar("T")
+Array = np.ndarray[Any, Any]
 
-#: names under which an .npz may hold inputs and labels
-INPUTS = ("inputs", "x", "X", "images", "features", "data")
-LABELS = ("labels", "y", "Y", "targets", "target")
-PARTS = ("train", "test")
-CHANNELS = (1, 3, 4)
-MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
-UNLABELLED = {"", "nan"}  # "none" may well be a class
-NAMELESS = {"", "Unnamed: 0"}  # what pandas calls its index, and calls it when it reads it again
-
-
-def read_npz(
-    path: str | os.PathLike[str], split: str = "all", *, classes: Sequence[str] | None = None
-) -> Arrays:
-    """Inputs and labels from an .npz file; nothing in it is unpickled.
-
-    The arrays are called `inputs` and `labels` (or `x`, `y`, ...; see INPUTS and LABELS), with
-    `train` or `test` before or after the name where the file has parts, and perhaps `classes`.
-    Bytes are pixels; other numbers become float32. Images may be (N, H, W) if they are bytes,
-    (N, C, H, W) or (N, H, W, C), and get their channels in front.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "flowers.npz"
-    ...     np.savez(path, x=np.ones((3, 4)), y=np.array(["rose", "iris", "rose"]))
-    ...     read_npz(path)
-    Arrays('flowers': 3 x (4,) float32, 2 classes, cpu)
-    """
-    file = Path(path)
-    with _npz(file) as arrays:
-        return _from_arrays(arrays, file, split, classes)
+#: spellings of a missing number
+MISSING = frozenset(["", "na", "n/a", "nan", "<na>", "null", "none", "?"])
+#: spellings of a missing category; "none" may be one
+MISSING_CATEGORY = MISSING - {"none"}
+#: spellings of a missing target; "NA" may be a class
+MISSING_TARGET = frozenset(["", "nan", "<na>"])
+#: a code, not a number
+CODE = re.compile(r"\s*[+-]?0\d")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+DELIMITERS = ",;\t|"
+#: name of the index of a table that was read from a file
+LINE = "line"
+#: name of an index in a file, and the one that pandas gives it
+NAMELESS = ("", "Unnamed: 0")
+MOST_CATEGORIES = 1000
+#: with fewer rows, identifiers and categories look the same
+FEW_ROWS = 20
 
 
-def _from_arrays(
-    arrays: Mapping[str, AnyArray], file: Path, split: str, classes: Sequence[str] | None
-) -> Arrays:
-    parts = _parts(arrays)
-    if not parts:
-        whole(split, str(file))
-        wanted: tuple[str, ...] = ("",)
-    else:
-        _checks.one_of([*parts, "all"], split, f"split of {file}")
-        wanted = parts if split == "all" else (split,)
-    pairs = [(_pick(arrays, INPUTS, p, file), _pick(arrays, LABELS, p, file)) for p in wanted]
-    names = classes if classes is not None else _names(arrays, parts, file)
-    inputs = torch.cat([as_inputs(x, str(file)) for x, _ in pairs])
-    labels, known = encode(_joined([y for _, y in pairs], file), names, str(file))
-    return Arrays(inputs, labels, known, file.stem)
+class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """An input column: numbers, or categories."""
 
+    name: str
+    """Name in the header."""
+    categories: tuple[str, ...] | None = None
+    """Categories in the training data, "" for a missing one; None for numbers."""
+    low: FiniteFloat = 0.0
+    """Smallest number in the training data."""
+    high: FiniteFloat = 0.0
+    """Largest number in the training data."""
+    fill: FiniteFloat | None = None
+    """Median, in place of missing numbers; None if the training data has none missing."""
 
-def npz_parts(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Which of "train" and "test" an .npz file has by the names of its arrays."""
-    with _npz(Path(path)) as arrays:
-        return _parts(arrays)
+    @property
+    def width(self) -> int:
+        """Number of encoded inputs: categories, or the number and whether it is missing."""
+        return len(self.categories) if self.categories is not None else 1 + (self.fill is not None)
 
+    @classmethod
+    def fit(cls, series: Any, category: bool, rows: Sequence[int] | None = None) -> Column:
+        """Create from a column of the training data.
 
-@contextlib.contextmanager
-def _npz(file: Path) -> Iterator[Mapping[str, AnyArray]]:
-    """The arrays of an open file, read when they are asked for."""
-    with file.open("rb") as stream:
-        try:
-            content = np.load(stream, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{file} is not an .npz file of plain arrays: {error}") from error
-        if not isinstance(content, np.lib.npyio.NpzFile):
-            raise ValueError(
-                f"{file} holds a single array, not an .npz archive: write it with "
-                "np.savez(file, inputs=..., labels=...)"
+        Args:
+            series: Column of a DataFrame.
+            category: Read numbers as categories.
+            rows: Rows that determine range, median and categories; None: all.
+        """
+        name, numbers = series.name, _numbers(series)
+        numeric = ~numbers.wrong & ~numbers.missing
+        if category or not numeric.any() or _has_codes(series[numeric]):
+            return cls(name=name, categories=_distinct(series, category, rows))
+        if numbers.wrong.any():
+            row = int(numbers.wrong.argmax())
+            raise DubitoError(
+                f"column {name!r} has numbers, but {_place(series, row)} is "
+                f"{_short(series.iloc[row])}: correct it, {_ignore(name)}, or read the column as "
+                f"categories (categories=[{name!r}])"
             )
-        with content:
-            yield content
+        if rows is not None:
+            numeric &= np.isin(np.arange(len(series)), rows)
+        values = numbers.values[numeric]
+        if not len(values):
+            raise DubitoError(
+                f"column {name!r} has no values in the training part: {_ignore(name)}"
+            )
+        low, high = float(values.min()), float(values.max())
+        check_resolution(f"column {name!r}", values.mean(), values.std(), low, high)
+        fill = float(np.median(values)) if numbers.missing.any() else None
+        return cls(name=name, low=low, high=high, fill=fill)
+
+    def encode(self, series: Any, errors: dict[int, str]) -> Array:
+        """Convert a column to inputs (N, width); errors of rows are added to those given."""
+        if self.categories is not None:
+            words, count = _words(series), len(self.categories)
+            missing, wrong = words == "", np.zeros(len(words), bool)
+            places = need("pandas", "data").Index(self.categories).get_indexer(words)
+            inputs: Array = np.eye(count + 1, count, dtype=np.float32)[places]  # -1: zeros
+            expects_missing = "" in self.categories
+        else:
+            values, missing, wrong = _numbers(series)
+            expects_missing = self.fill is not None
+            values = np.where(missing | wrong, self.fill or 0.0, values)
+            inputs = np.stack([values, missing] if expects_missing else [values], 1)
+        for row in np.flatnonzero(wrong).tolist():
+            shown = _short(series.iloc[row])
+            errors.setdefault(row, f"column {self.name!r} is {shown}, not a finite number")
+        for row in np.flatnonzero(missing).tolist() if not expects_missing else ():
+            errors.setdefault(
+                row, f"column {self.name!r} is missing, as in no row of the training data"
+            )
+        return inputs
+
+    def decode(self, inputs: Array) -> str | float | None:
+        """Return the category or number of inputs (width,); "" if missing, None if unseen."""
+        if self.categories is not None:
+            return self.categories[inputs.argmax()] if inputs.any() else None
+        return "" if self.fill is not None and inputs[1] else float(inputs[0])
+
+    @property
+    def bounds(self) -> tuple[list[float], list[float]]:
+        """Bounds of each encoded input; the column is in range if one is within its bounds."""
+        if self.categories is not None:
+            return [0.5] * self.width, [1.5] * self.width
+        low, high = margins([self.low], [self.high])
+        indicator = [math.inf] * (self.width - 1)
+        return low + indicator, high + indicator
 
 
-def _key(names: Iterable[str], known: Sequence[str], part: str) -> str | None:
-    spelled = [f"{name}_{part}" for name in known] + [f"{part}_{name}" for name in known]
-    present = set(names)
-    return next((name for name in (spelled if part else known) if name in present), None)
+class TableFormat(InputFormat, frozen=True):
+    """Rows of a table: numbers as they are, categories one-hot.
 
-
-def _parts(arrays: Mapping[str, AnyArray]) -> tuple[str, ...]:
-    return tuple(part for part in PARTS if _key(arrays, INPUTS, part))
-
-
-def _pick(arrays: Mapping[str, AnyArray], known: Sequence[str], part: str, file: Path) -> AnyArray:
-    key = _key(arrays, known, part)
-    if key is None:
-        raise ValueError(
-            f"{file} has no array called {' or '.join(known[:3])}{f' of {part}' if part else ''}: "
-            f"it holds {sorted(arrays) or 'nothing'}"
-        )
-    return _array(arrays, key, file)
-
-
-def _array(arrays: Mapping[str, AnyArray], key: str, file: Path) -> AnyArray:
-    try:
-        return arrays[key]
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f"{file}: array {key!r} cannot be read ({error}). "
-            "Arrays of Python objects are refused: store numbers, or labels as words"
-        ) from error
-
-
-def _names(
-    arrays: Mapping[str, AnyArray], parts: tuple[str, ...], file: Path
-) -> Sequence[str] | None:
-    """The classes that the file names, or those of all its parts: each part may lack some."""
-    if "classes" in arrays:
-        return [word(name) for name in _array(arrays, "classes", file)]
-    if not parts:
-        return None
-    labels = [_pick(arrays, LABELS, part, file) for part in parts]
-    return encode(_joined(labels, file), None, str(file))[1]
-
-
-def _joined(labels: Sequence[AnyArray], file: Path) -> AnyArray:
-    return np.concatenate([flat(each, str(file)) for each in labels])
-
-
-def as_inputs(values: AnyArray, name: str) -> Tensor:
-    """An array of numbers as inputs (N, *shape): uint8 stays, the rest becomes finite float32."""
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"{name}: inputs must be numbers, not {values.dtype}")
-    if values.ndim < 2:
-        raise ValueError(f"{name}: inputs have shape {values.shape}: expected (N, *shape)")
-    if values.ndim == 3 and values.dtype == np.uint8:
-        values = values[:, None]
-    elif values.ndim == 4 and values.shape[-1] in CHANNELS and values.shape[1] not in CHANNELS:
-        values = np.moveaxis(values, -1, 1)
-    if values.dtype == np.uint8:
-        return torch.from_numpy(np.ascontiguousarray(values))
-    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is reported
-        numbers = np.ascontiguousarray(values, dtype=np.float32)
-    bad = ~np.isfinite(numbers)
-    if bad.any():
-        first = tuple(int(at) for at in np.argwhere(bad)[0])
-        raise ValueError(
-            f"{name}: {int(bad.sum())} of {bad.size} input values are not finite float32 numbers, "
-            f"the first at {first}: {values[first]}"
-        )
-    return torch.from_numpy(numbers)
-
-
-def read_csv(
-    path: str | os.PathLike[str],
-    split: str = "all",
-    *,
-    label: str | None = None,
-    classes: Sequence[str] | None = None,
-    delimiter: str = ",",
-) -> Arrays:
-    """Rows of numbers with a label, the last column or the one that the header calls `label`.
-
-    A first row with a word among its inputs is the header, and so is one that only numbers its
-    columns or has the only word among the labels; one that may as well be a sample is an error.
-    Labels may be numbers or words, and the other columns must hold a number in every row.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "flowers.csv"
-    ...     _ = path.write_text("length,width,kind\\n5.1,3.5,iris\\n4.9,3,rose\\n")
-    ...     flowers = read_csv(path)
-    >>> flowers.classes, flowers.inputs
-    (('iris', 'rose'), tensor([[5.1000, 3.5000], [4.9000, 3.0000]]))
+    A missing number becomes the median, and 1 in an input of its own; a missing category is a
+    category. Both only if the training data has such rows.
     """
-    file = Path(path)
-    whole(split, str(file))
-    header, rows, lines = _rows(file, delimiter)
-    at = len(header) - 1 if label is None else _column(header, label, file)
-    _no_index(header, rows, at, file)
-    columns = [np.array(values) for values in zip(*rows, strict=True)]
-    words = columns.pop(at)
-    _no_missing(words, header.pop(at), lines, file, UNLABELLED)
-    numbers = np.stack(
-        [_numbers(c, n, lines, file) for c, n in zip(columns, header, strict=True)], axis=1
-    )
-    labels, names = encode_words(words, classes, str(file))
-    return Arrays(as_inputs(numbers, str(file)), labels, names, file.stem)
+
+    kind: Literal["table"] = "table"
+    columns: tuple[Column, ...] = Field(min_length=1)
+    """Input columns."""
+    target: tuple[str, ...] = ()
+    """Target columns."""
+
+    @classmethod
+    def fit(
+        cls,
+        frame: Any,
+        target: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        categories: Sequence[str] = (),
+    ) -> TableFormat:
+        """Create from the training data.
+
+        Args:
+            frame: DataFrame.
+            target: Target columns, which are not inputs.
+            ignore: Columns to leave out.
+            categories: Columns of numbers to read as categories.
+        """
+        left_out = {*target, *ignore}
+        names = [name for name in frame.columns if name not in left_out]
+        if not names:
+            raise DubitoError("the table has no input columns")
+        columns = collected(partial(Column.fit, frame[name], name in categories) for name in names)
+        return cls(columns=tuple(columns), target=tuple(target))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of encoded inputs."""
+        return (sum(column.width for column in self.columns),)
+
+    def encode(self, items: Any) -> Encoded:
+        """Convert rows; see `InputFormat.encode`.
+
+        Args:
+            items: DataFrame, list of dicts, or path of a .csv or .parquet file. Columns may be in
+                any order and among others.
+        """
+        frame = as_frame(items)
+        lacking = [column.name for column in self.columns if column.name not in frame.columns]
+        if lacking:
+            raise DubitoError(
+                f"the table lacks the column{'s' * (len(lacking) > 1)} "
+                f"{_checks.listed(lacking[:10])}; it has {_checks.listed(list(frame.columns)[:10])}"
+            )
+        errors: dict[int, str] = {}
+        parts = [column.encode(frame[column.name], errors) for column in self.columns]
+        inputs, _ = as_tensor(np.concatenate(parts, 1))
+        rows = sorted(errors)
+        inputs[rows] = 0
+        outside = ~self._near(inputs)
+        outside[rows] = False
+
+        def note(row: int, place: int) -> str:
+            column = self.columns[place]
+            cell = frame[column.name].iloc[row]
+            if column.categories is not None:
+                return f"{column.name} is {_short(cell)}, unseen in training"
+            return f"{column.name} is {float(cell):.6g}, far from [{column.low:g}, {column.high:g}]"
+
+        return Encoded(inputs, {row: errors[row] for row in rows}, joined(outside, note))
+
+    def decode(self, inputs: Tensor) -> dict[str, str | float | None]:
+        """Return the cells of a row by column, "" for a missing one, None for an unseen category.
+
+        Args:
+            inputs: Encoded row.
+        """
+        parts = inputs.cpu().split([column.width for column in self.columns])
+        cells = zip(self.columns, parts, strict=True)
+        return {column.name: column.decode(part.numpy()) for column, part in cells}
+
+    def in_range(self, inputs: Tensor) -> Tensor:
+        """Return whether numbers are near their training range and categories known: bool (N,)."""
+        return self._near(inputs).all(-1)
+
+    def _near(self, inputs: Tensor) -> Tensor:
+        """Return which columns are in range: bool (N, columns)."""
+        low, high = (
+            inputs.new_tensor([bound for column in self.columns for bound in column.bounds[end]])
+            for end in (0, 1)
+        )
+        # Which column an input belongs to.
+        members = [
+            [float(column is owner) for column in self.columns]
+            for owner in self.columns
+            for _ in range(owner.width)
+        ]
+        within = (inputs >= low) & (inputs <= high)
+        return within.to(inputs) @ inputs.new_tensor(members) > 0.5
+
+    def refit(self, items: Any, indices: Sequence[int]) -> TableFormat:
+        """Fit ranges, medians and categories to some of the rows; see `InputFormat.refit`.
+
+        Types of columns and whether values are missing follow from all rows.
+        """
+        columns = collected(
+            partial(Column.fit, items[column.name], column.categories is not None, indices)
+            for column in self.columns
+        )
+        return TableFormat(columns=tuple(columns), target=self.target)
+
+    def __str__(self) -> str:
+        return f"tables with the columns {_checks.listed(c.name for c in self.columns[:10])}"
 
 
-def _rows(file: Path, delimiter: str) -> tuple[list[str], list[list[str]], list[int]]:
-    """The columns' names, the rows, and the line in the file that each row ends on."""
-    with file.open(newline="", encoding="utf-8-sig") as stream:
-        reader = csv.reader(stream, delimiter=delimiter, strict=True)
+# --- cells ----------------------------------------------------------------------------------------
+
+
+class _Numbers(NamedTuple):
+    """Numbers of a column; each cell is finite, missing or wrong."""
+
+    values: Array
+    missing: Array
+    wrong: Array
+
+
+def _numbers(series: Any) -> _Numbers:
+    pandas = need("pandas", "data")
+    cells = series if _is_numeric(series) else series.astype("str")
+    values = pandas.to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    with np.errstate(over="ignore"):
+        wrong = ~np.isfinite(values.astype(np.float32))
+    missing = np.zeros(len(series), bool)
+    rows = np.flatnonzero(np.isnan(values))
+    missing[rows] = [_word(cell).lower() in MISSING for cell in series.iloc[rows]]
+    return _Numbers(values, missing, wrong & ~missing)
+
+
+def _words(series: Any) -> Array:
+    """Return the categories of a column, "" for missing ones."""
+    codes, cells = need("pandas", "data").factorize(series, use_na_sentinel=False)
+    words = ["" if _word(c).lower() in MISSING_CATEGORY else _word(c) for c in cells]
+    found: Array = np.array(words)[codes]
+    return found
+
+
+def _word(cell: Any) -> str:
+    """Return a cell as a .csv file has it; an integer may be stored as a float."""
+    if isinstance(cell, float | np.floating) and float(cell).is_integer():
+        return str(int(cell))
+    return "" if cell is None else str(cell).strip()
+
+
+def _short(cell: Any) -> str:
+    word = _word(cell)
+    return repr(word if len(word) <= 40 else word[:40] + "...")
+
+
+def _is_numeric(series: Any) -> bool:
+    """Return whether a column has numbers; True and False are categories, as in a file."""
+    types = need("pandas", "data").api.types
+    return bool(types.is_numeric_dtype(series) and not types.is_bool_dtype(series))
+
+
+def _has_codes(series: Any) -> bool:
+    return not _is_numeric(series) and any(map(CODE.match, series.astype("str")))
+
+
+def _distinct(series: Any, chosen: bool, rows: Sequence[int] | None) -> tuple[str, ...]:
+    """Return the categories of a column, unless it looks like an identifier."""
+    words, count, name = _words(series), len(series), series.name
+    found = set(words.tolist())
+    if found == {""}:
+        raise DubitoError(f"column {name!r} has no values: {_ignore(name)}")
+    identifies = count >= FEW_ROWS and 2 * len(found) > count and not chosen
+    if len(found) > MOST_CATEGORIES or identifies:
+        raise DubitoError(
+            f"column {name!r} has {len(found)} different values in {count} rows, like an "
+            f"identifier: {_ignore(name)}"
+        )
+    if rows is not None:
+        found &= {"", *words[list(rows)].tolist()}
+    return tuple(sorted(found))
+
+
+def _ignore(name: str) -> str:
+    return f"ignore it (ignore=[{name!r}])"
+
+
+def _place(series: Any, row: int) -> str:
+    """Return the name of a row in messages."""
+    return f"{'line' if series.index.name == LINE else 'row'} {series.index[row]}"
+
+
+def collected(functions: Iterable[Callable[[], T]], name: str = "") -> list[T]:
+    """Return the results of functions, or raise all their problems at once.
+
+    Args:
+        functions: Functions without arguments.
+        name: Name of the table in the message.
+    """
+    results, problems = [], []
+    for function in functions:
         try:
-            read = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{file}, line {reader.line_num}: not a csv file: {error}") from error
-    lines, rows = [line for line, _ in read], [row for _, row in read]
-    width = len(rows[0]) if rows else 0
-    if width < 2:
-        raise ValueError(
-            f"{file} has {width} column(s) separated by {delimiter!r}, but needs inputs and "
-            "a label; is the delimiter another one?"
-        )
-    for line, row in zip(lines, rows, strict=True):
-        if len(row) != width:
-            raise ValueError(f"{file}, line {line}: {len(row)} columns, but row 1 has {width}")
-    if _is_header(rows, f"{file}, line {lines[0]}"):
-        header, rows, lines = rows[0], rows[1:], lines[1:]
-    else:
-        header = [f"column {number}" for number in range(1, width + 1)]
-    if not rows:
-        raise ValueError(f"{file} has a header, but no rows")
-    return header, rows, lines
+            results.append(function())
+        except DubitoError as error:
+            problems.append(str(error))
+    if problems:
+        raise DubitoError(f"{name}: {listing(problems)}" if name else listing(problems))
+    return results
 
 
-def _is_header(rows: list[list[str]], place: str) -> bool:
-    """Whether the first row names columns; pandas calls those of an array 0, 1, 2, ..."""
-    *inputs, label = rows[0]
-    if any(map(_is_word, inputs)):
-        _names_nothing_below(rows, place)
-        return True
-    others = {row[-1] for row in rows[1:]}
-    if not others or label in others or not _is_word(label):
-        return False
-    counted = [str(number) for number in range(len(inputs))]
-    if all(map(_is_number, others)) or (len(inputs) > 1 and inputs == counted):
-        return True
-    if len(others) < len(rows) - 1:  # labels recur, and this one does not
-        raise ValueError(
-            f"{place}: is row 1 a header or a sample? It has numbers and {label!r}, which is the "
-            "label of no other row; call the columns by words if it is a header, and put such a "
-            "header above it if it is a sample"
-        )
-    return False
+# --- tables ---------------------------------------------------------------------------------------
 
 
-def _is_word(cell: str) -> bool:
-    return not _is_number(cell) and cell.lower() not in MISSING
+def as_frame(items: Any) -> Any:
+    """Return a DataFrame of rows as users have them; see `TableFormat.encode`."""
+    if isinstance(items, str | os.PathLike):
+        items = read_table(Path(items))
+    if isinstance(items, Mapping):
+        items = [items]
+    if not hasattr(items, "iloc"):
+        if not all(isinstance(row, Mapping) for row in items):
+            raise DubitoError("rows must be a DataFrame, a list of dicts, or the path of a file")
+        items = need("pandas", "data").DataFrame.from_records(list(items))
+    frame = items.rename(columns=str)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise DubitoError(f"the table has the column {twice!r} twice")
+    return frame
 
 
-def _names_nothing_below(rows: list[list[str]], place: str) -> None:
-    """An error for a row of categories; a single column may well have a value of its own name."""
-    found = [word for word, *below in zip(*rows, strict=True) if _is_word(word) and word in below]
-    if len(found) > 1:
-        raise ValueError(
-            f"{place}: row 1 has {_checks.listed(found[:10])}, which occur in the same columns "
-            "below, so it seems to be no header; put one above it, with names that are no values"
-        )
-
-
-def _no_index(header: list[str], rows: list[list[str]], label_at: int, file: Path) -> None:
-    """An error for the rows' numbers as pandas writes them: sorted samples are told by these."""
-    cells = [row[0] for row in rows]
-    if label_at == 0 or header[0] not in NAMELESS or not all(map(str.isdecimal, cells)):
-        return
-    if len(set(cells)) == len(cells) > 1:
-        raise ValueError(
-            f"{file}: column 1 has no name and another whole number in each row, so it seems to be "
-            "an index and no input; write the file without it (index=False), or name it"
-        )
-
-
-def _is_number(cell: str) -> bool:
+def read_table(path: Path) -> Any:
+    """Read a .csv or .parquet file; rows of a .csv file are labeled by their lines."""
+    pandas = need("pandas", "data")
     try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _column(header: list[str], label: str, file: Path) -> int:
-    _checks.one_of(header, label, f"column of {file}")
-    return header.index(label)
-
-
-def _no_missing(
-    words: AnyArray, column: str, lines: list[int], file: Path, missing: set[str]
-) -> None:
-    gaps = [line for word, line in zip(words, lines, strict=True) if str(word).lower() in missing]
-    if gaps:
-        raise ValueError(
-            f"{file}: column {column!r} has {len(gaps)} missing value(s), "
-            f"the first in line {gaps[0]}; fill them in or remove these rows"
+        if path.suffix.lower() == ".parquet":
+            return pandas.read_parquet(path)
+        with path.open(encoding="utf-8-sig") as file:
+            header = file.readline()
+        cells = pandas.read_csv(
+            path,
+            sep=max(DELIMITERS, key=header.count),
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            skip_blank_lines=False,
+            encoding="utf-8-sig",
         )
+    except pandas.errors.EmptyDataError as error:
+        raise DubitoError(f"{path} is empty") from error
+    except (ValueError, OSError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise DubitoError(f"{path} cannot be read as a table: {reason}") from error
+    cells.columns = _header(cells, path)
+    cells.index = pandas.RangeIndex(1, len(cells) + 1, name=LINE)
+    frame = cells.iloc[1:]
+    frame = frame[(frame != "").any(axis=1)]
+    if not len(frame):
+        raise DubitoError(f"{path} has a header, but no rows")
+    return frame
 
 
-def _numbers(words: AnyArray, column: str, lines: list[int], file: Path) -> npt.NDArray[np.float64]:
-    try:
-        numbers = words.astype(np.float64)
-    except ValueError:
-        numbers = np.full(len(words), math.nan)
-    if not np.isnan(numbers).any():
-        return numbers
-    _no_missing(words, column, lines, file, MISSING)
-    word, line = next(
-        (word, line) for word, line in zip(words, lines, strict=True) if not _is_number(str(word))
-    )
-    raise ValueError(
-        f"{file}: column {column!r} must hold numbers, but line {line} has {str(word)!r}; "
-        "replace its categories with numbers or remove the column"
-    )
+def _header(cells: Any, path: Path) -> list[str]:
+    names = [str(name).strip() for name in cells.iloc[0]]
+    numbers = [name for name in names if NUMBER.fullmatch(name)]
+    # pandas names the columns of an array 0, 1, 2, ...
+    if numbers != [str(place) for place in range(len(numbers))]:
+        raise DubitoError(
+            f"{path}: line 1 has {numbers[0]!r} among the names of the columns; is it a sample? "
+            "The first line must be a header"
+        )
+    return names
+
+
+def target_columns(frame: Any, names: Sequence[str]) -> Any:
+    """Return the targets of a table: a column of numbers or text, or several columns.
+
+    Args:
+        frame: DataFrame.
+        names: Target columns.
+    """
+    for name in names:
+        _checks.one_of(list(frame.columns), name, "target column")
+    columns = collected(partial(_target, frame[name]) for name in names)
+    return columns[0] if len(columns) == 1 else need("pandas", "data").concat(columns, axis=1)
+
+
+def _target(series: Any) -> Any:
+    if not _is_numeric(series):
+        series = _text_target(series)
+    absent = np.flatnonzero([_word(cell).lower() in MISSING_TARGET for cell in series])
+    if len(absent):
+        raise DubitoError(
+            f"target {series.name!r} is missing in {len(absent)} rows, the first is "
+            f"{_place(series, absent[0])}: fill them in or remove the rows"
+        )
+    return series
+
+
+def _text_target(series: Any) -> Any:
+    """Return text, with numbers in place of cells that are numbers; codes stay text."""
+    words = series.map(_word)
+    if any(map(CODE.match, words.unique())):
+        return words
+    numbers = need("pandas", "data").to_numeric(words, errors="coerce")
+    return words.astype(object).where(numbers.isna(), numbers) if numbers.isna().any() else numbers
+
+
+def without_index(frame: Any, name: str) -> Any:
+    """Leave out a column without a name that counts the rows, as pandas writes it.
+
+    A network could tell the samples of a sorted table by it.
+    """
+    first = frame.columns[0] if len(frame.columns) else None
+    if first not in NAMELESS or not frame[first].astype("str").str.fullmatch(r"\d+").all():
+        return frame
+    warnings.warn(f"{name}: the first column has no name and counts rows: ignored", stacklevel=4)
+    return frame.drop(columns=first)
+
+
+def row_names(frame: Any, name: str) -> list[str]:
+    """Return what users know the rows by: the line of a file, or the label of a row."""
+    if frame.index.name == LINE:
+        return [f"{name}:{line}" for line in frame.index]
+    return [f"row {label}" for label in frame.index]

@@ -1,1 +1,5 @@
-"""Results as tables, figures and pages."""
+"""Reports: standalone HTML pages about a model."""
+
+from dubito.report.training import write
+
+__all__ = ["write"]

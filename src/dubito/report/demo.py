@@ -1,142 +1,179 @@
-"""The demonstration's results as tables, a reading in one sentence, a figure and a page."""
+"""Report of the demo: tables, a sentence, a figure and a page."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dubito._legacy import MEASURES
-from dubito.demo import DRAWN, OUTSIDE, SETS, Outcome, Results
-from dubito.report import figures, files, html
-from dubito.report.tables import Better, Cell, Table, markdown, mean_cells
+from torch import Tensor
 
-__all__ = ["SHOWN", "densities", "reading", "tables", "write"]
+from dubito._files import atomic_path, atomic_write
+from dubito.report import figures
+from dubito.report.html import image, render
 
-#: the measures that the summary shows
-SHOWN = ("max_prob", "alpha0", "differential_entropy", "mutual_information")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Cell", "Table", "densities", "sentence", "tables", "write"]
+
+Result = Mapping[str, Any]
+#: values by method and set of images
+Scores = Mapping[str, Mapping[str, Tensor]]
+
+#: score -> its name in tables
+SCORES = {
+    "max_prob": "Max.P", "alpha0": "α₀", "differential_entropy": "D.Ent.",
+    "mutual_information": "M.I.",
+}  # fmt: skip
 METRICS = {"aupr": "AUPR", "auroc": "AUROC"}
-UP, DOWN = "\u00a0↑", "\u00a0↓"  # which is better; on the line of the last word
+UP, DOWN = "\u00a0↑", "\u00a0↓"
 
 
-def tables(results: Results, measures: Iterable[str] = SHOWN) -> list[Table]:
-    """How the methods do on the test digits, and how they tell these from each other set."""
-    asked = tuple(measures)
-    return [_digits_table(results), *(_ood_table(results, name, asked) for name in OUTSIDE)]
+class Cell(NamedTuple):
+    """A number as text."""
+
+    text: str
+    best: bool
+    """Whether it is better than those of the other methods, as they are shown."""
 
 
-def _digits_table(results: Results) -> Table:
-    rows = [
-        (f"Accuracy{UP}", _percents(results, ["accuracy"], "higher")),
-        (f"Calibration error (ECE){DOWN}", _percents(results, ["calibration", "ece"], "lower")),
-    ]
-    for measure in ("max_prob", "max_alpha"):
-        path = ["confidence", measure, "aupr"]
-        name = f"Right or wrong, AUPR by {MEASURES[measure].label}{UP}"
-        rows.append((name, _percents(results, path, "higher", ".2f")))  # all but 100: it takes two
-    rows.append(
-        (f"Refused {SETS['digits']}{DOWN}", _percents(results, ["refused", "digits"], "lower"))
+class Table(NamedTuple):
+    """Rows of a name and cells."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+
+
+def write(result: Result, folder: Path, scores: Scores, sets: Mapping[str, Tensor]) -> Path:
+    """Write report.html and densities.png.
+
+    Args:
+        result: Result of `dubito.demo.demo`.
+        folder: Folder of the files.
+        scores: Mutual information.
+        sets: Images of each set, (N, 1, H, W).
+
+    Returns:
+        Path of the page.
+    """
+    figure = densities(result, scores)
+    with atomic_path(folder / "densities.png") as partial:
+        figure.savefig(partial, format="png", dpi=160, facecolor="white")
+    label = "Densities of the uncertainty of each method, by set of images"
+    examples = [(one, image(sets[one["set"]][one["index"]])) for one in result["examples"]]
+    page = render(
+        "demo.html",
+        result=result,
+        sentence=sentence(result),
+        tables=list(tables(result)),
+        figure=figures.svg(figure, label),
+        examples=examples,
     )
-    for name in OUTSIDE:
-        rows.append((f"Refused {SETS[name]}{UP}", _percents(results, ["refused", name], "higher")))
-    title = f"{results.samples['test']} test digits, and what is refused (%)"
-    return Table(title, ("", *_titles(results)), tuple(rows))
+    return atomic_write(folder / "report.html", page)
 
 
-def _ood_table(results: Results, name: str, measures: Sequence[str]) -> Table:
-    rows = []
-    for measure in measures:
-        pairs = [_percents(results, ["ood", name, measure, m], "higher") for m in METRICS]
-        rows.append((MEASURES[measure].label, tuple(cell for pair in pairs for cell in pair)))
-    columns = [f"{label} {title}" for label in METRICS.values() for title in _titles(results)]
-    title = f"{SETS['digits'].capitalize()} or {SETS[name]}? (%)"
-    return Table(title, ("Measure", *columns), tuple(rows))
+def tables(result: Result) -> Iterator[Table]:
+    """Yield the tables: the test digits, then each OOD set.
 
-
-def _titles(results: Results) -> list[str]:
-    return [outcome.title for outcome in results.methods.values()]
-
-
-def _percents(
-    results: Results, path: Sequence[str], better: Better, form: str = ".1f"
-) -> tuple[Cell, ...]:
-    samples = [[100 * v for v in _found(o, path)] for o in results.methods.values()]
-    return tuple(mean_cells(samples, better, form))
-
-
-def _found(outcome: Outcome, path: Sequence[str]) -> list[float]:
-    """The number at a path into the scores of each run that has it."""
-    found = []
-    for scores in outcome.runs:
-        value: Any = vars(scores)
-        for key in path:
-            value = value.get(key, {})
-        if value != {}:
-            found.append(value)
-    return found
-
-
-def reading(results: Results) -> str:
-    """What the numbers say, in one sentence: the second method against the first."""
-    base, ours = results.methods.values()
-    paths = [["ood", n, measure, m] for n in OUTSIDE for measure in SHOWN for m in METRICS]
-    signs = [
-        {(a > b) - (a < b) for a, b in zip(_found(ours, path), _found(base, path), strict=True)}
-        for path in paths
+    Args:
+        result: Result of `dubito.demo.demo`.
+    """
+    methods = result["methods"]
+    others = _others(result)
+    rows = [
+        (f"Accuracy{UP}", _cells(methods, "metrics", "accuracy")),
+        (f"Calibration error (ECE){DOWN}", _cells(methods, "metrics", "ece", lower=True)),
+        (f"Accepted test digits{UP}", _cells(methods, "policy", "accepted")),
     ]
+    for name in others:
+        path = ("ood", name, "policy", "accepted")
+        rows.append((f"Accepted {name}{DOWN}", _cells(methods, *path, lower=True)))
+    yield Table(f"{result['samples']['test']} test digits (%)", ["", *methods], rows)
+    for name in others:
+        rows = [
+            (label, [c for m in METRICS for c in _cells(methods, *_detection(name, score, m))])
+            for score, label in SCORES.items()
+        ]
+        columns = [f"{label} {method}" for label in METRICS.values() for method in methods]
+        yield Table(f"Test digits or {name}? (%)", ["Score", *columns], rows)
+
+
+def sentence(result: Result) -> str:
+    """Compare the second method with the first in one sentence.
+
+    Args:
+        result: Result of `dubito.demo.demo`.
+    """
+    (base, base_runs), (name, runs) = result["methods"].items()
+    others = _others(result)
 
     def share(*path: str) -> str:
-        a, b = (100 * mean(_found(outcome, path)) for outcome in (ours, base))
-        return f"{a:.1f} % ({base.title} {b:.1f} %)"
+        ours, theirs = (100 * mean(_values(one, *path)) for one in (runs, base_runs))
+        return f"{ours:.1f} % ({base} {theirs:.1f} %)"
 
-    refused = [f"{share('refused', name)} of the {words}" for name, words in SETS.items()]
+    signs = []
+    for path in (_detection(s, score, m) for s in others for score in SCORES for m in METRICS):
+        pairs = zip(_values(runs, *path), _values(base_runs, *path), strict=True)
+        signs.append({(a > b) - (a < b) for a, b in pairs})
+    accepted = [f"{share('ood', one, 'policy', 'accepted')} of the {one}" for one in others]
     return (
-        f"Over {len(ours.runs)} runs {ours.title} is right on {share('accuracy')} of the test "
-        f"digits, refuses {', '.join(refused[:-1])} and {refused[-1]}, and of {len(paths)} "
-        f"out-of-distribution figures has the better one in every run for {signs.count({1})} "
-        f"and the worse one in every run for {signs.count({-1})}."
+        f"Over {len(runs)} seeds {name} classifies {share('metrics', 'accuracy')} of the test "
+        f"digits correctly. It accepts {share('policy', 'accepted')} of them, "
+        f"{' and '.join(accepted)}. Of {len(signs)} OOD figures, {signs.count({1})} are better "
+        f"and {signs.count({-1})} worse for every seed."
     )
 
 
-def densities(results: Results, *, stacked: bool = False) -> bytes:
-    """The figure: how the drawn measure spreads over each set, in a panel for each method."""
-    panels = []
-    for outcome in results.methods.values():
-        apart = ", ".join(f"{outcome.energy_distance[name]:.2f} {SETS[name]}" for name in OUTSIDE)
-        samples = {words: outcome.drawn[name].numpy() for name, words in SETS.items()}
-        panels.append(figures.Panel(outcome.title, f"energy distance: {apart}", samples))
-    measure = DRAWN.replace("_", " ")
-    label = f"{measure}, scaled to [0, 1]"
-    return figures.densities(panels, label, ("sure", "unsure"), stacked=stacked)
+def densities(result: Result, scores: Scores) -> Figure:
+    """Draw the density of a score for each method and set of images.
+
+    Args:
+        result: Result of `dubito.demo.demo`.
+        scores: Values in [0, 1].
+    """
+    figure, axes = figures.new("", "mutual information, scaled", width=2, columns=len(scores))
+    for ax, (name, groups) in zip(axes, scores.items(), strict=True):
+        drawn: Any = ax.violinplot(
+            [values.numpy() for values in groups.values()],
+            widths=0.9, showextrema=False, showmedians=True,
+        )  # fmt: skip
+        drawn["cmedians"].set_color(figures.INK)
+        for body, color in zip(drawn["bodies"], figures.COLORS, strict=False):
+            body.set(facecolor=color, alpha=0.6)
+        distances = result["energy_distance"][name]
+        notes = {key: f"\nenergy distance {value:.2f}" for key, value in distances.items()}
+        labels = [key + notes.get(key, "") for key in groups]
+        ax.set_xticks(range(1, len(labels) + 1), labels)
+        ax.set_title(name, fontsize=12, fontweight="bold", color=figures.INK)
+    return figure
 
 
-def write(results: Results, folder: Path) -> Results:
-    """Write the four files, each whole or not at all; the results know them then."""
-    said, figure = reading(results), densities(results)
-    everything = tables(results, MEASURES)
-    content: dict[str, str | bytes] = {
-        "results.json": json.dumps({**results.as_dict(), "reading": said}, indent=2) + "\n",
-        "results.md": "\n\n".join(["# dubito demo", *map(markdown, everything), said]) + "\n",
-        "densities.png": figure,
-        "report.html": _page(results, everything, figure, said),
-    }
-    written = {name: files.write(folder / name, data) for name, data in content.items()}
-    return replace(results, files=written)
+def _others(result: Result) -> list[str]:
+    """Return the names of the OOD sets."""
+    return list(next(iter(result["energy_distance"].values())))
 
 
-def _page(results: Results, everything: list[Table], figure: bytes, said: str) -> str:
-    images = [html.picture(html.png(example.image.numpy())) for example in results.examples]
-    return html.page(
-        "demo.html",
-        results=results,
-        sets=SETS,
-        tables=everything,
-        figure=html.picture(figure),
-        narrow_figure=html.picture(densities(results, stacked=True)),
-        examples=list(zip(results.examples, images, strict=True)),
-        mean_of=lambda outcome, *path: mean(_found(outcome, path)),
-        reading=said,
-    )
+def _detection(name: str, score: str, metric: str) -> tuple[str, ...]:
+    return "ood", name, "detection", score, metric
+
+
+def _cells(methods: Mapping[str, Sequence[Result]], *path: str, lower: bool = False) -> list[Cell]:
+    """Return mean and standard deviation of a figure over the seeds, in percent."""
+    samples = [[100 * value for value in _values(runs, *path)] for runs in methods.values()]
+    shown = [f"{mean(sample):.1f}" for sample in samples]
+    best = (min if lower else max)(shown, key=float)
+    return [
+        Cell(f"{text} ±{stdev(sample):.1f}", text == best and len(set(shown)) > 1)
+        for text, sample in zip(shown, samples, strict=True)
+    ]
+
+
+def _values(runs: Sequence[Result], *path: str) -> list[float]:
+    """Return the figure at a path of each run."""
+    values: list[Any] = [reduce(getitem, path, run) for run in runs]
+    return values

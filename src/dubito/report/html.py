@@ -1,4 +1,4 @@
-"""Pages that stand alone: templates, and pictures within the page."""
+"""Standalone pages: templates of this package, numbers as text, and images inside the page."""
 
 from __future__ import annotations
 
@@ -6,42 +6,86 @@ import base64
 import io
 from typing import Any
 
-import numpy as np
+from torch import Tensor
 
-__all__ = ["page", "picture", "png"]
+from dubito._extras import need
+from dubito.methods.base import name_of
+from dubito.model import card
+
+__all__ = ["image", "number", "percent", "render"]
+
+#: pixels of the longer side: larger images are compressed, and still larger ones reduced
+SMALL, LARGE = 64, 192
 
 
-def page(template: str, **content: Any) -> str:
-    """The page made of a template of this package; what is filled in is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def percent(share: float) -> str:
+    """Format a share.
 
-    environment = Environment(
-        loader=PackageLoader("dubito.report", "templates"),
+    >>> percent(0.9731)
+    '97.3%'
+    """
+    return f"{share:.1%}"
+
+
+def number(value: float) -> str:
+    """Format a number with at least four digits.
+
+    >>> number(3.14159), number(123456.7)
+    ('3.142', '123,457')
+    """
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration.
+
+    >>> duration(8.31), duration(605), duration(7300)
+    ('8.3 s', '10 min', '2.0 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def render(template: str, **content: Any) -> str:
+    """Fill in a template; text is escaped.
+
+    Args:
+        template: Name of a file in `templates`.
+        **content: Values for the template.
+    """
+    jinja2 = need("jinja2", "cli")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dubito.report", "templates"),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(**content)
+    filters = (percent, number, duration, card.describe_input, card.guarantee_text, name_of)
+    environment.filters |= {function.__name__: function for function in filters}
+    environment.filters |= {"metric_name": card.metric_name, "metric": card.format_metric}
+    page: str = environment.get_template(template).render(**content)
+    return page
 
 
-def picture(data: bytes) -> str:
-    """A PNG as an address that holds the picture itself.
+def image(pixels: Tensor) -> str:
+    """Convert an image to a data URL; a large one becomes a thumbnail.
 
-    >>> picture(b"abc")
-    'data:image/png;base64,YWJj'
+    Args:
+        pixels: uint8 or floating point, (1, H, W) or (3, H, W). Floats outside of [0, 1] are shown
+            over their own range.
     """
-    return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
-def png(grey: np.ndarray[Any, Any]) -> bytes:
-    """A grey image (height, width) in [0, 1] as PNG.
-
-    >>> png(np.zeros((8, 8)))[:4]
-    b'\\x89PNG'
-    """
-    from PIL import Image
-
+    pillow = need("PIL.Image", "data")
+    if pixels.is_floating_point():
+        low, high = (float(value) for value in pixels.aminmax())
+        if low < 0 or high > 1:
+            pixels = (pixels - low) / (high - low)
+        pixels = (255 * pixels).round().byte()
+    rows = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    picture = pillow.fromarray(rows.contiguous().cpu().numpy())
+    kind = "png" if max(picture.size) <= SMALL else "jpeg"
+    picture.thumbnail((LARGE, LARGE))
     buffer = io.BytesIO()
-    Image.fromarray(np.rint(255 * grey).astype(np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
+    picture.save(buffer, kind)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

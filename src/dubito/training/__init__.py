@@ -1,16 +1,13 @@
-"""The one training loop: any method, any network, on a CPU, a GPU or several processes."""
+"""Training: one loop for every method and task."""
 
-from dubito.training.checkpoint import CheckpointError
-from dubito.training.loop import Fit, NonFiniteLoss, Watch, fit, fit_many
-from dubito.training.settings import OPTIMIZERS, Settings
+from dubito.training.batches import Samples
+from dubito.training.callbacks import Callback, JSONLines, Progress, TensorBoard
+from dubito.training.config import OPTIMIZERS, TrainConfig
+from dubito.training.history import History
+from dubito.training.run import NonFiniteLoss
+from dubito.training.trainer import Trainer
 
 __all__ = [
-    "OPTIMIZERS",
-    "CheckpointError",
-    "Fit",
-    "NonFiniteLoss",
-    "Settings",
-    "Watch",
-    "fit",
-    "fit_many",
-]
+    "OPTIMIZERS", "Callback", "History", "JSONLines", "NonFiniteLoss", "Progress", "Samples",
+    "TensorBoard", "TrainConfig", "Trainer",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Data parallel training: what a process knows of the others."""
+"""Data-parallel training with torchrun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["gathered_sum", "process_group", "rank", "share_buffers", "world", "wrapped"]
+__all__ = ["process_group", "rank", "world"]
 
 
 def _joined() -> bool:
@@ -19,18 +19,21 @@ def _joined() -> bool:
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if _joined() else 0
 
 
 def world() -> int:
-    """The number of processes."""
+    """Return the number of processes."""
     return dist.get_world_size() if _joined() else 1
 
 
 @contextmanager
 def process_group() -> Iterator[torch.device | None]:
-    """Join the group that torchrun started, if one did; gives this process's device."""
+    """Join the process group of torchrun; yields the device of this process, or None without one.
+
+    GPUs communicate through NCCL, CPUs through gloo.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or _joined():
         yield None
         return
@@ -38,8 +41,8 @@ def process_group() -> Iterator[torch.device | None]:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else None
     if device is not None:
         torch.cuda.set_device(device)
-    # Its functions have the group of their import as a default and would keep it, and its threads,
-    # alive for good; what one of these lets go of while Python ends aborts the process.
+    # Functions of this module have the group of its import as a default: imported later, they would
+    # keep the group and its threads alive, which aborts the process when Python ends.
     importlib.import_module("torch.distributed.nn")
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
@@ -48,24 +51,34 @@ def process_group() -> Iterator[torch.device | None]:
         dist.destroy_process_group()
 
 
-def wrapped(model: nn.Module) -> nn.Module:
-    """The model, its gradients averaged over the processes where there are several."""
+def wrapped(network: nn.Module, device: torch.device) -> nn.Module:
+    """Return the network, with gradients averaged over the processes if there are several."""
     if world() == 1:
-        return model
-    device = next(model.parameters()).device
-    ids = [device.index] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+        return network
+    ids = [device] if device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(network, device_ids=ids)
 
 
-def share_buffers(model: nn.Module) -> None:
-    """Give all processes the first one's buffers: batch norm's are of each one's own samples."""
+def share_buffers(network: nn.Module) -> None:
+    """Copy the buffers of the first process to all: batch norm sees other samples in each."""
     if world() > 1:
-        for buffer in model.buffers():
+        for buffer in network.buffers():
             dist.broadcast(buffer, 0)
 
 
-def gathered_sum(values: Tensor) -> Tensor:
-    """The sum of `values` over all processes."""
+def summed(values: Tensor) -> Tensor:
+    """Sum a tensor over the processes."""
     if world() > 1:
         dist.all_reduce(values)
     return values
+
+
+def gathered(rows: Tensor, count: int) -> Tensor:
+    """Join the rows of all processes, of which each has every `world`-th of `count`."""
+    if world() == 1:
+        return rows
+    padded = rows.new_zeros(-(-count // world()), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = [torch.empty_like(padded) for _ in range(world())]
+    dist.all_gather(parts, padded)
+    return torch.stack(parts, 1).flatten(0, 1)[:count]

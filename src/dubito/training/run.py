@@ -1,332 +1,356 @@
-"""One training run: a network, its optimiser, its data, and the step that joins them."""
+"""A training run of one seed: the state that a checkpoint saves, and the step that changes it."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import json
+import math
 from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Any, cast
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DataLoader, Dataset
 
-from dubito._legacy import Method
-from dubito.data.arrays import Arrays, as_floats
-from dubito.data.augment import Augment
+from dubito import _checks
+from dubito._files import remove_partial
+from dubito.errors import DubitoError
+from dubito.methods import Method
+from dubito.model import Model
 from dubito.training import checkpoint, parallel
-from dubito.training.average import SAMPLES, Average
-from dubito.training.settings import Settings
-from dubito.training.step import Functions, gather, prepare
-from dubito.training.stopping import is_best, is_over
+from dubito.training.average import averaged
+from dubito.training.batches import Data
+from dubito.training.config import TrainConfig
+from dubito.training.history import History, Record
 
-__all__ = ["NonFiniteLoss", "Run", "Source", "size"]
+if TYPE_CHECKING:
+    from dubito.training.graph import Graph
 
-#: data held in memory, or any map-style torch dataset of pairs (input, label)
-Source = Arrays | Dataset[Any]
+__all__ = ["NonFiniteLoss", "Run", "loss_function"]
 
-
-def size(source: Source) -> int:
-    """How many samples it has."""
-    return len(source)  # type: ignore[arg-type]
+CHECKPOINT = "checkpoint.safetensors"
+Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class NonFiniteLoss(RuntimeError):
-    """A loss became infinite or NaN."""
+class NonFiniteLoss(DubitoError):
+    """A loss, or an output of the network, is infinite or NaN."""
+
+
+def loss_function(method: Method, class_weight: Tensor | None) -> Loss:
+    """Return the loss of outputs (N, M): its sum over the batch, and the sum of each term.
+
+    Outputs beyond the number of targets are those of out-of-distribution inputs.
+    """
+    has_ood = bool(method.ood_terms)
+
+    def loss(outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        ood = None
+        if has_ood:
+            outputs, outside = outputs[: len(target)], outputs[len(target) :]
+            ood = method.distribution(outside)
+        dist = method.distribution(outputs)
+        return method.loss(dist, target, weights, ood=ood, class_weight=class_weight)
+
+    return loss
+
+
+def add_step(
+    epoch_sums: Tensor,
+    samples: Tensor,
+    failure: Tensor,
+    loss: Tensor,
+    sums: Tensor,
+    outputs: Tensor,
+    count: int,
+) -> None:
+    """Add a step to the tensors of its epoch, without reading a value.
+
+    `failure` becomes, once, of the first step that is not finite: 1, the samples before it, the
+    range of its outputs, and its terms.
+    """
+    # In float64 first: bfloat16 cannot count samples.
+    low, high = outputs.amin().to(failure), outputs.amax().to(failure)
+    finite = loss.isfinite() & low.isfinite() & high.isfinite()
+    place = torch.stack([torch.ones_like(low), samples.to(failure), low, high])
+    seen = torch.cat([place, sums.to(failure)])
+    failure.copy_(torch.where(finite | (failure[0] == 1), failure, seen))
+    epoch_sums += sums
+    samples += count
 
 
 class Run:
-    """A network in training. All it needs in an epoch follows from the seed and the epoch's number.
+    """A network in training.
 
-    The step reads its samples from `order` at `position`, both on the device, so that a captured
-    step needs nothing from the host.
+    Everything random in an epoch follows from the seed and the number of the epoch, so that a
+    resumed run repeats an epoch exactly.
+
+    Args:
+        model: Model on the device.
+        data: Samples to train on.
+        config: Configuration, with the seed of this run.
+        folder: Folder of the checkpoint; None saves none.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        model: nn.Module,
-        train: Source,
-        validation: Source,
-        settings: Settings,
-        device: torch.device,
-    ) -> None:
-        for part, source in (("training", train), ("validation", validation)):
-            if not size(source):
-                raise ValueError(f"there are no {part} samples")
-        self.method, self.model, self.settings = method, model, settings
-        self.functions = Functions(method.loss_of)
-        self.train, self.validation, self.device = train, validation, device
-        if settings.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network = parallel.wrapped(model)
-        #: the network for whole batches; a graph may put a faster one here
+    def __init__(self, model: Model, data: Data, config: TrainConfig, folder: Path | None) -> None:
+        self.model, self.data, self.config, self.folder = model, data, config, folder
+        self.device = device = data.device
+        if config.channels_last:
+            model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network = parallel.wrapped(model.network, device).train()
+        #: network for full batches; a graph may replace it by a compiled one
         self.forward: Callable[[Tensor], Tensor] = self.network
-        self.average = Average(model, settings.averaged) if settings.averaged else None
-        #: the network that is judged and kept
-        self.judged = model if self.average is None else self.average.model
-        self.names = tuple(method.weights(0, settings.epochs))
-        self.weights = torch.zeros(len(self.names), device=self.device)
-        last = method.weights(settings.epochs - 1, settings.epochs)
-        #: what the network is judged with: a term's weight that rises would make checks differ
-        self.last_weights = torch.tensor([last[name] for name in self.names], device=self.device)
-        self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=self.device)
-        self.order = torch.zeros(size(train), dtype=torch.long, device=self.device)
-        self.changes = torch.zeros(size(train), 4, device=self.device)
-        self.position = torch.zeros((), dtype=torch.long, device=self.device)
-        self.bad = torch.full(
-            (3 + len(self.names),), torch.nan, dtype=torch.float64, device=self.device
-        )
-        self.generator = torch.Generator(self.device)
-        self.optimizer = settings.optimizer_of(model, device)
-        self.history: list[dict[str, Any]] = []
-        self.epoch = 0
+        epochs = config.averaged_epochs
+        self.average = averaged(model.network, epochs) if epochs else None
+        self.optimizer = config.build_optimizer(model.network, device)
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        #: network that is validated and kept
+        self.evaluated: nn.Module = model.network if self.average is None else self.average.module
+        # Functions of tensors that a graph replaces by compiled ones.
+        self.loss: Loss = loss_function(model.method, data.class_weight)
+        self.add_step: Callable[..., None] = add_step
+        self.graph: Graph | None = None
+        self.terms = (*model.method.terms, *model.method.ood_terms)
+        self.metric, self.mode = _monitor(model, config)
+        self.history = History()
         self.best: dict[str, Tensor] = {}
-        self.best_epoch = -1
+        # Tensors on the device, for a captured step: it reads nothing from the host.
+        train = data.train
+        self.order = torch.zeros(len(train), dtype=torch.long, device=train.index_device)
+        self.changes = torch.zeros(len(train), 4, device=device)  # of the augmentation
+        self.weights = torch.zeros(len(self.terms), device=device)
+        self.sums = torch.zeros(len(self.terms), dtype=torch.float64, device=device)
+        self.samples = torch.zeros((), dtype=torch.long, device=device)
+        self.failure = torch.zeros(4 + len(self.terms), dtype=torch.float64, device=device)
+        self.generator = torch.Generator(device)
+        self.batch_size = config.batch_size * parallel.world()
+        self.counts = self._counts()
 
-    @cached_property
-    def train_id(self) -> str | None:
-        """By which a checkpoint knows its data, where that is in memory."""
-        return self.train.fingerprint(numbers=False) if isinstance(self.train, Arrays) else None
+    def _counts(self) -> list[int]:
+        """Return the number of samples of each step, over all processes."""
+        world, count = parallel.world(), len(self.data.train)
+        norms = (m for m in self.model.network.modules() if isinstance(m, _BatchNorm))
+        # Batch norm needs two samples: a single one that is left over waits for the next epoch.
+        least = world * (2 if any(n.training for n in norms) and count >= 2 * world else 1)
+        counts = [min(self.batch_size, count - i) for i in range(0, count, self.batch_size)]
+        return counts if counts[-1] >= least else counts[:-1]
 
     @property
-    def whole_batch(self) -> int:
-        """Samples a step takes in all processes together."""
-        return self.settings.batch_size * parallel.world()
+    def epoch(self) -> int:
+        """Number of epochs that are done."""
+        return len(self.history.records)
 
-    @cached_property
-    def least_batch(self) -> int:
-        """Samples that are left over but make a step: one a process, two for batch norm's sake."""
-        norms = any(isinstance(one, _BatchNorm) and one.training for one in self.model.modules())
-        alone = size(self.train) < 2 * parallel.world()
-        return parallel.world() * (2 if norms and not alone else 1)
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done, or validations have not improved for long enough."""
+        patience = self.config.patience
+        stale = self.history.validations_since_best
+        return self.epoch >= self.config.epochs or 0 < patience <= stale
+
+    # --- an epoch ---
 
     def begin_epoch(self) -> None:
-        """Draw the epoch's order and augmentation, set its weights, forget its sums."""
+        """Draw the order and the augmentation; set the learning rate and the loss weights."""
+        config, count = self.config, len(self.data.train)
         drawn = torch.Generator().manual_seed(self._seed())
-        self.order.copy_(torch.randperm(size(self.train), generator=drawn))
-        if self.settings.augment is not None:
-            self.changes.copy_(self.settings.augment.draw(size(self.train), drawn))
-        torch.manual_seed(self.own_seed)  # dropout draws from torch's own generator
-        self.generator.manual_seed(self.own_seed)
-        weights = self.method.weights(self.epoch, self.settings.epochs)
-        self.weights.copy_(torch.tensor([weights[name] for name in self.names]))
+        self.order.copy_(torch.randperm(count, generator=drawn))
+        if config.augment is not None:
+            self.changes.copy_(config.augment.draw(count, drawn))
+        torch.manual_seed(self.process_seed)  # of dropout
+        self.generator.manual_seed(self.process_seed)
         for group in self.optimizer.param_groups:
-            rate = self.settings.rate(self.epoch)
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            lr = config.lr_at(self.epoch)
+            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+        self.weights.copy_(config.loss_weights(self.model.method, self.epoch))
         self.sums.zero_()
-        self.position.zero_()
-        self.bad.fill_(torch.nan)
+        self.samples.zero_()
+        self.failure.zero_()
         self.network.train()
 
-    def _seed(self) -> int:
-        """The epoch's, the same in all processes."""
-        return (self.settings.seed * 1_000_003 + self.epoch) % (1 << 62)
+    def steps(self) -> Iterator[None]:
+        """Take the steps of the epoch, one per iteration."""
+        if self.graph is not None:
+            yield from self.graph.steps()
+            return
+        shares = [
+            slice(i * self.batch_size + parallel.rank(), i * self.batch_size + n, parallel.world())
+            for i, n in enumerate(self.counts)
+        ]
+        rows, changes = ([part[share] for share in shares] for part in (self.order, self.changes))
+        batches = self.data.train.read(rows, changes, self.process_seed)
+        for (x, target), count in zip(batches, self.counts, strict=True):
+            self.step(x, target, count)
+            yield
 
-    @property
-    def own_seed(self) -> int:
-        """This process's, far from any other epoch's: masks and noise are not to be the same."""
-        return (self._seed() + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
+    def step(self, x: Tensor, target: Tensor, count: int) -> None:
+        """Update the weights.
 
-    def batch(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs and labels at places of the order, where the data is held in memory."""
-        assert isinstance(self.train, Arrays)
-        held = self.train.inputs, self.train.labels, self.order, self.changes
-        return self.functions.gather(*held, places, *self._preparation)
-
-    @property
-    def _preparation(self) -> tuple[Augment | None, bool]:
-        return self.settings.augment, self.settings.channels_last
-
-    def share(self, start: int, whole: int) -> range:
-        """This process's places in a batch of `whole` samples."""
-        return range(start + parallel.rank(), start + whole, parallel.world())
-
-    def stream(self) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """The epoch's batches of a dataset, and their size in all processes; `step`'s order."""
-        order, count = self.order.cpu(), size(self.train)
-        wholes = [min(self.whole_batch, count - i) for i in range(0, count, self.whole_batch)]
-        wholes = [whole for whole in wholes if whole >= self.least_batch]
-        places = [self.share(i * self.whole_batch, whole) for i, whole in enumerate(wholes)]
-        chosen = [order[list(part)].tolist() for part in places]
-        loader = self._loader(self.train, chosen)
-        for (x, target), part, whole in zip(loader, places, wholes, strict=True):
-            where = torch.tensor(part, device=self.device)
-            held = x.to(self.device, non_blocking=True)
-            ready = prepare(held, self.changes.index_select(0, where), *self._preparation)
-            yield ready, target.to(self.device, non_blocking=True), whole
-
-    def _loader(self, source: Source, chosen: list[list[int]]) -> DataLoader[Any]:
-        return DataLoader(
-            cast("Dataset[Any]", source),
-            batch_sampler=chosen,
-            num_workers=self.settings.workers,
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator().manual_seed(self.own_seed),  # of its workers
-        )
-
-    def step(self, whole: int) -> None:
-        """One update from the next `whole` samples of the order, shared among the processes."""
-        share = torch.arange(parallel.rank(), whole, parallel.world(), device=self.device)
-        self.update(*self.batch(self.position + share), whole)
-
-    def update(self, x: Tensor, target: Tensor, whole: int) -> None:
-        """One update from this process's share of a batch of `whole` samples."""
-        x = self.method.inputs(x, self.generator)
-        self.optimizer.zero_grad(set_to_none=True)
-        forward = self.forward if whole == self.whole_batch else self.network
+        Args:
+            x: Inputs, the share of this process.
+            target: Their targets in training units.
+            count: Number of samples over all processes.
+        """
+        for parameter in self.parameters:
+            parameter.grad = None
+        if self.data.ood is not None:
+            x = self.data.ood.append_to(x, self.generator)
+        forward = self.forward if count == self.batch_size else self.network
         with self.autocast():
             outputs = forward(x)
-        if self.device.type == "cpu" and not outputs.isfinite().all():
-            self.note(outputs.sum(), torch.full_like(self.sums, torch.nan), outputs, whole)
-            self.check_finite()
-        total, sums = self.functions.loss(outputs, target, self.weights)
-        loss = total * (parallel.world() / whole)  # gradients are averaged over the processes
-        loss.backward()
+        total, sums = self.loss(outputs, target, self.weights)
+        self.record(total.detach(), sums, outputs.detach(), count)
+        # The mean over the batch; gradients are averaged over the processes.
+        total.backward(torch.full_like(total, parallel.world() / count))
         self.optimizer.step()
-        with torch.no_grad():
-            self.note(loss.detach(), sums.detach(), outputs.detach(), whole)
-        if self.device.type == "cpu":
-            self.check_finite()
 
-    def note(self, loss: Tensor, sums: Tensor, outputs: Tensor, whole: int) -> None:
-        """Add to the epoch's sums; keep where, with which outputs, a loss was first not finite."""
-        share = parallel.world() / whole
-        self.functions.note(self.sums, self.bad, self.position, loss, sums, outputs, whole, share)
+    def record(self, loss: Tensor, sums: Tensor, outputs: Tensor, count: int) -> None:
+        """Add the terms of a step to those of the epoch, and raise if a value is not finite.
+
+        On a GPU reading a value would wait for the step, so it is read by `check_finite`.
+        """
+        if self.device.type != "cpu":
+            self.add_step(self.sums, self.samples, self.failure, loss, sums, outputs, count)
+            return
+        low, high = (value.item() for value in outputs.aminmax())
+        if not all(map(math.isfinite, (loss.item(), low, high))):
+            raise self._failed(int(self.samples), low, high, *sums.tolist())
+        self.sums += sums
+        self.samples += count
 
     def check_finite(self) -> None:
-        """An error if a loss of this epoch was not finite. On a GPU this waits for the steps."""
-        if self.bad[0].isnan():
-            return
-        position, low, high, *terms = self.bad.tolist()
-        batch = int(position) // self.whole_batch
-        means = ", ".join(
-            f"{name} {value:g}" for name, value in zip(self.names, terms, strict=True)
-        )
-        raise NonFiniteLoss(
-            f"the loss is not finite in epoch {self.epoch}, batch {batch}: mean terms {means}; the "
-            f"network's outputs span [{low:g}, {high:g}], alpha follows from them. The last "
-            "checkpoint is from before this epoch. Try a smaller learning rate, and look at this "
-            "batch's inputs"
+        """Raise if a step of the epoch was not finite; waits for the steps of a GPU."""
+        failed, samples, *values = self.failure.tolist()
+        if failed:
+            raise self._failed(int(samples), *values)
+
+    def _failed(self, samples: int, low: float, high: float, *sums: float) -> NonFiniteLoss:
+        step = samples // self.batch_size
+        count = self.counts[step] / parallel.world()
+        means = {name: value / count for name, value in zip(self.terms, sums, strict=True)}
+        terms = ", ".join(f"{name} {mean:g}" for name, mean in means.items())
+        return NonFiniteLoss(
+            f"the loss is not finite in epoch {self.epoch + 1}, step {step + 1}: mean terms "
+            f"{terms}; outputs span [{low:g}, {high:g}]. Lower lr={self.config.lr:g}, or look at "
+            "the inputs of this step"
         )
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The precision of the network; losses stay in float32."""
-        if self.settings.precision == "bfloat16":
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
+    def end_epoch(self, seconds: float) -> Record:
+        """Average the weights, and return the record of the epoch.
 
-    def end_epoch(self, check: bool) -> None:
-        """Step on; the mean of the weights, if one is wanted, takes in what this epoch gave."""
+        Args:
+            seconds: Time of the steps.
+        """
+        count = int(self.samples)
+        means = (parallel.summed(self.sums.clone()) / count).tolist()
+        loss = sum(w * mean for w, mean in zip(self.weights.tolist(), means, strict=True))
         if self.average is not None:
-            self.average.add(self.model, self.epoch)
-            if check:
-                with self.autocast():
-                    self.average.settle(self._some())
-        self.epoch += 1
-
-    def _some(self, at_once: int = 1000) -> Iterator[Tensor]:
-        """Inputs of the epoch's first samples, as they are trained with."""
-        drawn = torch.Generator(self.device).manual_seed(self.settings.seed)
-        count = min(SAMPLES, size(self.train))
-        if isinstance(self.train, Arrays):
-            held = self.train.inputs, self.train.labels, self.order, self.changes
-            parts = -(-count // at_once)  # of one size: each counts as much as any other
-            for places in torch.arange(count, device=self.device).tensor_split(parts):
-                x, _ = gather(*held, places, *self._preparation)
-                yield self.method.inputs(x, drawn)
-        else:
-            whole = max(count // self.whole_batch, 1)  # what is left over would count as much
-            for x, _, _ in itertools.islice(self.stream(), whole):
-                yield self.method.inputs(x, drawn)
-
-    @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Accuracy and mean loss over all processes' shares, with the last epoch's weights."""
-        self.network.eval()
-        parallel.share_buffers(self.judged)  # one network is judged, the one that is kept
-        seen = torch.zeros(4, dtype=torch.float64, device=self.device)
-        drawn = torch.Generator(self.device).manual_seed(self.settings.seed)
-        for x, target in self._checks():
-            with self.autocast():
-                shown = self.method.outputs_for(self.judged, x)
-                outputs = shown
-                if self.method.trains_with_ood:
-                    outputs = self.judged(self.method.inputs(x, drawn))
-                self._check_outputs(shown)
-                said = self.method.prediction(shown)
-            truth = target.argmax(-1) if target.is_floating_point() else target
-            seen[0] += (said.label == truth).sum()
-            seen[1] += self.method.loss_of(outputs, target, self.last_weights)[0]
-            seen[2:] += torch.tensor([truth.numel(), len(target)], device=self.device)
-        right, loss, labels, count = parallel.gathered_sum(seen).tolist()
-        self.network.train()
-        return {"validation_accuracy": right / labels, "validation_loss": loss / count}
-
-    def _check_outputs(self, outputs: Tensor) -> None:
-        """An error if the epoch's last step left a network whose outputs are not finite."""
-        if outputs.isfinite().all():
-            return
-        low, high = outputs.aminmax()
-        raise NonFiniteLoss(
-            f"after epoch {self.epoch} the network's outputs for validation samples are not "
-            f"finite: they span [{low:g}, {high:g}]. The last checkpoint is from before this "
-            "epoch. Try a smaller learning rate"
-        )
-
-    def _checks(self, at_once: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of the validation data."""
-        share = list(self.share(0, size(self.validation)))
-        parts = [share[i : i + at_once] for i in range(0, len(share), at_once)]
-        held = self.validation
-        if isinstance(held, Arrays):
-            for part in parts:
-                indices = torch.tensor(part, device=held.device)
-                yield as_floats(held.inputs[indices]), held.labels[indices]
-        else:
-            for x, target in self._loader(held, parts):
-                yield as_floats(x.to(self.device)), target.to(self.device)
-
-    def state(self) -> dict[str, Tensor]:
-        """All tensors that a resumed run needs."""
-        mean = {} if self.average is None else self.average.model.state_dict()
+            self.average.update_parameters(self.model.network)
         return {
-            **{f"model.{name}": value for name, value in self.model.state_dict().items()},
-            **{f"mean.{name}": value for name, value in mean.items()},
-            **{f"best.{name}": value for name, value in self.best.items()},
-            **checkpoint.optimizer_tensors(self.optimizer),
+            "epoch": self.epoch + 1,
+            "loss": loss,
+            "terms": dict(zip(self.terms, means, strict=True)),
+            "lr": self.config.lr_at(self.epoch),
+            "seconds": seconds,
+            "samples_per_second": count / seconds,
         }
 
-    def facts(self) -> dict[str, Any]:
-        """All numbers that a resumed run needs."""
-        return {"epoch": self.epoch, "best_epoch": self.best_epoch, "history": self.history}
+    # --- the end ---
 
-    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Go on from what `state` and `facts` gave."""
-        part = {
-            kind: {n.removeprefix(kind): v for n, v in tensors.items() if n.startswith(kind)}
-            for kind in ("model.", "mean.", "best.")
+    def keep_best(self, record: Record) -> None:
+        """Keep the validated weights if they are the best so far."""
+        if self.history.improves(record["validation"][self.metric], self.metric, self.mode):
+            state = self.evaluated.state_dict()
+            self.best = {name: value.detach().clone() for name, value in state.items()}
+            self.history.best_epoch = record["epoch"]
+
+    def finish(self) -> History:
+        """Load the best weights and let the method fit what is fitted after training."""
+        network = self.model.network
+        network.load_state_dict(self.best)
+        network.eval()
+        self.model.method.finish(network, self.data.train)
+        return self.history
+
+    # --- random numbers and precision ---
+
+    def _seed(self) -> int:
+        """Return the seed of the epoch, common to all processes."""
+        return (self.config.seed * 1_000_003 + self.epoch) % (1 << 62)
+
+    @property
+    def process_seed(self) -> int:
+        """Seed of the epoch in this process, far from that of any other epoch."""
+        return (self._seed() + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the precision of the network; losses are computed in float32."""
+        if self.config.precision == "bfloat16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    # --- checkpoints ---
+
+    def save(self, pace: checkpoint.Pace) -> None:
+        """Save a checkpoint, if there is a folder for it."""
+        if self.folder is None or parallel.rank() != 0:
+            return
+        parts = {
+            "network": self.model.network.state_dict(),
+            "average": {} if self.average is None else self.average.state_dict(),
+            "best": self.best,
+            "optimizer": checkpoint.optimizer_tensors(self.optimizer),
         }
-        self.model.load_state_dict(part["model."])
+        tensors = {f"{part}.{name}": v for part, held in parts.items() for name, v in held.items()}
+        state = {"history": asdict(self.history), "identity": self._identity()}
+        pace.save(self.folder / CHECKPOINT, tensors, state)
+
+    def resume(self) -> None:
+        """Continue from the checkpoint in the folder, if there is one."""
+        if self.folder is None or not (self.folder / CHECKPOINT).exists():
+            return
+        if parallel.rank() == 0:
+            remove_partial(self.folder / CHECKPOINT)
+        tensors, state = checkpoint.load(self.folder / CHECKPOINT)
+        self._check_identity(state["identity"])
+        parts: dict[str, dict[str, Tensor]] = {"average": {}, "best": {}, "optimizer": {}}
+        for key, value in tensors.items():
+            part, name = key.split(".", 1)
+            parts.setdefault(part, {})[name] = value
+        self.model.network.load_state_dict(parts["network"])
         if self.average is not None:
-            self.average.model.load_state_dict(part["mean."])
-        self.best = {name: value.to(self.device) for name, value in part["best."].items()}
-        checkpoint.restore_optimizer(self.optimizer, tensors)
-        self.epoch, self.best_epoch = facts["epoch"], facts["best_epoch"]
-        self.history = facts["history"]
+            self.average.load_state_dict(parts["average"])
+        self.best = {name: value.to(self.device) for name, value in parts["best"].items()}
+        checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
+        self.history = History(**state["history"])
 
-    def keep_if_best(self, checked: dict[str, float]) -> None:
-        """Keep the weights if this check is the best so far; the first of equals stays."""
-        if is_best(checked, self.history, self.settings.keep):
-            state = self.judged.state_dict()
-            self.best = {key: value.detach().clone() for key, value in state.items()}
-            self.best_epoch = self.epoch
+    def _identity(self) -> dict[str, Any]:
+        """Return what a checkpoint must share with the run that continues it."""
+        weight, network = self.data.class_weight, self.model.network.state_dict()
+        return {
+            "method": repr(self.model.method),
+            "data": self.data.fingerprint,
+            "class_weight": None if weight is None else weight.tolist(),
+            "processes": parallel.world(),
+            "network": {name: list(value.shape) for name, value in network.items()},
+            **self.config.identity(),
+        }
 
-    def finished(self) -> bool:
-        """Whether all epochs are done, or the last `patience` checks brought nothing better."""
-        return self.epoch >= self.settings.epochs or is_over(self.history, self.settings)
+    def _check_identity(self, saved: dict[str, Any]) -> None:
+        current = json.loads(json.dumps(self._identity()))
+        for key, value in current.items():
+            if saved.get(key) != value:
+                values = f" ({saved.get(key)}, now {value})"
+                raise DubitoError(
+                    f"{self.folder} contains another training, with another {key}"
+                    f"{values if len(values) < 500 else ''}: choose another folder, or the same "
+                    "data and settings"
+                )
+
+
+def _monitor(model: Model, config: TrainConfig) -> tuple[str, str]:
+    """Return the metric that selects weights, and whether "min" or "max" is better."""
+    if config.keep is None:
+        return model.task.monitor
+    modes = {**model.task.modes, "loss": "min"}
+    return config.keep, _checks.entry(modes, config.keep, "metric to keep")

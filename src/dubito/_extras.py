@@ -1,0 +1,26 @@
+"""Import optional dependencies."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from dubito.errors import DubitoError
+
+__all__ = ["need"]
+
+
+def need(module: str, extra: str) -> Any:
+    """Import a module of an extra.
+
+    Args:
+        module: Dotted name of the module.
+        extra: Extra that installs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        if (error.name or "").split(".")[0] != package:
+            raise  # installed, but broken
+        raise DubitoError(f"{package} is not installed: pip install 'dubito[{extra}]'") from error

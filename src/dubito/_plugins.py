@@ -1,0 +1,51 @@
+"""Load third-party methods, distributions, scores, backbones and datasets.
+
+A plug-in is a module that registers its entries when it is imported. Packages announce theirs in
+the entry-point group `dubito`; the command line also takes `--import MODULE`. A saved model never
+names code to import.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from dubito.errors import DubitoError
+
+__all__ = ["import_plugin", "load_plugins"]
+
+GROUP = "dubito"
+
+
+@functools.cache
+def load_plugins() -> None:
+    """Import all installed plug-ins, once."""
+    for entry in entry_points(group=GROUP):
+        entry.load()
+
+
+def import_plugin(name: str) -> ModuleType:
+    """Import a plug-in, and return its module.
+
+    Args:
+        name: Dotted name of a module, or path of a .py file.
+    """
+    path = Path(name)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise DubitoError(f"there is no plug-in {name}")
+        sys.path.insert(0, str(path.resolve().parent))
+        name = path.stem
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise DubitoError(
+            f"cannot import the plug-in {name!r}: pass the name of an installed module, or the "
+            "path of a .py file"
+        ) from error

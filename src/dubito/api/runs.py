@@ -1,0 +1,405 @@
+"""Train, evaluate and calibrate."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito import data as datasets
+from dubito._files import atomic_write, json_text, make_folder
+from dubito._plugins import load_plugins
+from dubito.api import AnyModel, AnyPath, find_device, load_model
+from dubito.api.config import DataConfig, PolicyConfig, RunConfig, validated
+from dubito.data import Source
+from dubito.errors import DubitoError
+from dubito.methods import Method, from_dict
+from dubito.model import Model, Prediction, Preprocessing, TrainingRecord
+from dubito.tasks import Classification, Regression, Task
+from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
+from dubito.training.run import CHECKPOINT
+
+__all__ = ["calibrate", "evaluate", "train"]
+
+MODEL, EVALUATION, RESULT = "model.json", "evaluation", "result.json"
+HELD_OUT = "validation"
+#: bytes of inputs that are read once and kept in memory
+IN_MEMORY = 1 << 32
+#: streamed inputs that determine means and deviations, at most
+SOME = 4096
+
+
+class _Prepared(NamedTuple):
+    """Training data that is read and divided."""
+
+    task: Task
+    train: Source
+    validation: Source
+    fingerprint: str
+
+
+def train(
+    data: Any = None,
+    *,
+    out: AnyPath,
+    config: RunConfig | Mapping[str, Any] | AnyPath | None = None,
+    seeds: Sequence[int] | None = None,
+    device: str = "auto",
+    report: bool = True,
+    tensorboard: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Model | list[Model]:
+    """Train a model, calibrate it and fit its policy.
+
+    The same call resumes a run that was interrupted, with the same result, and returns the model of
+    a finished run. A finished run with another policy only gets the new policy.
+
+    Args:
+        data: Known name, image folder, .npz, .csv or .parquet file; or arrays (inputs, target), or
+            a DataFrame.
+        out: Folder of the model.
+        config: Configuration, or the path of a .toml or .json file with its sections; settings
+            override it.
+        seeds: Train a model for each of these seeds, in OUT/seed-1, OUT/seed-2, ...
+        device: "auto", "cpu" or "cuda".
+        report: Write report.html.
+        tensorboard: Write scalars for TensorBoard.
+        callbacks: Functions that are called during training.
+        **settings: Fields of the sections of `RunConfig`: `epochs=5`, `method="edl"`,
+            `error_rate=0.01`, or with the section: `{"training.epochs": 5}`.
+
+    Returns:
+        The model, or a model for each of `seeds`.
+    """
+    load_plugins()
+    if isinstance(data, str | os.PathLike):
+        is_known = data in datasets.DATASETS
+        settings["data.source"] = str(data if is_known else Path(data).expanduser().resolve())
+    run = RunConfig.merge(config, settings)
+    source = run.data.source if data is None or "data.source" in settings else data
+    if source is None:
+        raise DubitoError("there is nothing to train on: pass data, or data.source in the config")
+    runs = {Path(out): run}
+    if seeds is not None:
+        runs = {Path(out) / f"seed-{s}": RunConfig.merge(run, {"seed": s}) for s in seeds}
+    if not runs or len(runs) < len(seeds or ()):
+        raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
+    with parallel.process_group() as own:
+        place = find_device(device) if own is None else own
+        prepared = _prepare(run, source)
+        models = {path: _finished(path, one, prepared) for path, one in runs.items()}
+        missing = {path: runs[path] for path, model in models.items() if model is None}
+        if missing:
+            logs: list[Callback] = []
+            for path, one in missing.items():
+                seed = one.training.seed
+                logs.append(JSONLines(path / "metrics.jsonl", seed=seed))
+                if tensorboard:
+                    logs.append(TensorBoard(path / "tensorboard", seed=seed))
+            models |= _fit(missing, prepared, place, (*logs, *callbacks), report)
+    found = [model for model in models.values() if model is not None]
+    return found if seeds is not None else found[0]
+
+
+def _prepare(run: RunConfig, source: Any) -> _Prepared:
+    opened = run.data.open(source)
+    if opened.target is None:
+        raise DubitoError(f"{opened.name} has no target to learn")
+    task: Task
+    if (run.data.task or from_dict(run.method).tasks[0]) == "regression":
+        task = Regression.from_target(opened.target, tolerance=run.data.tolerance)
+        return _Prepared(task, *run.data.divide(opened, task), opened.fingerprint())
+    values = np.asarray(opened.target)
+    is_number = values.dtype.kind == "f" and len(np.unique(values)) > len(values) / 2
+    if is_number and run.data.task is None:
+        raise DubitoError(
+            f"the target of {opened.name} looks like a number, not a class: use the method 'der' "
+            "for regression, or task='classification'"
+        )
+    task = Classification.from_target(opened.target)
+    train, validation = run.data.divide(opened, task)
+    counts = torch.bincount(task.encode(train.target), minlength=task.size).tolist()
+    task = task.model_copy(update={"counts": tuple(counts)})
+    return _Prepared(task, train, validation, opened.fingerprint())
+
+
+def _finished(folder: Path, run: RunConfig, prepared: _Prepared) -> Model | None:
+    """Return the model of a finished run; raise if the folder holds another run."""
+    if not (folder / MODEL).exists() or (folder / CHECKPOINT).exists():
+        return None
+    model = Model.load(folder)
+    if model.record is None:
+        raise DubitoError(
+            f"{folder} holds a model that was trained elsewhere: choose another folder"
+        )
+    before = RunConfig.merge(model.record.config, {})
+    found = {**before.identity(), "fingerprint": model.record.fingerprint}
+    for key, value in {**run.identity(), "fingerprint": prepared.fingerprint}.items():
+        if found.get(key) != value:
+            raise DubitoError(
+                f"{folder} holds another run: its {key} is {found.get(key)!r}, not {value!r}; "
+                "choose another folder"
+            )
+    if before.policy != run.policy and parallel.rank() == 0:
+        model.record = model.record.model_copy(update={"config": run.model_dump(mode="json")})
+        _calibrate(model, prepared.validation, run.policy.model_dump())
+        model.save(folder)
+    return model
+
+
+def _fit(
+    runs: Mapping[Path, RunConfig],
+    prepared: _Prepared,
+    device: torch.device,
+    callbacks: Sequence[Callback],
+    report: bool,
+) -> dict[Path, Model]:
+    """Train a model in each folder, or resume; then calibrate, fit the policy and save."""
+    run, task = next(iter(runs.values())), prepared.task
+    method = from_dict(run.method)
+    train, validation = (
+        _samples(run.data, part, task) for part in (prepared.train, prepared.validation)
+    )
+    some = prepared.train.subset(range(0, len(prepared.train), len(prepared.train) // SOME + 1))
+    seen = train[0] if isinstance(train[0], Tensor) else some.load()
+    preprocessing = Preprocessing.fit(prepared.train.format, seen, run.data.standardize)
+    seeds = [one.training.seed for one in runs.values()]
+    models = [Model.build(method, task, preprocessing, run.backbone, seed=seed) for seed in seeds]
+    if warning := method.warning(task):
+        warnings.warn(warning, stacklevel=3)
+    histories = Trainer(run.training, callbacks=callbacks, device=device).fit_many(
+        models, train, validation, seeds=seeds, ood=_train_ood(run, method, preprocessing),
+        class_weight=_class_weight(run.data, task), out=list(runs),
+    )  # fmt: skip
+    for folder, model, history in zip(runs, models, histories, strict=True):
+        if parallel.rank() == 0:
+            _finish(model, folder, runs[folder], prepared, history, report)
+    return dict(zip(runs, models, strict=True))
+
+
+def _samples(config: DataConfig, source: Source, task: Task) -> Any:
+    """Return inputs, in memory if they fit, and encoded targets."""
+    is_large = len(source) * source[0].nbytes > IN_MEMORY
+    stream = is_large if config.stream is None else config.stream
+    return source if stream else source.load(), task.encode(source.target)
+
+
+def _class_weight(config: DataConfig, task: Task) -> Tensor | None:
+    """Return weights with which all classes count alike, 1 on average over the samples."""
+    if config.class_weight is None:
+        return None
+    if not isinstance(task, Classification) or task.counts is None:
+        raise DubitoError("class_weight is for classification")
+    counts = torch.tensor(task.counts, dtype=torch.float64)
+    return (counts.sum() / (len(counts) * counts)).float()
+
+
+def _train_ood(run: RunConfig, method: Method, preprocessing: Preprocessing) -> Tensor | None:
+    source = run.data.train_ood
+    if source is None:
+        return None
+    if not method.ood_terms:
+        raise DubitoError(
+            f"train_ood is for methods that train with OOD inputs, not for {run.method['name']!r}"
+        )
+    opened = datasets.open(source, "train", format=preprocessing.inputs, labeled=False)
+    return opened.load()
+
+
+def _finish(
+    model: Model, folder: Path, run: RunConfig, prepared: _Prepared, history: History, report: bool
+) -> None:
+    """Add scores, calibration, policy and record, save, and remove the checkpoint."""
+    for score in run.posthoc:
+        model.add_score(score, prepared.train)
+    device = next(model.parameters()).device
+    model.record = TrainingRecord(
+        config=run.model_dump(mode="json"),
+        seed=run.training.seed,
+        epochs=len(history.records),
+        best_epoch=history.best_epoch,
+        seconds=history.seconds,
+        train_samples=len(prepared.train),
+        validation_samples=len(prepared.validation),
+        fingerprint=prepared.fingerprint,
+        metrics=history.best["validation"],
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    )
+    prediction = _calibrate(model, prepared.validation, run.policy.model_dump())
+    model.save(folder)
+    if report:
+        from dubito.report import write
+
+        records = history.records
+        write(model, folder, prepared.validation, history=records, prediction=prediction)
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def _calibrate(model: Model, source: Source, policy: Mapping[str, Any]) -> Prediction:
+    """Fit calibration and policy to one prediction of the samples, and return it with both."""
+    before = model.predict(source)
+    model.calibrate(before, source.target)
+    if model.task.defines_errors or policy.get("coverage") is not None:
+        model.fit_policy(before, source.target, **policy)
+    return model.predict(before)
+
+
+def evaluate(
+    model: AnyModel,
+    data: Any = None,
+    *,
+    ood: Sequence[str] = (),
+    noise: Sequence[float] = (),
+    resize: bool = False,
+    out: AnyPath | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    network: str | Callable[[], Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a model: metrics, detection of errors and OOD inputs, policy.
+
+    Samples are the test part of the training data; without a test part the validation samples,
+    which chose the weights, calibration and policy, so that the figures may be a little high.
+
+    Args:
+        model: Model, or the folder of one, or of the models of several seeds.
+        data: Other labeled data: known name, image folder, .npz or .csv file, arrays, DataFrame.
+        ood: Out-of-distribution inputs to detect: known names or paths.
+        noise: Standard deviations of normal noise; noisy samples are to be detected.
+        resize: Convert images of another size, gray or in color.
+        out: File for the result, JSON; by default evaluation/result.json in the model's folder.
+        seed: Seed of the noise.
+        device: "auto", "cpu" or "cuda".
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
+
+    Returns:
+        The result; of several seeds {"mean", "std"} for each number.
+    """
+    if isinstance(model, Model):
+        members = [model]
+    else:
+        members = [load_model(folder, device, network) for folder in _seed_folders(Path(model))]
+    results = [_evaluate(member, data, ood, noise, resize, seed) for member in members]
+    result: dict[str, Any] = results[0] if len(results) == 1 else _averaged(results)
+    if out is None and not isinstance(model, Model):
+        out = make_folder(Path(model) / EVALUATION) / RESULT
+    if out is not None:
+        atomic_write(Path(out), json_text(result))
+    return result
+
+
+def _evaluate(
+    model: Model, data: Any, ood: Sequence[str], noise: Sequence[float], resize: bool, seed: int
+) -> dict[str, Any]:
+    source, part = _labeled(model, data, resize)
+    options: Any = {"format": model.preprocessing.inputs, "resize": resize, "labeled": False}
+    others = {str(place): datasets.open(place, _test_part(place), **options) for place in ood}
+    found = model.evaluate(source, ood=others, noise=noise, seed=seed)
+    return {"data": source.name, "part": part, **found}
+
+
+def _test_part(source: Any) -> str:
+    return "test" if "test" in datasets.parts(source) else "all"
+
+
+def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str]:
+    """Return samples to evaluate with, and which part of the data they are."""
+    config = _data_config(model)
+    place = config.source if data is None else data
+    part = _test_part(place)
+    if data is None and part == "all":
+        return _held_out(model), HELD_OUT
+    return config.open(place, part, format=model.preprocessing.inputs, resize=resize), part
+
+
+def _data_config(model: Model) -> DataConfig:
+    config = {} if model.record is None else model.record.config
+    return validated(DataConfig, config.get("data", {}))
+
+
+def _held_out(model: Model) -> Source:
+    """Return the validation samples of the training."""
+    config = _data_config(model)
+    if config.source is None or model.record is None:
+        raise DubitoError("the validation samples of this model are unknown: pass data")
+    opened = config.open(config.source)
+    if opened.fingerprint() != model.record.fingerprint:
+        raise DubitoError(
+            f"{config.source} has changed since the training, so the validation samples are "
+            "unknown: pass data"
+        )
+    return config.divide(opened, model.task)[1]
+
+
+def _seed_folders(folder: Path) -> list[Path]:
+    """Return the folder of a model, or those of its seeds: folder/seed-1, ..."""
+    seeds = [path for path in folder.glob("seed-*") if (path / MODEL).exists()]
+    if (folder / MODEL).exists() or not seeds:
+        return [folder]
+    return sorted(seeds, key=lambda path: int(path.name.removeprefix("seed-")))
+
+
+def _averaged(results: Sequence[Any]) -> Any:
+    """Return mean and standard deviation of each number; what some results lack is left out.
+
+    >>> _averaged([{"accuracy": 0.5, "samples": 9}, {"accuracy": 1.0, "samples": 9}])
+    {'accuracy': {'mean': 0.75, 'std': 0.353...}, 'samples': 9}
+    """
+    first = results[0]
+    if isinstance(first, Mapping):
+        shared = [key for key in first if all(key in other for other in results)]
+        return {key: _averaged([other[key] for other in results]) for key in shared}
+    if isinstance(first, float):
+        finite = all(abs(value) < float("inf") for value in results)
+        return {"mean": fmean(results), "std": stdev(results) if finite else None}
+    return first
+
+
+def calibrate(
+    model: AnyModel,
+    data: Any = None,
+    *,
+    error_rate: float | None = None,
+    confidence: float | None = None,
+    false_alarms: float | None = None,
+    coverage: float | None = None,
+    out: AnyPath | None = None,
+    device: str = "auto",
+    network: str | Callable[[], Any] | None = None,
+) -> Model:
+    """Refit calibration and policy of a finished model.
+
+    Args:
+        model: Model, or the folder of one, which is updated.
+        data: Labeled data that was not used for training; by default the validation samples.
+        error_rate: Largest error rate among accepted predictions; default as in training.
+        confidence: Probability with which that holds.
+        false_alarms: Share of ordinary inputs that may be rejected as unfamiliar.
+        coverage: Guarantee this share of accepted predictions in place of an error rate.
+        out: Folder for the new model.
+        device: "auto", "cpu" or "cuda".
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
+    """
+    loaded = load_model(model, device, network)
+    record = loaded.record
+    source = _held_out(loaded) if data is None else _labeled(loaded, data)[0]
+    given = {"error_rate": error_rate, "confidence": confidence, "false_alarms": false_alarms}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    before = {} if record is None else record.config.get("policy", {})
+    policy = validated(PolicyConfig, {**before, **chosen})
+    _calibrate(loaded, source, {**policy.model_dump(), "coverage": coverage})
+    if record is not None and record.config:
+        config = {**record.config, "policy": policy.model_dump()}
+        loaded.record = record.model_copy(update={"config": config})
+    folder = model if out is None else out
+    if not isinstance(folder, Model):
+        loaded.save(folder)
+    return loaded

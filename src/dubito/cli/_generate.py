@@ -1,0 +1,220 @@
+"""Generate commands from typed functions and pydantic configurations.
+
+A parameter of the function becomes an argument or an option, and so does each field of a
+configuration. Help texts are the `Args:` section of the function and the docstrings of the fields.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from rich.markup import escape
+
+__all__ = ["Setting", "argument_docs", "command", "of_fields", "of_function", "spelled"]
+
+REQUIRED: Any = ...
+#: sections whose name an option may have or lack
+OPTIONAL_SECTION = re.compile(r"^(no-)?(?:data|training|policy|service)\.")
+
+
+def spelled(name: str) -> str:
+    """Return the spelling of an option that stands for all its spellings.
+
+    >>> spelled("training.batch_size"), spelled("batch-size"), spelled("method.kl_weight")
+    ('batch-size', 'batch-size', 'method.kl-weight')
+    """
+    return OPTIONAL_SECTION.sub(r"\1", name.replace("_", "-"))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A parameter of a command."""
+
+    name: str
+    """Keyword, with its section: "out", "training.lr"."""
+    annotation: Any
+    default: Any = REQUIRED
+    help: str = ""
+    panel: str | None = None
+    """Heading in the help."""
+    positional: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name as an identifier, which a keyword such as import is not."""
+        return self.name.replace(".", "__") + "_"
+
+    @property
+    def flag(self) -> str:
+        """Name of the option."""
+        return f"--{spelled(self.name)}"
+
+    def parameter(self) -> inspect.Parameter:
+        """Return a parameter that Typer reads."""
+        kinds = [get_origin(kind) or kind for kind in (self.annotation, *get_args(self.annotation))]
+        kind: Any = list[str] if Sequence in kinds or tuple in kinds else str
+        texts: dict[str, Any] = {"help": self._help(), "show_default": False}
+        if self.positional:
+            info = typer.Argument(metavar=self.name.upper(), **texts)
+        elif bool in kinds:
+            kind = bool
+            negation = "" if self.default is False else f"/--no-{self.flag[2:]}"
+            info = typer.Option(self.flag + negation, rich_help_panel=self.panel, **texts)
+        else:
+            metavar = _metavar(self.annotation)
+            info = typer.Option(self.flag, metavar=metavar, rich_help_panel=self.panel, **texts)
+        required = self.default is REQUIRED
+        return inspect.Parameter(
+            self.key,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[kind if required else kind | None, info],
+            default=inspect.Parameter.empty if required else None,
+        )
+
+    def _help(self) -> str:
+        text = escape(self.help.replace("`", ""))
+        if self.default in (REQUIRED, None, (), {}):
+            return text
+        return f"{text} [dim]\\[default: {escape(str(self.default))}][/dim]"
+
+    def read(self, given: Any) -> Any:
+        """Convert the text of an option, or the texts of a repeated one."""
+        if self.positional or isinstance(given, bool) or self.annotation is Any:
+            return given
+        config: Any = {"arbitrary_types_allowed": True}
+        adapter: TypeAdapter[Any] = TypeAdapter(self.annotation, config=config)
+        problems = []
+        for value in _readings(given if isinstance(given, str) else ",".join(given)):
+            try:
+                return adapter.validate_python(value)
+            except ValidationError as error:
+                problems.append(error.errors()[0]["msg"])
+        raise typer.BadParameter(f"{problems[0]}, not {given!r}", param_hint=self.flag)
+
+
+def _readings(text: str) -> Iterator[Any]:
+    """Yield what a text may mean; its type decides.
+
+    >>> list(_readings("a,b")), list(_readings("a=1"))
+    ([['a', 'b'], 'a,b', ['a,b']], [{'a': 1}, 'a=1', ['a=1']])
+    """
+    if text.lower() == "none":
+        yield None
+    if "=" in text or text.startswith("["):
+        for toml in (text, f"{{{text}}}"):
+            with suppress(tomllib.TOMLDecodeError):
+                yield tomllib.loads(f"value = {toml}")["value"]
+    if "," in text:
+        yield [part.strip() for part in text.split(",")]
+    yield text
+    yield [text]
+
+
+def _metavar(annotation: Any) -> str:
+    """Return a short name of a type.
+
+    >>> _metavar(int | tuple[int, int] | None), _metavar(Literal["skip", "raise"])
+    ('INT|INT,...', 'skip|raise')
+    """
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "|".join(map(str, parts))
+    if origin in (tuple, Sequence):
+        return f"{_metavar(parts[0])},..."
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    if is_model or origin in (dict, Mapping):
+        return "KEY=VALUE,..."
+    if origin is Annotated:
+        return _metavar(parts[0])
+    if parts and origin is not Callable:
+        return "|".join(dict.fromkeys(_metavar(part) for part in parts if part is not NoneType))
+    return {int: "INT", float: "FLOAT"}.get(annotation, "TEXT")
+
+
+def of_function(function: Callable[..., Any]) -> Iterator[Setting]:
+    """Yield the parameters of a function.
+
+    Args:
+        function: Function with annotations and an `Args:` section.
+    """
+    docs = argument_docs(function.__doc__ or "")
+    hints = get_type_hints(vars(function).get("__init__", function), include_extras=True)
+    for name, one in inspect.signature(function).parameters.items():
+        if one.kind is not one.VAR_KEYWORD:
+            yield Setting(
+                name=name,
+                annotation=hints.get(name, Any),
+                default=REQUIRED if one.default is one.empty else one.default,
+                help=docs.get(name, ""),
+                positional=one.kind is one.POSITIONAL_OR_KEYWORD,
+            )
+
+
+def of_fields(fields: Mapping[str, Any], section: str) -> Iterator[Setting]:
+    """Yield the fields of a section of a configuration.
+
+    Args:
+        fields: `__pydantic_fields__` of a model or dataclass.
+        section: Name of the section.
+    """
+    for name, field in fields.items():
+        yield Setting(
+            name=f"{section}.{name}",
+            annotation=field.annotation,
+            default=REQUIRED if field.is_required() else field.get_default(),
+            help=" ".join((field.description or "").split()),
+            panel=section.capitalize(),
+        )
+
+
+def command(
+    function: Callable[..., Any], run: Callable[..., Any], settings: Sequence[Setting]
+) -> Callable[..., Any]:
+    """Return a function that Typer makes a command of.
+
+    Args:
+        function: Function that the command stands for: its docstring is the help text.
+        run: Function to call, with the values that are given by name.
+        settings: Parameters of the command.
+    """
+
+    def call(**given: Any) -> Any:
+        used = [setting for setting in settings if given[setting.key] not in (None, [])]
+        return run(**{setting.name: setting.read(given[setting.key]) for setting in used})
+
+    parameters = [setting.parameter() for setting in settings]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    text, *_ = inspect.cleandoc(function.__doc__ or "").replace("`", "").partition("\n\nArgs:")
+    call.__doc__ = escape(re.sub(r"(?<!\n)\n(?!\n)", " ", text))
+    return call
+
+
+def argument_docs(docstring: str) -> dict[str, str]:
+    """Return the descriptions in the `Args:` section of a docstring.
+
+    >>> argument_docs('''Add.
+    ...
+    ... Args:
+    ...     x: First
+    ...         number.
+    ...     y: Second number.
+    ...
+    ... Returns:
+    ...     Sum.
+    ... ''')
+    {'x': 'First number.', 'y': 'Second number.'}
+    """
+    _, _, text = inspect.cleandoc(docstring).partition("Args:\n")
+    text = re.split(r"\n(?=\S)", text)[0]  # without the next section
+    entries = re.findall(r"^ {4}\*{0,2}(\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in entries}

@@ -1,0 +1,334 @@
+"""Formats and sources.
+
+An `InputFormat` describes how inputs become tensors and is saved with a model. A `Source` is a
+sequence of inputs in one format, with optional targets, in memory or on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from dubito import _checks
+from dubito.errors import DubitoError
+from dubito.tasks import Classification
+
+__all__ = ["Encoded", "InputFormat", "Source", "split"]
+
+#: problems that one message lists
+LISTED = 10
+#: parts of folders and .npz files
+PARTS = ("train", "test")
+#: bytes of inputs that are kept in memory
+IN_MEMORY = 1 << 29
+
+
+class Encoded(NamedTuple):
+    """Inputs as tensors, with what is wrong with some of them."""
+
+    inputs: Tensor
+    """(N, *shape), uint8 or float32; zeros where an input cannot be read."""
+    errors: dict[int, str]
+    """Why an input cannot be read, by row."""
+    notes: dict[int, str]
+    """Values outside the range of the training data, by row."""
+
+    def checked(self, item: Callable[[int], str] = "row {}".format) -> Tensor:
+        """Return the inputs, or raise if one cannot be read.
+
+        Args:
+            item: Returns the name of a row in messages.
+        """
+        if self.errors:
+            problems = [f"{item(row)}: {reason}" for row, reason in self.errors.items()]
+            count = f"{len(problems)} of {len(self.inputs)} inputs cannot be read"
+            raise DubitoError(f"{count}: {listing(problems)}")
+        return self.inputs
+
+
+class InputFormat(BaseModel, ABC, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """How inputs become tensors."""
+
+    kind: str
+
+    if TYPE_CHECKING:  # a field or a property of the subclasses
+
+        @property
+        def shape(self) -> tuple[int, ...]:
+            """Shape of one encoded input."""
+
+    @abstractmethod
+    def encode(self, items: Any) -> Encoded:
+        """Convert inputs to tensors; an error of one does not affect the others.
+
+        Args:
+            items: Inputs as users have them: paths, bytes, arrays, rows.
+        """
+
+    def in_range(self, inputs: Tensor) -> Tensor:
+        """Return whether inputs are within the range of the training data: bool (N,).
+
+        Args:
+            inputs: Encoded inputs, (N, *shape).
+        """
+        return torch.ones(inputs.shape[0], dtype=torch.bool, device=inputs.device)
+
+    def refit(self, items: Any, indices: Sequence[int]) -> InputFormat:
+        """Fit ranges and categories to some of the inputs.
+
+        Args:
+            items: Inputs that the format was fitted to.
+            indices: Positions of the training samples.
+        """
+        return self
+
+
+class Source(ABC):
+    """A sequence of inputs in one format, with optional targets.
+
+    Attributes:
+        name: Name in messages and reports.
+        format: Format of the inputs.
+        target: Class names or numbers, (N,) or (N, T): an array or columns of a table; None if
+            unlabeled.
+    """
+
+    name: str
+    format: InputFormat
+    target: Any | None = None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def encode(self, indices: Sequence[int]) -> Encoded:
+        """Read some of the inputs; an error of one does not affect the others.
+
+        Args:
+            indices: Positions of the inputs.
+        """
+
+    @abstractmethod
+    def item(self, index: int) -> str:
+        """Return what a user knows an input by: a file name or the number of a row.
+
+        Args:
+            index: Position of the input.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a hash of inputs and targets."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        index = range(len(self))[index]
+        return self.encode([index]).checked(lambda _: self.item(index))[0]
+
+    def load(self) -> Tensor:
+        """Return all inputs: (N, *shape)."""
+        return self.encode(range(len(self))).checked(self.item)
+
+    def subset(self, indices: Sequence[int] | Tensor) -> Subset:
+        """Return some of the samples, in the given order.
+
+        Args:
+            indices: Positions of the samples.
+        """
+        return Subset(self, [int(index) for index in indices])
+
+    def refit(self, indices: Sequence[int]) -> Source:
+        """Fit ranges and categories of the format to some of the samples.
+
+        Args:
+            indices: Positions of the training samples.
+        """
+        return self
+
+    def __repr__(self) -> str:
+        labels = "unlabeled" if self.target is None else "labeled"
+        return f"<{self.name}: {len(self)} x {self.format.shape}, {self.format.kind}, {labels}>"
+
+
+@dataclass(eq=False, repr=False)
+class Items(Source):
+    """Inputs as users have them, encoded at once or when they are needed."""
+
+    name: str
+    format: InputFormat
+    items: Any
+    """List of image files, array or DataFrame."""
+    target: Any | None = None
+    names: Sequence[str] | None = None
+    """What a user knows each input by."""
+    encoded: Encoded | None = None
+    """Encoded inputs in memory; None: `items` are read when they are needed."""
+    is_fitted: bool = False
+    """Whether the format was fitted to these inputs."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def in_memory(self) -> Items:
+        """Encode all inputs now."""
+        return replace(self, encoded=self.format.encode(self.items))
+
+    def refit(self, indices: Sequence[int]) -> Source:
+        if not self.is_fitted:
+            return self
+        fitted = replace(self, format=self.format.refit(self.items, indices))
+        return fitted if self.encoded is None else fitted.in_memory()
+
+    def encode(self, indices: Sequence[int]) -> Encoded:
+        if self.encoded is None:
+            return self.format.encode(take(self.items, indices))
+        inputs, *texts = self.encoded
+        if indices != range(len(self)):
+            inputs = inputs[torch.as_tensor(indices)]
+        errors, notes = (
+            {row: found[index] for row, index in enumerate(indices) if index in found}
+            if found
+            else {}
+            for found in texts
+        )
+        return Encoded(inputs, errors, notes)
+
+    def item(self, index: int) -> str:
+        return f"{self.name}[{index}]" if self.names is None else self.names[index]
+
+    def fingerprint(self) -> str:
+        if self.encoded is not None:
+            content = self.encoded.inputs.numpy().tobytes()
+        else:
+            mapped = isinstance(self.items, np.memmap)
+            files = [Path(str(self.items.filename))] if mapped else self.items
+            stats = [(str(file), file.stat()) for file in files]
+            seen = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+            content = str((len(self), seen)).encode()
+        labels = "" if self.target is None else str(np.asarray(self.target).tolist())
+        return digest(content, labels.encode())
+
+
+class Subset(Source):
+    """Some of the samples of a source."""
+
+    def __init__(self, source: Source, indices: list[int]) -> None:
+        self.source, self.indices = source, indices
+        self.name, self.format = source.name, source.format
+        self.target = None if source.target is None else take(source.target, indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def encode(self, indices: Sequence[int]) -> Encoded:
+        return self.source.encode([self.indices[index] for index in indices])
+
+    def item(self, index: int) -> str:
+        return self.source.item(self.indices[index])
+
+    def fingerprint(self) -> str:
+        return digest(f"{self.source.fingerprint()} {self.indices}".encode())
+
+
+def take(values: Any, indices: Sequence[int]) -> Any:
+    """Return some of the rows of a list, an array or a table."""
+    if isinstance(values, list):
+        return [values[index] for index in indices]
+    return values.iloc[indices] if hasattr(values, "iloc") else values[np.asarray(indices)]
+
+
+def digest(*parts: bytes) -> str:
+    """Return a hash of several parts."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big") + part)
+    return found.hexdigest()[:32]
+
+
+def listing(problems: Iterable[str]) -> str:
+    """Join the first problems for a message."""
+    found = list(problems)
+    more = f" (and {len(found) - LISTED} more)" if len(found) > LISTED else ""
+    return "; ".join(found[:LISTED]) + more
+
+
+def joined(outside: Tensor, text: Callable[[int, int], str]) -> dict[int, str]:
+    """Return a text about each row with values outside the training range.
+
+    Args:
+        outside: Which values are outside: bool (N, columns).
+        text: Describes the value of a row and column.
+    """
+    found: dict[int, list[str]] = {}
+    for row, column in outside.nonzero().tolist():
+        found.setdefault(row, []).append(text(row, column))
+    return {row: "; ".join(texts) for row, texts in found.items()}
+
+
+def check_split(split: str, parts: Sequence[str], name: str) -> None:
+    """Raise if a source has no such part."""
+    if parts and split not in (*parts, "all"):
+        raise DubitoError(f"{name} has no part {split!r}; known: {_checks.listed([*parts, 'all'])}")
+    if not parts and split not in ("train", "all"):
+        raise DubitoError(
+            f"{name} has no part {split!r}: read all of it (split='all') and divide it with "
+            "dubito.data.split"
+        )
+
+
+def split(
+    source: Source, fraction: float, seed: int, *, stratify: bool = False
+) -> tuple[Subset, Subset]:
+    """Divide a source at random into two parts.
+
+    Args:
+        source: Source to divide.
+        fraction: Share of the samples in the first part.
+        seed: Seed of the order.
+        stratify: Divide every class in that proportion, to within one sample.
+
+    >>> import torch
+    >>> from dubito import data
+    >>> pets = data.open((torch.rand(10, 3), ["cat", "dog"] * 5))
+    >>> first, second = split(pets, 0.8, seed=0, stratify=True)
+    >>> sorted(first.target.tolist())
+    ['cat', 'cat', 'cat', 'cat', 'dog', 'dog', 'dog', 'dog']
+    """
+    count = len(source)
+    size = round(count * fraction) if 0 < fraction < 1 else 0
+    if not 0 < size < count:
+        raise DubitoError(
+            f"fraction={fraction!r} of {count} samples leaves a part empty: it must be between 0 "
+            "and 1, with at least one sample in each part"
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    if stratify and source.target is not None:
+        task = Classification.from_target(source.target)
+        order = _stratified(order, task.encode(source.target), task.size, size)
+    return source.subset(order[:size]), source.subset(order[size:])
+
+
+def _stratified(order: Tensor, labels: Tensor, classes: int, size: int) -> Tensor:
+    """Move `size` samples to the front, from each class its share, and keep the order otherwise."""
+    counts = torch.bincount(labels, minlength=classes)
+    share = counts.double() * size / len(order)
+    quota = share.floor().long()
+    # Samples that rounding leaves over go to the classes that lose most by it.
+    left = size - int(quota.sum())
+    quota[(share - quota).argsort(descending=True, stable=True)[:left]] += 1
+    # Rank of each sample among those of its class, in the drawn order.
+    drawn = labels[order]
+    by_class = drawn.argsort(stable=True)
+    rank = torch.empty_like(order)
+    start = counts.cumsum(0) - counts
+    rank[by_class] = torch.arange(len(order)) - start[drawn[by_class]]
+    first = rank < quota[drawn]
+    return torch.cat([order[first], order[~first]])

@@ -1,0 +1,335 @@
+"""Images, and folders of them."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from dubito import _checks
+from dubito._extras import need
+from dubito.data import base
+from dubito.data.arrays import CHANNELS, channels_first
+from dubito.data.base import Encoded, InputFormat, Items, Source
+from dubito.errors import DubitoError
+
+__all__ = ["ImageFormat"]
+
+T = TypeVar("T")
+Array = np.ndarray[Any, Any]
+
+#: mode -> number of channels
+MODES = {"L": 1, "RGB": 3}
+THREADS = min(8, os.cpu_count() or 1)
+
+
+#: extensions of image files; other files in a folder are ignored
+EXTENSIONS = (
+    *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png"),
+    *(".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp"),
+)
+GRAY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"}
+#: side of decoded images whose own sizes differ or exceed LARGEST
+SIDE, LARGEST = 32, 64
+LAYOUT = "expected one sub-folder of images per class, at least two"
+
+
+class ImageFormat(InputFormat, frozen=True):
+    """Images, decoded to one size.
+
+    >>> ImageFormat(size=(8, 8), mode="L").shape
+    (1, 8, 8)
+    """
+
+    kind: Literal["image"] = "image"
+    size: tuple[PositiveInt, PositiveInt]
+    """Height and width in pixels."""
+    mode: Literal["L", "RGB"]
+    """Gray or color."""
+
+    @classmethod
+    def of(cls, values: Array) -> ImageFormat | None:
+        """Return the format of images (N, C, H, W) in uint8; None for other arrays.
+
+        Args:
+            values: Any array.
+        """
+        if values.dtype != np.uint8 or values.ndim != 4 or values.shape[1] not in MODES.values():
+            return None
+        return cls(size=values.shape[2:], mode="L" if values.shape[1] == 1 else "RGB")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width."""
+        return (MODES[self.mode], *self.size)
+
+    def encode(self, items: Any) -> Encoded:
+        """Decode images to uint8 (N, C, H, W); see `InputFormat.encode`.
+
+        Camera orientation is applied, transparency becomes white, and other sizes are resized.
+
+        Args:
+            items: List of paths, bytes of image files, Pillow images or uint8 arrays; or a uint8
+                array or tensor (N, C, H, W), (N, H, W, C) or (N, H, W).
+        """
+        if isinstance(items, Tensor):
+            items = items.detach().cpu().numpy()
+        if isinstance(items, np.ndarray):
+            if items.dtype != np.uint8:
+                raise DubitoError(f"arrays of images must be uint8, not {items.dtype}")
+            items = channels_first(items)
+            if items.shape[1:] == self.shape:
+                return Encoded(torch.from_numpy(np.array(items, order="C")), {}, {})
+        elif isinstance(items, str | os.PathLike | bytes):
+            items = [items]
+        need("PIL.Image", "data")
+        inputs = torch.zeros((len(items), *self.shape), dtype=torch.uint8)
+        errors = {}
+        for row, found in enumerate(each(self._decode, items)):
+            if isinstance(found, Exception):
+                errors[row] = " ".join(str(found).split()) or type(found).__name__
+            else:
+                inputs[row] = torch.from_numpy(found)
+        return Encoded(inputs, errors, {})
+
+    def _decode(self, item: Any) -> Array:
+        image_class = need("PIL.Image", "data")
+        if isinstance(item, Tensor | np.ndarray):
+            return self._pixels(image_class.fromarray(_channels_last(np.asarray(item))))
+        if isinstance(item, image_class.Image):
+            return self._pixels(item)
+        # As a stream: Pillow maps an uncompressed file into memory and garbles a rotated TIFF.
+        with (
+            io.BytesIO(item) if isinstance(item, bytes) else Path(item).open("rb") as stream,
+            image_class.open(stream) as opened,
+        ):
+            return self._pixels(opened)
+
+    def _pixels(self, opened: Any) -> Array:
+        """Convert the first frame of an image to (C, H, W)."""
+        image_class, operations = need("PIL.Image", "data"), need("PIL.ImageOps", "data")
+        height, width = self.size
+        # A JPEG can be decoded at a fraction of its size, which saves most of the time.
+        opened.draft(self.mode, (2 * max(self.size), 2 * max(self.size)))
+        image = _eight_bit(operations.exif_transpose(opened))
+        if image.size != (width, height):
+            bilinear = image_class.Resampling.BILINEAR
+            image = image.convert(self.mode).resize((width, height), bilinear)
+        found = np.asarray(image.convert(self.mode)).reshape(height, width, MODES[self.mode])
+        return np.array(found.transpose(2, 0, 1), order="C")
+
+    def __str__(self) -> str:
+        return f"{self.size[0]} x {self.size[1]} {self.mode} images"
+
+
+def _eight_bit(image: Any) -> Any:
+    """Return an image that converts to any of MODES without clipping or guessing."""
+    image_class = need("PIL.Image", "data")
+    if image.mode.startswith("I;16"):
+        return image_class.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DubitoError(f"pixels of mode {image.mode} have no known range; store 8 or 16 bits")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = image_class.new("RGBA", image.size, "white")
+        return image_class.alpha_composite(white, image).convert("RGB")
+    return image
+
+
+def _channels_last(pixels: Array) -> Array:
+    if pixels.dtype != np.uint8:
+        raise DubitoError(f"an array of pixels must be uint8, not {pixels.dtype}")
+    if pixels.ndim == 3 and pixels.shape[0] in CHANNELS and pixels.shape[-1] not in CHANNELS:
+        pixels = np.moveaxis(pixels, 0, -1)
+    return np.ascontiguousarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+def each(function: Callable[[Any], T], items: Iterable[Any]) -> list[T | Exception]:
+    """Return function(item) or the error it raised; decoding releases the interpreter's lock."""
+
+    def attempt(item: Any) -> T | Exception:
+        try:
+            return function(item)
+        except Exception as error:  # decoders raise errors of many kinds for a damaged file
+            return error
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(attempt, items))
+
+
+def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width."""
+    height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < 1:
+        raise DubitoError(f"size must be a side or (height, width) of at least 1, not {size!r}")
+    return height, width
+
+
+# --- files and folders ----------------------------------------------------------------------------
+
+
+def folder_parts(folder: Path) -> tuple[str, ...]:
+    """Return which of "train" and "test" are sub-folders with sub-folders."""
+    return tuple(
+        part for part in base.PARTS if (folder / part).is_dir() and _folders(folder / part)
+    )
+
+
+def class_files(folder: Path, split: str) -> tuple[list[Path], Array]:
+    """Return the images in the sub-folders of classes, and their classes."""
+    files: list[Path] = []
+    names: list[str] = []
+    empty = []
+    for home in _homes(folder, split):
+        for place in _folders(home):
+            found = image_files([place])
+            files += found
+            names += [place.name] * len(found)
+            empty += [] if found else [str(place)]
+    if not names and not empty:
+        raise DubitoError(
+            f"{folder} has no sub-folders, and {len(image_files([folder]))} images: {LAYOUT}"
+        )
+    if empty:
+        raise DubitoError(
+            f"there is no image in {base.listing(empty)}: add images with one of the extensions "
+            f"{' '.join(EXTENSIONS)}, or remove the folder"
+        )
+    return files, np.array(names)
+
+
+def image_files(paths: Sequence[str | os.PathLike[str]], split: str = "all") -> list[Path]:
+    """Return files as named, and all images below folders that are not hidden.
+
+    Args:
+        paths: Files and folders.
+        split: Part of folders that have "train" and "test".
+    """
+    files = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        for home in _homes(path, split):
+            below = (file for file in sorted(home.rglob("*")) if _is_image(file.relative_to(home)))
+            files += below
+    return files
+
+
+def open_images(
+    name: str,
+    files: list[Path],
+    target: Array | None,
+    format: ImageFormat,
+    on_error: str,
+) -> Source:
+    """Open image files; small ones are decoded at once, others when they are needed.
+
+    Args:
+        name: Name of the source.
+        files: Paths.
+        target: Their classes.
+        format: Format to decode to.
+        on_error: See `data.open`.
+    """
+    root = os.path.commonpath([file.absolute().parent for file in files])
+    names = [os.path.relpath(file, root) for file in files]
+    if on_error == "report":
+        return Items(name, format, files, target, names)
+    encoded = None
+    if len(files) * math.prod(format.shape) <= base.IN_MEMORY:
+        encoded = format.encode(files)
+        errors = encoded.errors
+    else:
+        read = enumerate(each(_header, files))
+        errors = {row: str(found) for row, found in read if isinstance(found, Exception)}
+    if not errors:
+        return Items(name, format, files, target, names, encoded)
+    kept = [row for row in range(len(files)) if row not in errors]
+    problems = base.listing([f"{names[row]}: {reason}" for row, reason in errors.items()])
+    message = f"{name}: {len(errors)} of {len(files)} images cannot be read: {problems}"
+    if on_error == "raise" or not kept:
+        raise DubitoError(message)
+    lost = set() if target is None else {*target.tolist()} - {*target[kept].tolist()}
+    if lost:
+        raise DubitoError(f"{name}: no image of {_checks.listed(sorted(lost))} can be read")
+    warnings.warn(f"{message}; they are skipped", stacklevel=3)
+    return Items(
+        name,
+        format,
+        [files[row] for row in kept],
+        None if target is None else target[kept],
+        [names[row] for row in kept],
+        None if encoded is None else Encoded(encoded.inputs[kept], {}, {}),
+    )
+
+
+def common_format(files: list[Path], size: int | tuple[int, int] | None, mode: Any) -> ImageFormat:
+    """Choose the format to decode to.
+
+    Without a size, images keep their own if all share one that is small.
+
+    Args:
+        files: Paths.
+        size: Side, or height and width; None: by the images.
+        mode: "L" or "RGB"; None: by the images.
+    """
+    if mode is not None:
+        _checks.one_of(MODES, mode, "mode")
+    if size is not None and mode is not None:
+        return ImageFormat(size=pair(size), mode=mode)
+    headers = [header for header in each(_header, files) if not isinstance(header, Exception)]
+    if mode is None:
+        mode = "L" if headers and all(gray for _, gray in headers) else "RGB"
+    if size is not None:
+        return ImageFormat(size=pair(size), mode=mode)
+    sizes = Counter(shape for shape, _ in headers)
+    common = next(iter(sizes), (SIDE, SIDE))
+    if len(sizes) <= 1 and max(common) <= LARGEST:
+        return ImageFormat(size=common, mode=mode)
+    seen = ", ".join(f"{height} x {width}" for (height, width), _ in sizes.most_common(3))
+    warnings.warn(
+        f"images of {len(sizes)} sizes ({seen}{', ...' if len(sizes) > 3 else ''}) are resized to "
+        f"{SIDE} x {SIDE}: pass size=... for another size",
+        stacklevel=4,
+    )
+    return ImageFormat(size=(SIDE, SIDE), mode=mode)
+
+
+def _header(path: Path) -> tuple[tuple[int, int], bool]:
+    """Return the (height, width) that an image decodes to, and whether it is gray."""
+    with need("PIL.Image", "data").open(path) as image:
+        # A TIFF's own size: Pillow may have turned the other already.
+        tags = getattr(image, "tag_v2", None)
+        width, height = image.size if tags is None else (tags[256], tags[257])
+        turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # lies on its side
+        return ((width, height) if turned else (height, width)), image.mode in GRAY
+
+
+def _homes(folder: Path, split: str) -> list[Path]:
+    """Return the folders of a part, or the folder itself if it has no parts."""
+    parts = folder_parts(folder)
+    base.check_split(split, parts, str(folder))
+    chosen = [part for part in parts if split in (part, "all")]
+    return [folder / part for part in chosen] or [folder]
+
+
+def _folders(folder: Path) -> list[Path]:
+    found = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    return [path for path in found if path.is_dir()]
+
+
+def _is_image(path: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.parts)
+    return path.suffix.lower() in EXTENSIONS and not hidden

@@ -1,0 +1,215 @@
+"""The folder of a model.
+
+| file | content |
+| --- | --- |
+| model.json | `ModelFile`: everything but the tensors, with a hash of itself and of the weights |
+| weights-<hash>.safetensors | weights of the network and state of the scores |
+| card.md | the model in prose |
+
+New weights get a new name, and replacing model.json is atomic: whenever a save is interrupted, the
+folder holds the old model or the new one. Nothing in a folder is executed: networks, methods and
+scores are looked up by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from dubito import __version__
+from dubito._fields import ExtendedFloat
+from dubito._files import atomic_write, json_text, make_folder, remove_partial
+from dubito.calibration import Calibration
+from dubito.errors import DubitoError
+from dubito.model.preprocessing import Preprocessing
+from dubito.policy import Policy
+from dubito.tasks import AnyTask
+
+__all__ = ["MODEL", "ModelFile", "TrainingRecord", "read", "unshared", "versions", "write"]
+
+MODEL, CARD = "model.json", "card.md"
+FORMAT, VERSION = "dubito-model", 1
+WEIGHTS = re.compile(r"weights-[0-9a-f]{12}\.safetensors")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of dubito, torch and Python."""
+    return {
+        "dubito": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """How a model was trained."""
+
+    config: dict[str, Any] = {}
+    """Configuration of the run, as plain values."""
+    seed: int = 0
+    """Random seed."""
+    epochs: NonNegativeInt = 0
+    """Number of epochs that ran."""
+    best_epoch: NonNegativeInt = 0
+    """Epoch of the weights."""
+    seconds: FiniteFloat = 0.0
+    """Duration of the training."""
+    train_samples: NonNegativeInt = 0
+    """Number of training samples."""
+    validation_samples: NonNegativeInt = 0
+    """Number of validation samples."""
+    fingerprint: str = ""
+    """Hash of the data."""
+    metrics: dict[str, ExtendedFloat] = {}
+    """Validation metrics of the weights."""
+    device: str = "cpu"
+    """Device of the training."""
+    versions: dict[str, str] = Field(default_factory=versions)
+    """Versions of dubito, torch and Python."""
+
+
+class WeightsFile(BaseModel, frozen=True, extra="forbid"):
+    """File of the weights."""
+
+    name: str = Field(pattern=f"^{WEIGHTS.pattern}$")
+    sha256: str
+    bytes: PositiveInt
+
+
+class ModelFile(BaseModel, frozen=True, extra="forbid"):
+    """Content of model.json."""
+
+    format: Literal["dubito-model"] = "dubito-model"
+    version: Literal[1] = 1
+    method: dict[str, Any]
+    backbone: dict[str, Any] | None
+    task: AnyTask
+    preprocessing: Preprocessing
+    calibration: Calibration | None = None
+    policy: Policy | None = None
+    scores: dict[str, dict[str, Any]] = {}
+    training: TrainingRecord | None = None
+    versions: dict[str, str] = Field(default_factory=versions)
+    weights: WeightsFile
+    sha256: str = ""
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], card: str, **content: Any) -> Path:
+    """Write a model; weights that are there already are not written again.
+
+    Args:
+        folder: Folder, which may hold an earlier model.
+        tensors: Weights by name.
+        card: Text of card.md.
+        **content: Fields of `ModelFile`.
+    """
+    make_folder(folder)
+    data = safetensors.save(unshared(tensors))
+    digest = hashlib.sha256(data).hexdigest()
+    weights = WeightsFile(name=f"weights-{digest[:12]}.safetensors", sha256=digest, bytes=len(data))
+    plain = ModelFile(weights=weights, **content).model_dump(mode="json")
+    plain["sha256"] = _digest(plain)
+    text = json_text(plain)
+    path = folder / weights.name
+    is_new = not path.exists()
+    if is_new or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        atomic_write(path, data)
+    try:
+        atomic_write(folder / MODEL, text)
+    except BaseException:
+        if is_new:
+            path.unlink(missing_ok=True)
+        raise
+    for other in folder.iterdir():
+        if WEIGHTS.fullmatch(other.name) and other != path:
+            other.unlink(missing_ok=True)
+            remove_partial(other)
+    atomic_write(folder / CARD, card)
+    for name in (MODEL, CARD, weights.name):
+        remove_partial(folder / name)
+    return folder
+
+
+def read(folder: Path) -> tuple[ModelFile, dict[str, Tensor]]:
+    """Read and check model.json and the weights.
+
+    Args:
+        folder: Folder that `write` wrote.
+    """
+    content = _read_json(folder)
+    weights = content.weights
+    path = folder / weights.name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DubitoError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) != weights.bytes or hashlib.sha256(data).hexdigest() != weights.sha256:
+        raise DubitoError(f"{path} is damaged: its content is not the one that was saved")
+    try:
+        return content, safetensors.load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise DubitoError(f"cannot read {path}: {error}") from error
+
+
+def _read_json(folder: Path) -> ModelFile:
+    path = folder / MODEL
+    if not path.is_file():
+        raise DubitoError(_not_a_model(folder))
+    try:
+        plain = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DubitoError(f"{path} is damaged: {error}") from error
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise DubitoError(f"{path} does not describe a dubito model")
+    version = plain.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise DubitoError(
+            f"{folder} was written by a newer dubito (format {version}, this one reads {VERSION}): "
+            "upgrade dubito"
+        )
+    if plain.get("sha256") != _digest(plain):
+        raise DubitoError(f"{path} is damaged: its content is not the one that was saved")
+    try:
+        return ModelFile.model_validate(plain)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise DubitoError(f"{path} is not valid: {where}: {problem['msg']}") from error
+
+
+def _not_a_model(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    several = sorted(path.parent.name for path in folder.glob(f"*/{MODEL}"))
+    if several:
+        return f"{folder} contains several models, choose one: {', '.join(several)}"
+    return f"{folder} is not a model: it has no {MODEL}; was its training interrupted?"
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    """Hash the content of model.json without its own hash."""
+    rest = {key: value for key, value in plain.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU, each with its own memory: the format has no tied weights."""
+    result: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        result[name] = own.clone() if place in memory else own
+        memory.add(place)
+    return result

@@ -1,0 +1,648 @@
+"""The model: trained, saved, loaded, evaluated, exported and served."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dubito import _checks, evaluation, methods, scores
+from dubito.calibration import Calibration
+from dubito.data import ArrayFormat, Encoded, Source
+from dubito.distributions import Distribution
+from dubito.errors import DubitoError
+from dubito.methods import Method, Network
+from dubito.methods.base import to_method
+from dubito.model import files, networks
+from dubito.model.files import ModelFile, TrainingRecord
+from dubito.model.prediction import Prediction
+from dubito.model.preprocessing import Preprocessing
+from dubito.policy import REASONS, Policy
+from dubito.tasks import Task
+
+__all__ = ["Model"]
+
+#: name of a registered backbone, a dict with its name and options, or a function of a shape
+Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], nn.Module]
+BATCH = 1024
+#: samples that get their noise together, so that a seed means the same for any batch size
+NOISE_CHUNK = 4096
+#: largest difference from the expected outputs, relative to the largest of these
+OUTPUT_TOLERANCE = 1e-3
+NOT_FINITE = "the outputs of the network are not finite"
+
+
+class Model(nn.Module):
+    """A network with its method, task and preprocessing.
+
+    Args:
+        network: Module from normalized inputs (N, *shape) to outputs (N, M), or (N, S, M) for S
+            members or samples.
+        method: How the outputs are read.
+        task: What is predicted.
+        preprocessing: How inputs are read and normalized.
+        backbone: Name and options of the registered backbone that the network was built from; None
+            for a custom network.
+
+    Attributes:
+        calibration: Calibration of the predictive, or None.
+        policy: When to accept a prediction, or None.
+        scores: Post-hoc scores by name.
+        record: How the model was trained, or None.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: Method,
+        task: Task,
+        preprocessing: Preprocessing,
+        *,
+        backbone: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        _check_task(method, task)
+        self.network, self.method, self.task = network, method, task
+        self.preprocessing = preprocessing
+        self.backbone = None if backbone is None else dict(backbone)
+        self.scores = nn.ModuleDict()
+        self.calibration: Calibration | None = None
+        self.policy: Policy | None = None
+        self.record: TrainingRecord | None = None
+
+    @classmethod
+    def build(
+        cls,
+        method: Method | str | Mapping[str, Any],
+        task: Task,
+        preprocessing: Preprocessing,
+        backbone: Backbone = "auto",
+        *,
+        seed: int = 0,
+    ) -> Self:
+        """Build an untrained model.
+
+        Args:
+            method: Method, its name, or a dict with its name and hyperparameters.
+            task: What is predicted.
+            preprocessing: How inputs are read and normalized.
+            backbone: Name of a backbone or "auto", a dict with its name and options, or a function
+                from the shape of an input to a module with `out_features`.
+            seed: Seed of the initial weights; the global random state does not change.
+        """
+        chosen = to_method(method)
+        _check_task(chosen, task)
+        shape, named = preprocessing.shape, None
+        if callable(backbone):
+            make = partial(backbone, shape)
+        else:
+            named = networks.described(backbone, shape)
+            make = partial(networks.build_backbone, named, shape, chosen)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            network = chosen.network(make, task)
+        return cls(network, chosen, task, preprocessing, backbone=named)
+
+    @classmethod
+    def from_network(
+        cls,
+        network: nn.Module,
+        method: Method | str | Mapping[str, Any],
+        task: Task,
+        preprocessing: Preprocessing,
+        *,
+        check: tuple[Any, Any],
+    ) -> Self:
+        """Wrap a network that was trained elsewhere.
+
+        The check saves the model, loads it again and predicts. A wrong guess about preprocessing
+        or the order of the classes would otherwise go unnoticed.
+
+        Args:
+            network: Module from normalized inputs (N, *shape) to outputs (N, M).
+            method: How the outputs are read.
+            task: What is predicted.
+            preprocessing: How inputs are read and normalized.
+            check: Some inputs as users will pass them (paths, arrays, rows), and what the network
+                gives for them where it was trained: outputs (N, M), or labels (N,).
+        """
+        model = cls(network, to_method(method), task, preprocessing)
+        parameter = next(network.parameters(), None)
+        device = "cpu" if parameter is None else parameter.device
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(folder)
+            cls.load(folder, network=network, device=device)._check_against(*check)
+        return model.eval()
+
+    @torch.no_grad()
+    def _check_against(self, inputs: Any, expected: Any) -> None:
+        """Raise unless outputs or labels are the expected ones."""
+        values = expected if hasattr(expected, "ndim") else np.asarray(expected)
+        if values.ndim > 1 and values.shape[-1] == self.method.outputs(self.task):
+            wanted = torch.as_tensor(values).detach().cpu()
+            parts = [self.run(part.checked())[1] for part in self._encoded(inputs, BATCH)]
+            found = torch.cat(parts).cpu()
+        else:
+            wanted, found = self.task.encode(expected), self.predict(inputs).point
+        if found.shape != wanted.shape:
+            raise DubitoError(
+                f"check: expected values have shape {tuple(wanted.shape)}, but the model gives "
+                f"{tuple(found.shape)}"
+            )
+        hint = "do preprocessing and the order of the classes match those of the training?"
+        if not wanted.is_floating_point():
+            share = (found == wanted).double().mean().item()
+            if share < 1:
+                raise DubitoError(f"check: only {share:.1%} of the labels are as expected: {hint}")
+            return
+        gap, largest = (found - wanted).abs().max().item(), wanted.abs().max().item()
+        if not gap <= OUTPUT_TOLERANCE * largest:
+            raise DubitoError(
+                f"check: values up to {largest:.4g} differ from the expected ones by up to "
+                f"{gap:.2g}: {hint}"
+            )
+
+    # --- prediction ---
+
+    def forward(self, inputs: Tensor) -> Distribution:
+        """Return the distribution before calibration, in units of the target.
+
+        Args:
+            inputs: Encoded inputs, (N, *shape).
+        """
+        return self.distribution(*self.run(inputs))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return the features, inputs of the head: (N, D).
+
+        Args:
+            inputs: Encoded inputs, (N, *shape).
+        """
+        features, _ = self.run(inputs, with_features=True)
+        if features is None:
+            raise DubitoError(
+                f"{type(self.network).__name__} does not expose features: give it a method "
+                "features(x) that returns (N, D)"
+            )
+        return features
+
+    def run(
+        self, inputs: Tensor, *, with_features: bool | None = None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Run the network, on its device and in its floating-point type.
+
+        Args:
+            inputs: Encoded inputs, (N, *shape).
+            with_features: Whether to return features; None: if there are scores that read them.
+
+        Returns:
+            Features (N, D), None without these or if the network does not expose them; and outputs
+            (N, M), or (N, S, M) for S members or samples.
+        """
+        network: Any = self.network
+        parameter = next(self.network.parameters(), inputs)
+        x = self.preprocessing.normalize(inputs.to(parameter.device))
+        x = x.to(parameter.dtype) if parameter.is_floating_point() else x
+        wanted = bool(self.scores) if with_features is None else with_features
+        features = network.features(x) if wanted and hasattr(network, "features") else None
+        is_split = features is not None and isinstance(network, Network)
+        outputs = network.head(features) if is_split else network(x)
+        size = self.method.outputs(self.task)
+        if not isinstance(outputs, Tensor) or outputs.shape[-1] != size:
+            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise DubitoError(f"the network returns {shape}, but its method needs (N, {size})")
+        return features, outputs
+
+    def distribution(self, features: Tensor | None, outputs: Tensor) -> Distribution:
+        """Read what `run` returned.
+
+        Args:
+            features: Features (N, D), or None.
+            outputs: Outputs of the network.
+        """
+        dist: Distribution = self.task.to_user_units(self.method.distribution(outputs))
+        if not self.scores:
+            return dist
+        found = {name: (one(features, outputs), one.higher) for name, one in self.scores.items()}
+        return dist.with_scores(found)  # type: ignore[arg-type]
+
+    def prediction(
+        self,
+        dist: Distribution,
+        in_range: Tensor | None = None,
+        *,
+        notes: Mapping[int, str] | None = None,
+        errors: Mapping[int, str] | None = None,
+    ) -> Prediction:
+        """Add point prediction, calibration and decision to a distribution.
+
+        A pure function of tensors, which torch.export can trace.
+
+        Args:
+            dist: Result of `forward`.
+            in_range: Which inputs are in the range of the training data, bool (N,); default: all.
+            notes: Values outside the range of the training data, by row.
+            errors: Why a row could not be read or predicted, by row.
+        """
+        codes = None if self.policy is None else self.policy.decide(dist, in_range).codes
+        point, calibration = self.task.point(dist), self.calibration
+        return Prediction(
+            self.task, dist, point, calibration, codes, in_range, notes or {}, errors or {}
+        )
+
+    def predict(
+        self, items: Any, *, batch_size: int = BATCH, on_error: Literal["raise", "report"] = "raise"
+    ) -> Prediction:
+        """Predict inputs.
+
+        Args:
+            items: Inputs as users have them: a list of paths or images, arrays, rows, a DataFrame;
+                a `Source`; an encoded tensor (N, *shape); or an earlier prediction, to read it
+                with the present calibration and policy.
+            batch_size: Inputs per batch.
+            on_error: "raise" stops at an input that cannot be read or predicted; "report" adds the
+                reason to `Prediction.errors` and continues.
+        """
+        _checks.one_of(("raise", "report"), on_error, "on_error")
+        stop, names = on_error == "raise", _names(items)
+        if not isinstance(items, Prediction):
+            found = self._predict(self._encoded(items, batch_size), batch_size, stop, names)
+        elif stop and items.errors:
+            row, reason = next(iter(items.errors.items()))
+            raise DubitoError(f"{_name(names, row)}: {reason}")
+        else:
+            found = self.prediction(
+                items.distribution, items.in_range, notes=items.notes, errors=items.errors
+            )
+        return replace(found, inputs=names)
+
+    @torch.no_grad()
+    def _predict(
+        self, parts: Iterable[Encoded], batch_size: int, stop: bool, names: Sequence[str] | None
+    ) -> Prediction:
+        dists, ranges = [], []
+        notes: dict[int, str] = {}
+        errors: dict[int, str] = {}
+        start = 0
+        with self._evaluating():
+            for part in parts:
+                if stop and part.errors:
+                    part.checked(lambda row: _name(names, start + row))  # noqa: B023
+                notes |= {start + row: text for row, text in part.notes.items()}
+                errors |= {start + row: text for row, text in part.errors.items()}
+                for inputs in part.inputs.split(batch_size):
+                    dist, bad = self._predict_batch(inputs)
+                    if stop and bad:
+                        raise DubitoError(f"{_name(names, start + bad[0])}: {NOT_FINITE}")
+                    errors |= {start + row: NOT_FINITE for row in bad}
+                    dists.append(dist.to("cpu"))
+                    ranges.append(self.preprocessing.inputs.in_range(inputs))
+                    start += len(inputs)
+        if not start:
+            raise DubitoError("there are no inputs to predict")
+        in_range = torch.cat(ranges)
+        for row in (~in_range).nonzero().flatten().tolist():
+            notes.setdefault(row, "outside the range of the training data")
+        in_range[list(errors)] = False
+        return self.prediction(Distribution.cat(dists), in_range, notes=notes, errors=errors)
+
+    def _predict_batch(self, inputs: Tensor) -> tuple[Distribution, list[int]]:
+        """Return the distribution, and the rows whose outputs are not finite."""
+        features, outputs = self.run(inputs)
+        dist = self.distribution(features, outputs)
+        finite = outputs.flatten(1).isfinite().all(1) & dist.total.isfinite()
+        if not bool(finite.all()):  # these rows become errors
+            rows = finite.view(-1, *[1] * (outputs.ndim - 1))
+            dist = self.distribution(features, torch.where(rows, outputs, 0))
+        return dist, (~finite).nonzero().flatten().tolist()
+
+    def _encoded(self, items: Any, batch_size: int) -> Iterator[Encoded]:
+        """Encode inputs, in parts where that is possible."""
+        format = self.preprocessing.inputs
+        if isinstance(items, Source):
+            if items.format.shape != format.shape:
+                raise DubitoError(
+                    f"inputs of {items.name} have shape {items.format.shape}, but the model takes "
+                    f"{format.shape}: open the source with format=model.preprocessing.inputs"
+                )
+            for start in range(0, len(items), batch_size):
+                yield items.encode(range(start, min(start + batch_size, len(items))))
+        elif isinstance(items, Tensor) and format.kind == "table":  # encoded already
+            yield ArrayFormat(shape=format.shape).encode(items)
+        elif isinstance(items, list | tuple | np.ndarray):
+            for start in range(0, len(items), batch_size):
+                yield format.encode(items[start : start + batch_size])
+        else:
+            yield format.encode(items)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Switch to evaluation mode for a while."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
+
+    # --- fitting on held-out data ---
+
+    def calibrate(self, items: Any, target: Any = None) -> Self:
+        """Fit the calibration on held-out data.
+
+        Args:
+            items: Inputs; see `predict`.
+            target: Targets as users have them; None: those of the source.
+        """
+        dist = self.predict(items).distribution
+        self.calibration = Calibration.fit(dist, self._target(items, target, len(dist)))
+        return self
+
+    def fit_policy(
+        self,
+        items: Any,
+        target: Any = None,
+        *,
+        error_rate: float = 0.05,
+        confidence: float = 0.95,
+        false_alarms: float = 0.05,
+        coverage: float | None = None,
+        score: str | None = None,
+        ood_score: str | None = None,
+    ) -> Self:
+        """Fit the policy on held-out data.
+
+        Inputs outside the range of the training data are never accepted, and the guarantee is
+        about the others. `Policy.table` has the coverage at other error rates.
+
+        Args:
+            items: Inputs; see `predict`.
+            target: Targets as users have them; None: those of the source.
+            error_rate: Largest error rate among accepted predictions.
+            confidence: Probability with which the error rate is kept.
+            false_alarms: Share of inputs that may be rejected as unfamiliar.
+            coverage: Accept this share of predictions instead of controlling the error rate.
+            score: Score that ranks predictions; None: that of the method.
+            ood_score: Score that ranks inputs by familiarity; None: that of the method.
+        """
+        predicted = self.predict(items)
+        in_range = predicted.in_range
+        rows = torch.arange(len(predicted)) if in_range is None else in_range.nonzero().flatten()
+        if not len(rows):
+            raise DubitoError("all inputs are outside the range of the training data")
+        dist, score = predicted.distribution[rows], score or self.method.error_score
+        ood_score = ood_score or self.method.ood_score
+        if coverage is not None:
+            self.policy = Policy.control_coverage(
+                dist, coverage, score, ood_score=ood_score, false_alarms=false_alarms
+            )
+            return self
+        expected = self._target(items, target, len(predicted))
+        errors = self.task.errors(predicted.point, expected)[rows]
+        policy = Policy.control_error(
+            dist,
+            errors,
+            error_rate,
+            confidence,
+            score,
+            ood_score=ood_score,
+            false_alarms=false_alarms,
+        )
+        self.policy = policy.with_table(dist, errors, len(predicted) - len(rows))
+        return self
+
+    def add_score(self, name: str, items: Any, target: Any = None, **options: Any) -> Self:
+        """Add a post-hoc score, fitted on training data.
+
+        Args:
+            name: One of `dubito.scores.SCORES`.
+            items: Inputs; see `predict`.
+            target: Targets as users have them; None: those of the source.
+            **options: Parameters of the score.
+        """
+        score = scores.build(name, **options)
+        if self.task.kind not in score.tasks:
+            raise DubitoError(f"the score {name!r} is not for {self.task.kind}")
+        with torch.no_grad(), self._evaluating():
+            parts = [
+                self.run(inputs, with_features=True)
+                for encoded in self._encoded(items, BATCH)
+                for inputs in encoded.checked().split(BATCH)
+            ]
+        exposed = [part for part, _ in parts if part is not None]
+        features = torch.cat(exposed) if exposed else None
+        outputs = torch.cat([part for _, part in parts])
+        if name in self.method.distribution(outputs[:1]).scores:
+            raise DubitoError(f"the model already has a score {name!r}")
+        expected = self._target(items, target, len(outputs)).to(outputs.device)
+        score.fit(features, outputs, expected)
+        self.scores[name] = score.to(outputs.device)
+        return self
+
+    def _target(self, items: Any, target: Any, count: int) -> Tensor:
+        """Return encoded targets."""
+        if target is None:
+            target = items.target if isinstance(items, Source) else None
+        if target is None:
+            raise DubitoError("these inputs have no targets: pass target=...")
+        encoded = self.task.encode(target)
+        if len(encoded) != count:
+            raise DubitoError(f"{len(encoded)} targets for {count} inputs")
+        return encoded
+
+    # --- evaluation ---
+
+    def evaluate(
+        self,
+        items: Any,
+        target: Any = None,
+        *,
+        ood: Mapping[str, Any] | None = None,
+        noise: Sequence[float] = (),
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Evaluate on samples with known targets.
+
+        Args:
+            items: Inputs; see `predict`. Noise needs the inputs, not an earlier prediction.
+            target: Targets as users have them; None: those of the source.
+            ood: Out-of-distribution inputs by name.
+            noise: Standard deviations of normal noise that is added to the inputs, pixels being in
+                [0, 1]; nothing is clipped.
+            seed: Seed of the noise.
+
+        Returns:
+            The result of `dubito.evaluation.evaluate`, and "policy" if there is one, "ood" and
+            "noise": shares of the decisions, and how well each score detects these inputs.
+        """
+        predicted = self.predict(items)
+        expected = self._target(items, target, len(predicted))
+        dist = predicted.distribution
+        result: dict[str, Any] = dict(
+            evaluation.evaluate(self.task, dist, expected, calibration=self.calibration)
+        )
+        result |= self._decisions(predicted, expected)
+        for name, inputs in (ood or {}).items():
+            other = self.predict(inputs)
+            found = {"samples": len(other), **self._decisions(other)}
+            found["detection"] = evaluation.ood_detection(dist, other.distribution)
+            result.setdefault("ood", {})[name] = found
+        for sigma in noise:
+            other = self._predict_noisy(items, _checks.positive(sigma, "noise"), seed)
+            found = {"metrics": self.task.metrics(other.distribution.predictive, expected)}
+            found |= self._decisions(other, expected)
+            found["detection"] = evaluation.ood_detection(dist, other.distribution)
+            result.setdefault("noise", {})[f"{sigma:g}"] = found
+        return result
+
+    def _decisions(self, predicted: Prediction, target: Tensor | None = None) -> dict[str, Any]:
+        """Return the share of each decision and the error rate among accepted predictions."""
+        if predicted.codes is None:
+            return {}
+        counts = torch.bincount(predicted.codes, minlength=len(REASONS)).tolist()
+        found = {name: n / len(predicted) for name, n in zip(REASONS, counts, strict=True)}
+        if target is not None and self.task.defines_errors and counts[0]:
+            errors = self.task.errors(predicted.point, target)[predicted.codes == 0]
+            found["error_rate"] = errors.double().mean().item()
+        return {"policy": found}
+
+    def _predict_noisy(self, items: Any, sigma: float, seed: int) -> Prediction:
+        generator = torch.Generator().manual_seed(seed)
+
+        def noisy() -> Iterator[Encoded]:
+            for part in self._encoded(items, NOISE_CHUNK):
+                for inputs in part.inputs.split(NOISE_CHUNK):
+                    x = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+                    yield Encoded(x + sigma * torch.randn(x.shape, generator=generator), {}, {})
+
+        return self._predict(noisy(), BATCH, True, _names(items))
+
+    # --- files ---
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Save to a folder; an interrupted save leaves an earlier model intact.
+
+        Args:
+            folder: Folder to write; see `dubito.model.files`.
+        """
+        from dubito.model.card import card  # loading a model does not need it
+
+        return files.write(
+            Path(folder),
+            self._tensors(),
+            card(self),
+            method=self.method.to_dict(),
+            backbone=self.backbone,
+            task=self.task,
+            preprocessing=self.preprocessing,
+            calibration=self.calibration,
+            policy=self.policy,
+            scores={name: score.options for name, score in self.scores.items()},
+            training=self.record,
+        )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        network = getattr(self.network, "_orig_mod", self.network)  # wrapped by torch.compile
+        parts = {"network": network, "scores": self.scores}
+        return {
+            f"{part}.{name}": tensor
+            for part, module in parts.items()
+            for name, tensor in module.state_dict().items()
+        }
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        network: nn.Module | Callable[[], nn.Module] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Load a model, in evaluation mode.
+
+        Args:
+            folder: Folder of the model.
+            network: Custom network that the model was saved with: a module, or a function that
+                builds it.
+            device: Device of the network.
+        """
+        place = Path(folder)
+        content, tensors = files.read(place)
+        if network is None and content.backbone is None:
+            raise DubitoError(
+                f"{place} has a custom network: pass network=..., a module or a function that "
+                "builds it"
+            )
+        if network is not None and content.backbone is not None:
+            raise DubitoError(
+                f"{place} names its backbone, {content.backbone['name']!r}: load it without network"
+            )
+        try:
+            model = cls._from_content(content, network)
+            for name, score in model.scores.items():
+                score.restore(_below(tensors, f"scores.{name}."))  # type: ignore[operator]
+        except DubitoError as error:
+            raise DubitoError(f"cannot load {place}: {error}") from error
+        networks.fill(model.network, _below(tensors, "network."), place)
+        return model.to(device).eval()
+
+    @classmethod
+    def _from_content(
+        cls, content: ModelFile, network: nn.Module | Callable[[], nn.Module] | None
+    ) -> Self:
+        """Build the model that model.json describes, without its weights."""
+        method = methods.from_dict(content.method)
+        if content.backbone is not None:
+            model = cls.build(method, content.task, content.preprocessing, content.backbone)
+        else:
+            module = network if isinstance(network, nn.Module) else network()  # type: ignore[misc]
+            model = cls(module, method, content.task, content.preprocessing)
+        for name, options in content.scores.items():
+            model.scores[name] = scores.build(name, **options)
+        model.calibration, model.policy = content.calibration, content.policy
+        model.record = content.training
+        return model
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
+        """Export to ONNX; see `dubito.onnx.export`.
+
+        Args:
+            path: File to write.
+            **options: Further arguments of `dubito.onnx.export`.
+        """
+        return import_module("dubito.onnx").export(self, path, **options)
+
+
+def _check_task(method: Method, task: Task) -> None:
+    if task.kind not in method.tasks:
+        raise DubitoError(
+            f"{type(method).__name__} is for {' and '.join(method.tasks)}, not for {task.kind}"
+        )
+
+
+def _names(items: Any) -> Sequence[str] | None:
+    """Return what a user knows each input by, if that is more than its number."""
+    if isinstance(items, Source):
+        return [items.item(row) for row in range(len(items))]
+    if isinstance(items, list | tuple) and all(isinstance(i, str | os.PathLike) for i in items):
+        return [os.fspath(item) for item in items]
+    return items.inputs if isinstance(items, Prediction) else None
+
+
+def _name(names: Sequence[str] | None, row: int) -> str:
+    return f"row {row}" if names is None else names[row]
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with a prefix, without it."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

@@ -1,0 +1,192 @@
+"""Predictions and their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch import distributions as td
+
+from dubito._extras import need
+from dubito.calibration import Calibration
+from dubito.distributions import Distribution
+from dubito.policy import REASONS
+from dubito.tasks import Task
+
+__all__ = ["Prediction"]
+
+UNCERTAINTIES = ("total", "aleatoric", "epistemic")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """Prediction of N inputs.
+
+    The distribution is not calibrated: it ranks inputs, and the point prediction and the policy's
+    decision follow from it. The calibrated `predictive` gives the reported probabilities.
+
+    A row that could not be read or predicted is in `errors`; its other values mean nothing.
+    """
+
+    task: Task
+    """What is predicted."""
+    distribution: Distribution
+    """Distribution before calibration, batch shape (N,), in units of the target."""
+    point: Tensor
+    """Class indices (N,), or numbers (N, T)."""
+    calibration: Calibration | None = None
+    """Calibration of the model."""
+    codes: Tensor | None = None
+    """Decision of the policy, indices into `REASONS`: (N,); None without a policy."""
+    in_range: Tensor | None = None
+    """Which inputs are in the range of the training data: bool (N,); None: all."""
+    notes: Mapping[int, str] = field(default_factory=dict)
+    """Values outside the range of the training data, by row."""
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """Why a row could not be read or predicted, by row."""
+    inputs: Sequence[str] | None = None
+    """What a user knows each input by: file names, numbers of rows; None if unknown."""
+
+    @property
+    def predictive(self) -> td.Distribution:
+        """Calibrated distribution of the target; raw if the model has no calibration."""
+        if self.calibration is None:
+            return self.distribution.predictive
+        return self.calibration(self.distribution)
+
+    @property
+    def labels(self) -> np.ndarray[Any, Any]:
+        """Class names (N,), or numbers (N,) or (N, T)."""
+        return self.task.decode(self.point)
+
+    @property
+    def accepted(self) -> Tensor | None:
+        """Which predictions the policy accepts: bool (N,); None without a policy."""
+        return None if self.codes is None else self.codes == 0
+
+    @property
+    def reason(self) -> np.ndarray[Any, Any] | None:
+        """Reason of the decision, one of `REASONS`: (N,); None without a policy."""
+        return None if self.codes is None else np.asarray(REASONS)[self.codes.cpu().numpy()]
+
+    @property
+    def interval(self) -> tuple[Tensor, Tensor] | None:
+        """Lower and upper ends of the calibrated interval, (N, T) each; None if there is none."""
+        if self.calibration is None or not self.calibration.levels:
+            return None
+        return self.calibration.interval(self.distribution, self.calibration.levels[0])
+
+    def score(self, name: str) -> Tensor:
+        """Compute a score: (N,).
+
+        Args:
+            name: One of `distribution.scores`, or "total", "aleatoric", "epistemic".
+        """
+        return self.distribution.score(name)
+
+    def __len__(self) -> int:
+        return len(self.distribution)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Prediction:
+        """Select rows; a number selects one row, as a prediction of one input."""
+        rows = torch.arange(len(self))[index if not isinstance(index, Sequence) else list(index)]
+        rows = rows.reshape(-1)
+        notes, errors = (
+            {new: texts[old] for new, old in enumerate(rows.tolist()) if old in texts}
+            for texts in (self.notes, self.errors)
+        )
+        return replace(
+            self,
+            distribution=self.distribution[rows],
+            point=self.point[rows],
+            codes=None if self.codes is None else self.codes[rows],
+            in_range=None if self.in_range is None else self.in_range[rows],
+            notes=notes,
+            errors=errors,
+            inputs=None if self.inputs is None else [self.inputs[row] for row in rows.tolist()],
+        )
+
+    def tensors(self, scores: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Return the columns that are numbers, as tensors (N,); probs are (N, K).
+
+        Classes and reasons are indices. Regression with T > 1 target values has (N, T).
+
+        Args:
+            scores: Names of further scores.
+        """
+        names = dict.fromkeys((*UNCERTAINTIES, *(scores or ())))
+        found = self.task.tensors(self.point, self.predictive, self.interval)
+        probs = {name: found.pop(name) for name in ["probs"] if name in found}
+        found |= {name: self.score(name).float() for name in names}
+        if self.codes is not None:
+            found |= {"accepted": self.codes == 0, "reason": self.codes}
+        return {**found, **probs}
+
+    def columns(
+        self, scores: Sequence[str] | None = None, *, probs: bool = True
+    ) -> dict[str, list[Any]]:
+        """Return all columns as lists of plain values, None where a row has none.
+
+        Args:
+            scores: Names of further scores.
+            probs: Include a column of calibrated probabilities for each class.
+        """
+        tensors = self.tensors(scores)
+        wide = tensors.pop("probs", None)
+        columns: dict[str, list[Any]] = {}
+        for name, values in tensors.items():
+            columns |= self._split(name, values) if values.ndim > 1 else {name: values.tolist()}
+        if "prediction" in columns:
+            columns["prediction"] = self.labels.tolist()
+        if self.codes is not None:
+            columns["reason"] = [REASONS[code] for code in columns["reason"]]
+        shares = self._split("probs", wide) if probs and wide is not None else {}
+        for row in self.errors:
+            for cells in (*columns.values(), *shares.values()):
+                cells[row] = None
+        notes = {row: text for row, text in self.notes.items() if row not in self.errors}
+        for name, texts in (("note", notes), ("error", self.errors)):
+            columns[name] = [texts.get(row) for row in range(len(self))]
+        names = {} if self.inputs is None else {"input": list(self.inputs)}
+        return {**names, **columns, **shares}
+
+    def rows(
+        self, scores: Sequence[str] | None = None, *, probs: bool = True
+    ) -> Iterator[dict[str, Any]]:
+        """Yield each row without its empty columns; `probs` is a dict from class to probability.
+
+        Args:
+            scores: Names of further scores.
+            probs: Include the calibrated probabilities of all classes.
+        """
+        columns = self.columns(scores, probs=probs)
+        for values in zip(*columns.values(), strict=True):
+            row = {name: v for name, v in zip(columns, values, strict=True) if v is not None}
+            parts = [name for name in row if name.startswith("probs.")]
+            if parts:
+                row["probs"] = {name.removeprefix("probs."): row.pop(name) for name in parts}
+            yield row
+
+    def to_pandas(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Any:
+        """Return the columns as a DataFrame.
+
+        Args:
+            scores: Names of further scores.
+            probs: Include a column of calibrated probabilities for each class.
+        """
+        return need("pandas", "data").DataFrame(self.columns(scores, probs=probs))
+
+    def _split(self, name: str, values: Tensor) -> dict[str, list[Any]]:
+        """Return a column for each class or target value."""
+        columns = zip(self.task.names, values.unbind(-1), strict=True)
+        return {f"{name}.{part}": column.tolist() for part, column in columns}
+
+    def __repr__(self) -> str:
+        accepted = self.accepted
+        decided = "" if accepted is None else f", {int(accepted.sum())} accepted"
+        failed = f", {len(self.errors)} with errors" if self.errors else ""
+        return f"Prediction({len(self)} inputs{decided}{failed})"

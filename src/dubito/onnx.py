@@ -1,0 +1,457 @@
+"""ONNX files: preprocessing, network, scores, calibration and policy of a model in one graph.
+
+A file takes encoded inputs, uint8 or float32, in batches of any size. Its outputs are the columns
+of `Prediction.tensors`, and `outputs`, those of the network. Where `Model.predict` raises because a
+value is not finite, a file returns NaN and the class -1, and never accepts.
+
+Before a file gets its name, onnxruntime runs it beside torch on random and extreme inputs. The
+metadata describes task, columns and inputs, so that a file can be used without this package.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from dubito import __version__
+from dubito._extras import need
+from dubito._files import atomic_write, json_text, make_folder
+from dubito.distributions import Distribution
+from dubito.errors import DubitoError
+from dubito.methods import MCDropout
+from dubito.model import Model, Prediction
+from dubito.policy import REASONS, Threshold
+
+__all__ = ["Differences", "ExportError", "Exported", "export"]
+
+#: largest difference from torch, relative for values above 1
+TOLERANCE = 1e-4
+FORMAT = "dubito-onnx-2"
+#: versions of 2022, which onnxruntime 1.14 and later read
+OPSET, IR = 18, 8
+INPUT, BATCH = "inputs", "batch"
+#: limit of a protocol buffer
+MAX_BYTES = (1 << 31) - 1
+#: samples of each kind in a check, and the spread of numbers in standard deviations
+EACH, SPREADS = 8, (0.0, 1.0, 10.0, 1000.0)
+
+#: column -> its description in a file
+COLUMNS = {
+    "probability": "calibrated probability of the predicted class",
+    "probs": "calibrated probability of each class",
+    "lower": "lower end of the calibrated interval",
+    "upper": "upper end of the calibrated interval",
+    "accepted": "whether the policy accepts the prediction",
+    "reason": "reason of the decision, an index into `reasons`",
+    "outputs": "outputs of the network",
+}
+
+
+class ExportError(DubitoError):
+    """A network that has no graph, or a file that would differ from torch."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Largest differences between a file and torch, relative for values above 1."""
+
+    samples: int
+    """Number of samples."""
+    network: float
+    """Outputs of the network, relative to the largest of a sample; at most 1e-4."""
+    columns: float
+    """Columns, from the same outputs of the network on; at most 1e-4."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A written file."""
+
+    path: Path
+    size: int
+    """Size in bytes."""
+    metadata: Mapping[str, str] = field(repr=False)
+    """Metadata of the file; values are JSON."""
+    differences: Differences
+
+
+def export(
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    scores: Sequence[str] | None = None,
+    floats: bool = False,
+) -> Exported:
+    """Write a model as an .onnx file.
+
+    Args:
+        model: Any model whose method does not sample.
+        path: File to write, ending with .onnx.
+        scores: Names of further scores.
+        floats: Take images as float32 from 0 to 1 in place of uint8 from 0 to 255.
+
+    Raises:
+        ExportError: If the network has no graph, or if the file would differ from torch.
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".onnx":
+        raise DubitoError(f"path must end with .onnx, but is {str(path)!r}")
+    if path.is_dir():
+        raise DubitoError(f"cannot write {path}: a folder is in the way")
+    _check_method(model)
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        need(package, "onnx")
+    make_folder(path.parent)
+    graph = _Graph(model, scores)
+    samples = _samples(model, floats)
+    content, metadata = _serialize(graph, samples[:3])
+    differences = _check(content, graph, samples)
+    atomic_write(path, content)
+    return Exported(path, len(content), metadata, differences)
+
+
+def _check_method(model: Model) -> None:
+    method: Any = model.method
+    while method is not None:
+        if isinstance(method, MCDropout):
+            raise DubitoError(
+                "mc_dropout samples its predictions, which an ONNX file cannot repeat: train with "
+                "another method, for example an ensemble"
+            )
+        method = getattr(method, "member", None)
+
+
+# --- the graph ---
+
+
+class _Graph(nn.Module):
+    """Encoded inputs (N, *shape) to the columns of a prediction, and the network's outputs."""
+
+    def __init__(self, model: Model, scores: Sequence[str] | None) -> None:
+        super().__init__()
+        self.model = deepcopy(model).cpu().float().eval().requires_grad_(False)
+        self.scores = scores
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        features, outputs = self.model.run(inputs)
+        return {**self.columns(inputs, features, outputs), "outputs": outputs}
+
+    def predict(self, inputs: Tensor, features: Tensor | None, outputs: Tensor) -> Prediction:
+        """Read outputs of the network."""
+        in_range = self.model.preprocessing.inputs.in_range(inputs)
+        return self.model.prediction(self.model.distribution(features, outputs), in_range)
+
+    def columns(
+        self, inputs: Tensor, features: Tensor | None, outputs: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the columns, marked where a value is not finite."""
+        columns = self.predict(inputs, features, outputs).tensors(self.scores)
+        valid = _all_finite(inputs.float()) & _all_finite(outputs)
+        for values in columns.values():
+            if values.is_floating_point():  # ends of intervals may be infinite
+                valid = valid & ~values.isnan().unsqueeze(-1).flatten(1).any(1)
+        return {name: _marked(name, values, valid) for name, values in columns.items()}
+
+
+def _thresholds(model: Model) -> list[Threshold]:
+    policy = model.policy
+    both = () if policy is None else (policy.threshold, policy.ood_threshold)
+    return [threshold for threshold in both if threshold is not None]
+
+
+def _all_finite(values: Tensor) -> Tensor:
+    """Return which samples are finite: (N, ...) -> (N,)."""
+    return values.isfinite().flatten(1).all(1)
+
+
+def _marked(name: str, values: Tensor, valid: Tensor) -> Tensor:
+    """Mark samples that are not valid."""
+    if values.dtype == torch.bool:
+        return values & valid
+    if values.is_floating_point():
+        return torch.where(valid if values.ndim == 1 else valid[:, None], values, torch.nan)
+    return torch.where(valid, values, REASONS.index("out_of_range") if name == "reason" else -1)
+
+
+# --- the file ---
+
+
+def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
+    """Return the content of the file and its metadata."""
+    onnx = need("onnx", "onnx")
+    with torch.no_grad():
+        names = list(graph(example))
+    try:
+        proto = _trace(graph, example, names)
+    except Exception as error:  # torch raises errors of many kinds, with many lines
+        text = next(filter(str.strip, str(error).splitlines()), type(error).__name__)
+        network = type(graph.model.network).__name__
+        raise ExportError(f"torch cannot export {network} as a graph: {text[:200]}") from error
+    size = proto.ByteSize()
+    if size > MAX_BYTES:
+        raise DubitoError(f"the network takes {size} bytes, but an .onnx file at most {MAX_BYTES}")
+    _clean(proto)
+    metadata = _metadata(graph, example, names)
+    _describe(proto, metadata)
+    onnx.helper.set_model_props(proto, metadata)
+    onnx.checker.check_model(proto)
+    return proto.SerializeToString(deterministic=True), metadata
+
+
+def _trace(graph: _Graph, example: Tensor, names: Sequence[str]) -> Any:
+    """Return the graph as an ONNX model, for batches of any size."""
+    batch = torch.export.Dim(BATCH)
+    with torch.no_grad(), _quiet():
+        traced = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
+        program = torch.onnx.export(
+            traced,
+            (),
+            dynamo=True,
+            opset_version=OPSET,
+            verbose=False,
+            input_names=[INPUT],
+            output_names=[f"output:{name}" for name in names],
+            custom_translation_table={torch.ops.aten.log1p.default: _log1p},
+        )
+    assert program is not None
+    proto = program.model_proto
+    _rename(proto.graph, names)
+    return proto
+
+
+def _rename(graph: Any, names: Sequence[str]) -> None:
+    """Give the outputs their names; torch may have used these for values inside."""
+    new = {name: f"inner:{name}" for name in names} | {f"output:{name}": name for name in names}
+    for node in graph.node:
+        node.input[:] = [new.get(value, value) for value in node.input]
+        node.output[:] = [new.get(value, value) for value in node.output]
+    for value in (*graph.output, *graph.initializer):
+        value.name = new.get(value.name, value.name)
+
+
+def _log1p(x: Any) -> Any:
+    """Compute ln(1 + x), accurate for small x, which ONNX has no operation for.
+
+    With u = 1 + x rounded, ln(u) x/(u - 1) corrects the rounding (Kahan).
+    """
+    op: Any = need("onnxscript", "onnx").opset18
+    one = op.CastLike(1.0, x)
+    u = op.Add(x, one)
+    log = op.Log(u)
+    near = op.Where(op.Equal(u, one), x, op.Mul(log, op.Div(x, op.Sub(u, one))))
+    return op.Where(op.Equal(u, x), log, near)  # also infinity
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence notes of torch about itself and about packages that are not needed."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
+            )
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _clean(proto: Any) -> None:
+    """Remove stack traces with the paths of this machine, and name the size of the batch."""
+    proto.ir_version = IR
+    del proto.metadata_props[:], proto.graph.metadata_props[:], proto.graph.value_info[:]
+    for part in ("node", "input", "output", "initializer"):
+        for entry in getattr(proto.graph, part):
+            del entry.metadata_props[:]
+            entry.doc_string = ""
+    for value in (*proto.graph.input, *proto.graph.output):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param:
+                axis.dim_param = BATCH
+
+
+def _describe(proto: Any, metadata: Mapping[str, str]) -> None:
+    proto.graph.name = proto.producer_name = "dubito"
+    proto.producer_version = __version__
+    proto.graph.input[0].doc_string = json.loads(metadata["inputs"])["values"]
+    columns = json.loads(metadata["columns"])
+    for value in proto.graph.output:
+        value.doc_string = columns[value.name]
+
+
+def _metadata(graph: _Graph, example: Tensor, names: Sequence[str]) -> dict[str, str]:
+    """Describe the file in JSON."""
+    model = graph.model
+    with torch.no_grad():
+        dist = model(example)
+    values = "numbers as in the data"
+    if model.preprocessing.inputs.kind == "image" or example.dtype == torch.uint8:
+        values = "pixels from 0 to 1" if example.is_floating_point() else "pixels from 0 to 255"
+    content = {
+        "format": FORMAT,
+        "task": model.task,
+        "inputs": {
+            "shape": list(example.shape[1:]),
+            "type": str(example.dtype).removeprefix("torch."),
+            "values": f"{values}; normalization is in the graph",
+        },
+        "columns": {name: _description(name, dist, model) for name in names},
+        "reasons": list(REASONS),
+        "method": model.method.to_dict(),
+        "preprocessing": model.preprocessing,
+        "calibration": model.calibration,
+        "policy": model.policy,
+        "versions": {"dubito": __version__, "torch": str(torch.__version__)},
+    }
+    return {name: _json(value) for name, value in content.items()}
+
+
+def _json(value: Any) -> str:
+    return json_text(value.model_dump(mode="json") if isinstance(value, BaseModel) else value)
+
+
+def _description(name: str, dist: Distribution, model: Model) -> str:
+    """Describe a column."""
+    if name == "prediction" and model.task.kind == "classification":
+        return "index of the most probable class; -1 if a value is not finite"
+    if name == "prediction":
+        return "mean of the target"
+    if name in COLUMNS:
+        return COLUMNS[name]
+    unit = f", in {dist.unit}" if name in ("total", "aleatoric", "epistemic") else ""
+    return f"score {name} before calibration{unit}; a higher value means more {dist.higher(name)}"
+
+
+# --- the check ---
+
+
+def _samples(model: Model, floats: bool) -> Tensor:
+    """Draw random and extreme inputs, of the type that the file takes."""
+    prepare = model.preprocessing
+    shape, draw = prepare.shape, torch.Generator().manual_seed(0)
+    pixels = prepare.inputs.kind == "image" or getattr(prepare.inputs, "dtype", "") == "uint8"
+    if pixels:
+        noise = torch.randint(256, (EACH, *shape), generator=draw)
+        extremes = 255 * torch.randint(2, (EACH, *shape), generator=draw)
+        levels = torch.tensor([0, 1, 127, 255]).view(-1, *[1] * len(shape)).expand(-1, *shape)
+        values = torch.cat([noise, extremes, levels])
+        return values / 255 if floats else values.to(torch.uint8)
+    mean, std = (
+        torch.tensor(values or default).view(-1, *[1] * (len(shape) - 1))
+        for values, default in ((prepare.mean, [0.0]), (prepare.std, [1.0]))
+    )
+    spread = [factor * torch.randn(EACH, *shape, generator=draw) for factor in SPREADS]
+    return (mean + std * torch.cat(spread)).float()
+
+
+def _check(content: bytes, graph: _Graph, samples: Tensor) -> Differences:
+    """Compare the file with torch, and raise if it differs."""
+    runtime = need("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    found = [_compare(session, graph, samples[:count]) for count in (1, 2, len(samples))]
+    if samples.is_floating_point():
+        _check_invalid(session, samples[:3])
+    return Differences(len(samples), *(max(values) for values in zip(*found, strict=True)))
+
+
+def _run(session: Any, inputs: Tensor) -> dict[str, Tensor]:
+    names = [output.name for output in session.get_outputs()]
+    values = session.run(names, {INPUT: inputs.numpy()})
+    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
+
+
+@torch.no_grad()
+def _compare(session: Any, graph: _Graph, inputs: Tensor) -> tuple[float, float]:
+    """Return the differences of outputs and columns; see `Differences`."""
+    columns = _run(session, inputs)
+    features, expected = graph.model.run(inputs)
+    # At the edge of float32 rounding decides what is finite: compare where both are.
+    valid = ~columns["total"].isnan() & ~graph(inputs)["total"].isnan()
+    if not bool(valid[:EACH].any()):
+        raise ExportError("no file was written: its columns are not finite for ordinary inputs")
+    inputs, expected = inputs[valid], expected[valid]
+    features = None if features is None else features[valid]
+    columns = {name: values[valid] for name, values in columns.items()}
+    outputs = columns.pop("outputs")
+    scale = expected.abs().amax(-1, keepdim=True).clamp_min(1)
+    network = ((outputs - expected).abs() / scale).max().item()
+    _check_difference("outputs", network)
+    # From the file's outputs on: the rounding of the network may grow in what follows.
+    beside = graph.columns(inputs, features, outputs)
+    if list(columns) != list(beside):
+        raise ExportError(f"no file was written: its columns would be {list(columns)}")
+    ties = _ties(graph, inputs, features, outputs, columns)
+    for name in columns.keys() & ties.keys():
+        if bool((columns[name] != beside[name])[~ties[name]].any()):
+            raise ExportError(f"no file was written: its {name!r} would differ from torch")
+    differences = {
+        name: _difference(values, beside[name])
+        for name, values in columns.items()
+        if values.is_floating_point()
+    }
+    for name, difference in differences.items():
+        _check_difference(name, difference)
+    return network, max(differences.values())
+
+
+def _difference(values: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative for values above 1; equal infinities have none."""
+    gap = (values - expected).abs() / expected.abs().clamp_min(1)
+    return torch.where(values == expected, 0.0, gap).max().item()
+
+
+def _check_difference(name: str, difference: float) -> None:
+    if not difference <= TOLERANCE:
+        raise ExportError(
+            f"no file was written: its {name!r} would differ from torch by {difference:.2g}, more "
+            f"than {TOLERANCE:g}"
+        )
+
+
+def _ties(
+    graph: _Graph,
+    inputs: Tensor,
+    features: Tensor | None,
+    outputs: Tensor,
+    columns: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the samples where rounding decides, for each column that is not a number: (N,)."""
+    prediction = graph.predict(inputs, features, outputs)
+    ties = {}
+    if "probs" in columns:
+        probs, label = prediction.distribution.predictive.probs, columns["prediction"]  # type: ignore[attr-defined]
+        chosen = probs.gather(-1, label.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        ties["prediction"] = probs.amax(-1) - chosen <= TOLERANCE
+    close = torch.zeros(len(inputs), dtype=torch.bool)
+    for threshold in _thresholds(graph.model):
+        values = prediction.score(threshold.score)
+        close |= (values - threshold.value).abs() <= TOLERANCE * values.abs()
+    return {**ties, "accepted": close, "reason": close}
+
+
+def _check_invalid(session: Any, inputs: Tensor) -> None:
+    """Raise if the file answers inputs that are not finite."""
+    inputs = inputs.clone()
+    inputs[0].view(-1)[0], inputs[1].view(-1)[-1] = torch.nan, torch.inf
+    columns = _run(session, inputs)
+    for name, values in columns.items():
+        rows = values[:2]
+        answers = rows.isnan().logical_not() if rows.is_floating_point() else rows > 0
+        if name not in ("outputs", "reason") and bool(answers.any()):
+            raise ExportError(f"no file was written: its {name!r} hides inputs that are not finite")

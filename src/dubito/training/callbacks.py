@@ -1,0 +1,117 @@
+"""Callbacks: functions of a `Progress`, called during each epoch and at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dubito._files import atomic_write, json_text, make_folder
+from dubito.errors import DubitoError
+
+__all__ = ["Callback", "JSONLines", "Progress", "TensorBoard"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a training."""
+
+    seed: int
+    """Seed of the run."""
+    epoch: int
+    """Current epoch, from 1."""
+    epochs: int
+    """Maximum number of epochs."""
+    step: int
+    """Steps of this epoch that are done."""
+    steps: int
+    """Steps per epoch."""
+    record: dict[str, Any] | None
+    """Record of the epoch, see `History`; None during the epoch."""
+    samples_per_second: float
+    """Training speed in this epoch."""
+    seconds_left: float
+    """Estimated time until the last epoch ends."""
+    network: nn.Module
+    """Network that is validated: with averaged weights if there are any."""
+
+
+Callback = Callable[[Progress], None]
+
+
+class JSONLines:
+    """Write the record of each epoch to a file, one line of JSON per epoch.
+
+    A resumed training replaces the lines of epochs that it repeats.
+
+    Args:
+        path: File to write.
+        seed: Seed whose records to write; None writes those of all seeds.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, seed: int | None = None) -> None:
+        self.path, self.seed = Path(path), seed
+        self._started: set[int] = set()
+
+    def __call__(self, progress: Progress) -> None:
+        """Write the record of an epoch that has ended."""
+        if progress.record is None or self.seed not in (None, progress.seed):
+            return
+        if progress.seed not in self._started:
+            self._started.add(progress.seed)
+            self._forget(progress.seed, progress.epoch)
+        entry = json.loads(json_text({"seed": progress.seed, **progress.record}))
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def _forget(self, seed: int, epoch: int) -> None:
+        """Remove the lines of an earlier process from an epoch on, and what it left of a line."""
+
+        def stays(line: str) -> bool:
+            entry = json.loads(line) if line.endswith("\n") else {"seed": seed, "epoch": epoch}
+            return bool(entry["seed"] != seed or entry["epoch"] < epoch)
+
+        make_folder(self.path.parent)
+        lines = self.path.read_text("utf-8").splitlines(True) if self.path.exists() else []
+        atomic_write(self.path, "".join(filter(stays, lines)))
+
+
+class TensorBoard:
+    """Write scalars for TensorBoard: loss, terms, learning rate and validation metrics.
+
+    Args:
+        folder: Folder of the event files.
+        seed: Seed whose records to write; None writes those of all seeds, each in a subfolder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, seed: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise DubitoError("tensorboard is not installed: pip install tensorboard") from error
+        self.folder, self.seed = Path(folder), seed
+        self._new_writer: Any = SummaryWriter
+        self._writers: dict[int, Any] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        """Write the scalars of an epoch that has ended."""
+        if progress.record is None or self.seed not in (None, progress.seed):
+            return
+        if progress.seed not in self._writers:
+            folder = self.folder / str(progress.seed) if self.seed is None else self.folder
+            # Scalars of a killed process from this epoch on are hidden.
+            writer = self._new_writer(str(folder), purge_step=progress.epoch)
+            self._writers[progress.seed] = writer
+        writer, record = self._writers[progress.seed], progress.record
+        groups = {"terms": record["terms"], "validation": record.get("validation", {})}
+        scalars = {f"{group}/{k}": v for group, values in groups.items() for k, v in values.items()}
+        for name in ("loss", "lr", "samples_per_second"):
+            scalars[name] = record[name]
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, progress.epoch)
+        writer.flush()

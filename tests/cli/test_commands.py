@@ -1,0 +1,248 @@
+"""The commands, from training to export."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import dubito
+from dubito import cli
+from dubito.cli._commands import COMMANDS
+
+OPTIONS = ["--epochs", "6", "--lr", "0.01", "--training.batch_size=16", "--backbone.hidden", "32"]
+METHOD = ["--method.kl_weight", "0.5"]
+
+
+def run(*words: str) -> int:
+    """Run the command line in this process; return its exit status."""
+    try:
+        cli.main([str(word) for word in words])
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Return a folder with images of three digits."""
+    folder, data = tmp_path_factory.mktemp("data") / "photos", load_digits(n_class=3)
+    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
+        path = folder / str(label) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 15).astype(np.uint8)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory) -> Path:
+    """Return the folder of a model."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert run("train", photos, "--out", out, *OPTIONS, *METHOD) == 0
+    return out
+
+
+# --- the program ---
+
+
+def test_help_imports_neither_torch_nor_pydantic(source_env):
+    code = (
+        "import sys; from dubito.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'pydantic', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=source_env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    for name in cli.SUMMARIES:
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", cli.SUMMARIES)
+def test_summaries_are_the_first_lines_of_docstrings(name):
+    if name == "serve":
+        pytest.importorskip("fastapi")
+    package, _ = COMMANDS[name]
+    function = getattr(import_module(package), name)
+    assert function.__doc__.splitlines()[0] == cli.SUMMARIES[name]
+
+
+def test_version(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"dubito {dubito.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["trian"], ["train", "x"], ["train", "x", "--out", "y", "--lrr"]]
+)
+def test_wrong_use(words, capsys):
+    assert run(*words) == 2
+    assert "Error" in capsys.readouterr().err
+
+
+def test_a_known_error_is_one_line(capsys):
+    assert run("predict", "nowhere", "x.png") == 2
+    assert capsys.readouterr().err == "error: there is no folder nowhere\n"
+
+
+def test_a_bug_is_not_caught(monkeypatch):
+    def broken(**_):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("dubito.api.Model.load", broken)
+    with pytest.raises(TypeError):
+        cli.main(["predict", "nowhere", "x.png"])
+
+
+def test_help_of_train_follows_the_method(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run("train", "--help") == 0
+    text = capsys.readouterr().out
+    assert "--method.fisher-weight" in text
+    assert "Weight of the log-determinant." in text
+    assert run("train", "--method", "edl", "--help") == 0
+    assert "--method.likelihood" in capsys.readouterr().out
+
+
+# --- train ---
+
+
+def test_train_writes_a_model(trained):
+    names = {path.name for path in trained.iterdir()}
+    assert {"model.json", "card.md", "report.html", "metrics.jsonl"} <= names
+    assert "checkpoint.safetensors" not in names
+    config = dubito.load(trained).record.config
+    assert config["method"]["kl_weight"] == 0.5
+    assert config["training"]["batch_size"] == 16
+    assert config["backbone"]["hidden"] == [32]
+
+
+def test_train_shows_progress(photos, tmp_path, capsys):
+    assert run("train", photos, "--out", tmp_path, "--epochs", "2", "--no-report") == 0
+    text = capsys.readouterr().out
+    assert "epoch 2/2" in text
+    assert "samples/s" in text
+    assert "left" in text
+    assert "validation accuracy" in text
+    assert "label_removed_kl" not in text
+    assert run("train", photos, "--out", tmp_path / "b", "--epochs", "1", "--verbose") == 0
+    assert "label_removed_kl" in capsys.readouterr().out
+
+
+def test_train_again_does_nothing(trained, photos, capsys):
+    before = (trained / "model.json").read_bytes()
+    assert run("train", photos, "--out", trained, *OPTIONS, *METHOD) == 0
+    assert "epoch 1/6" not in capsys.readouterr().out
+    assert (trained / "model.json").read_bytes() == before
+
+
+def test_flags_override_a_config_file(photos, tmp_path):
+    config = tmp_path / "config.toml"
+    lines = [f'data.source = "{photos}"', 'method = {name = "edl", kl_ramp = 3}']
+    config.write_text("\n".join([*lines, "training.epochs = 9"]))
+    words = ["train", "--out", tmp_path / "run", "--config", config, "--epochs", "1"]
+    assert run(*words, "--method.likelihood", "marginal", "--no-report") == 0
+    saved = dubito.load(tmp_path / "run").record.config
+    assert saved["method"]["name"] == "edl"
+    assert (saved["method"]["kl_ramp"], saved["method"]["likelihood"]) == (3, "marginal")
+    assert saved["training"]["epochs"] == 1
+
+
+def test_an_earlier_model_is_a_config(trained, tmp_path):
+    words = ["train", "--out", tmp_path, "--config", trained / "model.json", "--seed", "1"]
+    assert run(*words, "--no-report") == 0
+    first, second = (dubito.load(path).record.config for path in (trained, tmp_path))
+    assert second["training"].pop("seed") == 1
+    first["training"].pop("seed")
+    assert first == second
+
+
+def test_ctrl_c_prints_how_to_resume(photos, monkeypatch, capsys, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dubito.training.Trainer.fit_many", interrupted)
+    assert run("train", photos, "--out", tmp_path) == 130
+    assert "run the same command again to resume" in capsys.readouterr().out
+
+
+# --- the others ---
+
+
+def test_evaluate(trained, capsys, tmp_path):
+    words = ["--ood", "digits", "--noise", "0.5", "--out", tmp_path / "result.json"]
+    assert run("evaluate", trained, *words) == 0
+    text = capsys.readouterr().out
+    assert "validation samples" in text
+    assert "accuracy" in text
+    assert "noise 0.5" in text
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert list(result["ood"]) == ["digits"]
+    assert result["metrics"]["accuracy"] > 0.8
+
+
+def test_predict_a_table_of_rows(trained, photos, capsys):
+    assert run("predict", trained, photos / "1") == 0
+    shown = capsys.readouterr()
+    head, first, *_ = shown.out.splitlines()
+    assert head.split()[:3] == ["input", "prediction", "probability"]
+    assert first.split()[1] in "012"
+    assert "inputs: " in shown.err
+
+
+def test_predict_reports_a_broken_image(trained, photos, tmp_path, capsys):
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    good = next((photos / "2").iterdir())
+    out = tmp_path / "rows.csv"
+    assert run("predict", trained, good, tmp_path / "broken.png", "--out", out) == 1
+    assert "1 with errors" in capsys.readouterr().err
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert rows[0]["prediction"] in "012"
+    assert "cannot identify" in rows[1]["error"]
+    assert rows[1]["prediction"] == ""
+
+
+def test_predict_json_lines(trained, photos, capsys):
+    words = ["--format", "jsonl", "--scores", "vacuity"]
+    assert run("predict", trained, photos / "0", *words) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert set(row["probs"]) == {"0", "1", "2"}
+    assert 0 < row["vacuity"] < 1
+
+
+def test_calibrate_changes_the_policy(trained, tmp_path, capsys):
+    assert run("calibrate", trained, "--error-rate", "0.2", "--out", tmp_path) == 0
+    assert "error <= 0.2" in capsys.readouterr().out
+    assert dubito.load(tmp_path).policy.guarantee.level == 0.2
+    assert dubito.load(trained).policy.guarantee.level == 0.05
+
+
+def test_serve_needs_a_model(capsys):
+    pytest.importorskip("fastapi")
+    assert run("serve") == 2
+    assert "pass the folder of a model, or --demo" in capsys.readouterr().err
+    assert run("serve", "x", "--engine", "steam") == 2
+    assert "Invalid value for --engine" in capsys.readouterr().err
+
+
+def test_features_and_fewshot(trained, photos, tmp_path, capsys):
+    out = tmp_path / "features.npz"
+    assert run("features", trained, photos, out) == 0
+    assert "537 x 32 features of 3 classes" in capsys.readouterr().out
+    words = ["--ways", "2", "--shots", "1", "--episodes", "20", "--method.kl_weight", "0"]
+    assert run("fewshot", out, *words, "--out", tmp_path / "result") == 0
+    text = capsys.readouterr().out
+    assert "2-way 1-shot, 20 episodes" in text
+    assert "accuracy" in text
+    result = json.loads((tmp_path / "result" / "result.json").read_text())
+    assert result["method"]["kl_weight"] == 0

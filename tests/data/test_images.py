@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dubito import data
+from dubito.data import ImageFormat
+from dubito.errors import DubitoError
+from dubito.tasks import Classification
+
+RGB = ImageFormat(size=(6, 5), mode="RGB")
+
+
+def test_encode_takes_paths_bytes_images_and_arrays(pets: Path) -> None:
+    path = pets / "cat" / "a.png"
+    with Image.open(path) as image:
+        pixels = np.asarray(image)
+        items = [path, str(path), path.read_bytes(), image, pixels, pixels.transpose(2, 0, 1)]
+        encoded = RGB.encode(items)
+    assert encoded.errors == {}
+    expected = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+    assert all(torch.equal(row, expected) for row in encoded.inputs)
+    assert torch.equal(RGB.encode(pixels[None]).inputs[0], expected)
+    assert torch.equal(RGB.encode(path).inputs[0], expected)
+
+
+def test_encode_reports_each_error(pets: Path, tmp_path: Path) -> None:
+    encoded = RGB.encode([tmp_path / "no.png", b"no image", np.zeros((6, 5)), pets / "cat/a.png"])
+    assert list(encoded.errors) == [0, 1, 2]
+    assert "No such file" in encoded.errors[0]
+    assert "cannot identify" in encoded.errors[1]
+    assert "uint8, not float64" in encoded.errors[2]
+    assert not encoded.inputs[:3].any()
+    assert encoded.inputs[3].any()
+
+
+def test_sizes_and_modes_become_one(make: Any) -> None:
+    gray = np.full((20, 10), 102, np.uint8)
+    color = np.full((9, 9, 3), 102, np.uint8)
+    items = [
+        make.png(gray),
+        make.png(color, "P", "GIF"),
+        make.png(color, "CMYK", "JPEG", quality=95),
+        make.png(np.full((200, 300, 3), 102, np.uint8), kind="JPEG", quality=95),
+    ]
+    encoded = ImageFormat(size=(12, 16), mode="RGB").encode(items)
+    assert encoded.inputs.shape == (4, 3, 12, 16)
+    assert (encoded.inputs.float() - 102).abs().max() <= 2
+
+
+def test_resizing_averages(make: Any) -> None:
+    board = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
+    image = ImageFormat(size=(8, 8), mode="L").encode([make.png(board)]).inputs
+    assert image.float().sub(127.5).abs().max() < 4  # picking pixels would give 0 or 255
+
+
+def test_sixteen_bits_are_scaled(make: Any) -> None:
+    deep = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    image = ImageFormat(size=(16, 16), mode="L").encode([make.png(deep)]).inputs
+    assert image.flatten().tolist() == list(range(256))
+
+
+def test_transparency_becomes_white(make: Any) -> None:
+    pixels = np.zeros((2, 2, 4), np.uint8)
+    pixels[0, 0] = (10, 20, 30, 255)
+    image = ImageFormat(size=(2, 2), mode="RGB").encode([make.png(pixels)]).inputs[0]
+    assert image[:, 0, 0].tolist() == [10, 20, 30]
+    assert image[:, 1, 1].tolist() == [255, 255, 255]
+
+
+def test_camera_orientation_is_applied(make: Any, put: Any) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise by a quarter
+    upright = make.noise(4, 6, 3)
+    put("a/turned.png", make.png(np.rot90(upright), exif=exif))
+    put("b/upright.png", make.png(upright))
+    source = data.open(put("README", "").parent)
+    assert source.format.shape == (3, 4, 6)
+    for image in source.load():
+        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), upright)
+
+
+def test_unknown_pixel_range_is_an_error(make: Any) -> None:
+    image = make.png(np.ones((6, 5), np.float32), kind="TIFF")
+    assert "mode F have no known range" in RGB.encode([image]).errors[0]
+
+
+def test_folder_has_one_sub_folder_per_class(pets: Path) -> None:
+    source = data.open(pets)
+    assert repr(source) == "<pets: 5 x (3, 6, 5), image, labeled>"
+    assert source.target.tolist() == ["cat", "cat", "dog", "dog", "dog"]
+    assert source.item(4) == "dog/x/c.png"
+    with Image.open(pets / "dog/x/c.png") as image:
+        np.testing.assert_array_equal(source[4].permute(1, 2, 0).numpy(), np.asarray(image))
+
+
+def test_files_that_are_no_images_are_ignored(pets: Path, put: Any) -> None:
+    for name in ("README.txt", "cat/notes.txt", "cat/.DS_Store", ".cache/a.png", "dog/.t/a.png"):
+        put(f"pets/{name}", "no image")
+    assert len(data.open(pets)) == 5
+
+
+def broken(pets: Path) -> None:
+    complete = (pets / "cat" / "a.png").read_bytes()
+    (pets / "cat" / "half.png").write_bytes(complete[: len(complete) // 2])
+    (pets / "dog" / "empty.jpg").write_bytes(b"")
+
+
+def test_unreadable_images_are_skipped_with_one_warning(pets: Path) -> None:
+    before = data.open(pets)
+    broken(pets)
+    with pytest.warns(UserWarning, match=r"2 of 7 .*half\.png.*empty\.jpg.*skipped") as caught:
+        after = data.open(pets)
+    assert len(caught) == 1
+    assert after.fingerprint() == before.fingerprint()
+
+
+def test_unreadable_images_stop_on_request(pets: Path) -> None:
+    broken(pets)
+    with pytest.raises(DubitoError, match=r"2 of 7 images cannot be read: cat/half\.png: "):
+        data.open(pets, on_error="raise")
+
+
+def test_unreadable_images_are_reported_on_request(pets: Path) -> None:
+    broken(pets)
+    source = data.open(pets, on_error="report", labeled=False, format=RGB)
+    assert [source.item(row) for row in source.encode(range(7)).errors] == [
+        "cat/half.png", "dog/empty.jpg",
+    ]  # fmt: skip
+
+
+def test_class_without_a_readable_image(pets: Path, put: Any) -> None:
+    put("pets/eel/bad.png", "bad")
+    with pytest.raises(DubitoError, match="no image of 'eel' can be read"):
+        data.open(pets)
+
+
+def test_folders_without_classes(put: Any, make: Any, tmp_path: Path) -> None:
+    image = make.png(make.noise(3, 3))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DubitoError, match=r"empty has no sub-folders, and 0 images: expected one"):
+        data.open(tmp_path / "empty")
+    put("loose/a.png", image)
+    with pytest.raises(DubitoError, match="no sub-folders, and 1 images"):
+        data.open(tmp_path / "loose")
+    put("single/cat/a.png", image)
+    with pytest.raises(DubitoError, match="at least two classes, but target has the one class 'c"):
+        Classification.from_target(data.open(tmp_path / "single").target)
+    put("single/dog/a.txt", "")
+    with pytest.raises(DubitoError, match=r"there is no image in .*dog: add images"):
+        data.open(tmp_path / "single")
+
+
+def test_folder_with_parts(put: Any, make: Any, tmp_path: Path) -> None:
+    for name in ("train/cat/a", "train/dog/a", "train/eel/a", "test/dog/a", "test/cat/b"):
+        put(f"zoo/{name}.png", make.png(make.noise(4, 4)))
+    zoo = tmp_path / "zoo"
+    assert data.parts(zoo) == ("train", "test")
+    assert data.open(zoo).target.tolist() == ["cat", "dog", "eel"]
+    assert data.open(zoo, "test").target.tolist() == ["cat", "dog"]
+    assert len(data.open(zoo, "all")) == 5
+    assert len(data.open(zoo, "test", labeled=False)) == 2
+
+
+def test_folder_without_parts_has_no_test_part(pets: Path) -> None:
+    assert data.parts(pets) == ()
+    with pytest.raises(DubitoError, match=r"no part 'test'.*dubito\.data\.split"):
+        data.open(pets, "test")
+
+
+def test_size_and_mode(pets: Path) -> None:
+    source = data.open(pets, size=(4, 3), mode="L")
+    assert source.format == ImageFormat(size=(4, 3), mode="L")
+    assert data.open(pets, size=7).format == ImageFormat(size=(7, 7), mode="RGB")
+    with pytest.raises(DubitoError, match="size must be"):
+        data.open(pets, size=0)
+    with pytest.raises(ValueError, match="unknown mode 'HSV'; known: 'L', 'RGB'"):
+        data.open(pets, mode="HSV")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shapes", [[(6, 5), (5, 6)], [(65, 65), (65, 65)]])
+def test_default_size_is_announced(put: Any, make: Any, shapes: list[tuple[int, int]]) -> None:
+    for name, shape in zip("ab", shapes, strict=True):
+        folder = put(f"mixed/{name}/a.png", make.png(make.noise(*shape))).parents[1]
+    with pytest.warns(UserWarning, match="resized to 32 x 32: pass size="):
+        assert data.open(folder).format == ImageFormat(size=(32, 32), mode="L")
+
+
+def test_files_without_targets(pets: Path) -> None:
+    files = [pets / "cat" / "a.png", pets / "dog"]
+    source = data.open(files, labeled=False)
+    assert [source.item(row) for row in range(4)] == [
+        "cat/a.png", "dog/a.png", "dog/b.png", "dog/x/c.png",
+    ]  # fmt: skip
+    assert len(data.open(pets / "cat" / "a.png", labeled=False)) == 1
+    with pytest.raises(DubitoError, match="image files have no targets"):
+        data.open(files)
+
+
+def test_large_folder_is_streamed(pets: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory = data.open(pets)
+    monkeypatch.setattr("dubito.data.base.IN_MEMORY", 100)
+    (pets / "dog" / "empty.jpg").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"1 of 6 images.*empty\.jpg"):
+        source = data.open(pets)
+    assert torch.equal(source.load(), in_memory.load())
+    before = source.fingerprint()
+    # Only headers are read before: half an image is found when it is needed.
+    photo = make.png(make.noise(64, 64, 3), kind="JPEG")
+    (pets / "cat" / "b.png").write_bytes(photo[: len(photo) // 2])
+    with pytest.raises(DubitoError, match=r"1 of 1 inputs cannot be read: cat/b\.png: "):
+        source[1]
+    assert source.fingerprint() != before
+
+
+def test_encode_bytes_of_a_jpeg(make: Any) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((300, 200), 77, np.uint8)).save(stream, "JPEG")
+    assert (ImageFormat(size=(6, 5), mode="L").encode([stream.getvalue()]).inputs == 77).all()

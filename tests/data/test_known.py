@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from dubito import data
+from dubito.data import DATASETS, ImageFormat
+from dubito.errors import DubitoError
+
+PUBLISHED = {
+    "mnist": ("0", (1, 28, 28)),
+    "fashion-mnist": ("T-shirt/top", (1, 28, 28)),
+    "kmnist": ("o", (1, 28, 28)),
+    "cifar-10": ("airplane", (3, 32, 32)),
+    "cifar-100": ("apple", (3, 32, 32)),
+}
+
+
+def test_digits() -> None:
+    train, test = data.open("digits"), data.open("digits", "test")
+    assert (len(train), len(test)) == (1438, 359)
+    assert train.format == ImageFormat(size=(8, 8), mode="L")
+    everything = data.open("digits", "all")
+    original = load_digits()
+    assert sorted(everything.target) == sorted(original.target.astype(str))
+    assert everything.load().sum() == (original.images * 255 / 16).round().sum()
+
+
+def test_names_and_parts() -> None:
+    assert {*PUBLISHED, "svhn", "digits"} <= set(DATASETS)
+    assert data.parts("cifar-10") == ("train", "test")
+    with pytest.raises(DubitoError, match="digits has no part 'valid'; known: 'train', 'test'"):
+        data.open("digits", "valid")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_published_files_are_read(
+    name: str, put: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, shape = PUBLISHED[name]
+    monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
+    images, labels = make.noise(4, *shape), np.array([0, 1, 0, 9])
+    if name.startswith("cifar"):
+        coarse = labels if name == "cifar-100" else None
+        file = "test.bin" if name == "cifar-100" else "cifar-10-batches-bin/test_batch.bin"
+        put(f"{name}/{file}", make.cifar(images, labels, coarse))
+    else:
+        put(f"{name}/t10k-images-idx3-ubyte.gz", gzip.compress(make.idx(images[:, 0])))
+        put(f"{name}/t10k-labels-idx1-ubyte", make.idx(labels))
+    source = data.open(name, "test")
+    assert torch.equal(source.load(), torch.from_numpy(images))
+    assert source.target[[0, 2]].tolist() == [first, first]
+    assert source.name == name
+
+
+def test_registered_dataset() -> None:
+    @data.register("toy")
+    def toy(split: str) -> data.Source:
+        count = {"train": 3, "test": 2}[split]
+        return data.open((torch.full((count, 2), float(count)), ["a", "b", "a"][:count]))
+
+    try:
+        assert len(data.open("toy", "test")) == 2
+        assert data.open("toy", "all").load()[:, 0].tolist() == [3, 3, 3, 2, 2]
+    finally:
+        del DATASETS["toy"]

@@ -1,0 +1,65 @@
+"""Model cards."""
+
+from __future__ import annotations
+
+import pytest
+
+from dubito.model import TrainingRecord
+from dubito.model.card import card
+from model import models
+
+
+def test_card_of_a_classifier() -> None:
+    model = models.fitted()
+    model.record = TrainingRecord(
+        epochs=30, best_epoch=20, train_samples=1200, metrics={"accuracy": 0.875, "loss": 0.5}
+    )
+    text = card(model)
+    assert text.startswith("# Classification: 3 classes\n")
+    assert "- Classes: cat, dog, eel" in text
+    assert "- Training: 1,200 samples" in text
+    assert "| Accuracy | 87.50% |" in text
+    assert "an error rate of at most 10% among the answers, with confidence 95%" in text
+    assert "| Guaranteed error rate | Share answered |" in text
+    assert "| at most 20% |" in text
+
+
+def test_card_of_a_regression() -> None:
+    text = card(models.fitted("der"))
+    assert text.startswith("# Regression: price\n")
+    assert "- Targets: price" in text
+
+
+def test_card_without_calibration_and_policy() -> None:
+    text = card(models.build())
+    assert "not calibrated" in text
+    assert "no policy" in text
+    assert "also chose the epoch" not in text
+
+
+def test_policy_that_accepts_nothing() -> None:
+    model = models.build()
+    x, _ = models.samples()
+    model.fit_policy(x, models.names(), error_rate=0.001)
+    assert "abstains from every input" in card(model)
+
+
+def test_coverage_policy() -> None:
+    model = models.build()
+    model.fit_policy(models.samples()[0], models.names(), coverage=0.8)
+    assert "at least 80% of the inputs are answered" in card(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("a_b", r"a\_b"), ("a\nb", "a b"), ("<i>|", r"\<i\>\|")]
+)
+def test_names_are_escaped(name: str, shown: str) -> None:
+    model = models.build()
+    model.task = model.task.model_copy(update={"classes": (name, "dog", "eel")})
+    assert f"- Classes: {shown}, dog, eel\n" in card(model)
+
+
+def test_many_classes_are_shortened() -> None:
+    model = models.build()
+    model.task = model.task.model_copy(update={"classes": tuple(map(str, range(25)))})
+    assert "18, 19 and 5 more" in card(model)

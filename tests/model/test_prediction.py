@@ -1,0 +1,139 @@
+"""Predictions: values, columns and selection."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dubito.distributions import NormalInverseGamma
+from dubito.model import Prediction
+from dubito.policy import REASONS
+from dubito.tasks import Regression
+from model import models
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return models.fitted()
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    return models.fitted("der")
+
+
+@pytest.fixture
+def predicted(classifier):
+    x, _ = models.samples()
+    rows = x[:6].numpy().copy()
+    rows[1] = np.nan
+    rows[2, 3] = 700
+    return classifier.predict(rows, on_error="report")
+
+
+def test_point_comes_from_the_raw_and_probability_from_the_calibrated(classifier):
+    x, _ = models.samples()
+    found = classifier.predict(x)
+    assert torch.equal(found.point, found.distribution.probs.argmax(-1))
+    calibrated = classifier.calibration(found.distribution).probs
+    torch.testing.assert_close(found.predictive.probs, calibrated)
+    rows = torch.arange(len(found))
+    expected = calibrated[rows, found.point].float()
+    torch.testing.assert_close(found.tensors()["probability"], expected)
+    assert (found.labels == models.CLASSES[found.point.numpy()]).all()
+
+
+def test_interval_is_that_of_the_calibration(regressor):
+    x, _ = models.samples()
+    found = regressor.predict(x)
+    lower, upper = found.interval
+    expected = regressor.calibration.interval(found.distribution, 0.9)
+    torch.testing.assert_close((lower, upper), expected)
+    inside = (lower[:, 0] <= torch.tensor(models.numbers())) & (
+        torch.tensor(models.numbers()) <= upper[:, 0]
+    )
+    assert 0.85 < inside.double().mean() < 0.95
+
+
+def test_columns_of_a_classifier(predicted):
+    columns = predicted.columns(["vacuity"])
+    assert list(columns) == [
+        "prediction", "probability", "total", "aleatoric", "epistemic", "vacuity", "accepted",
+        "reason", "note", "error", "probs.cat", "probs.dog", "probs.eel",
+    ]  # fmt: skip
+    assert columns["prediction"][0] == predicted.labels[0]
+    assert columns["vacuity"][0] == pytest.approx(predicted.score("vacuity")[0].item())
+    assert sum(columns[f"probs.{name}"][0] for name in models.CLASSES) == pytest.approx(1)
+    assert "probs.cat" not in predicted.columns(probs=False)
+
+
+def test_columns_of_a_regressor(regressor):
+    x, _ = models.samples()
+    columns = regressor.predict(x[:3]).columns()
+    assert list(columns) == [
+        "prediction", "lower", "upper", "total", "aleatoric", "epistemic", "accepted", "reason",
+        "note", "error",
+    ]  # fmt: skip
+    assert columns["lower"][0] < columns["prediction"][0] < columns["upper"][0]
+
+
+def test_several_target_values_have_a_column_each():
+    task = Regression(names=("length", "width"), mean=(0.0, 0.0), std=(1.0, 1.0))
+    dist = NormalInverseGamma.from_outputs(torch.randn(3, 8))
+    found = Prediction(task, dist, dist.mean)
+    assert found.tensors()["prediction"].shape == (3, 2)
+    assert list(found.columns())[:2] == ["prediction.length", "prediction.width"]
+    assert found.accepted is None
+    assert found.reason is None
+    assert found.interval is None
+
+
+def test_row_with_an_error_has_nothing_else(predicted):
+    rows = list(predicted.rows())
+    assert list(rows[1]) == ["error"]
+    assert "value [0] is nan" in rows[1]["error"]
+    assert not predicted.accepted[1]
+
+
+def test_row_out_of_range_is_noted_and_not_accepted(predicted):
+    row = list(predicted.rows())[2]
+    assert "feature 3 is 700" in row["note"]
+    assert (row["accepted"], row["reason"]) == (False, "out_of_range")
+    assert row["prediction"] in models.CLASSES
+
+
+def test_rows_nest_probabilities_and_leave_out_empty_columns(predicted):
+    row = next(iter(predicted.rows()))
+    assert set(row["probs"]) == set(models.CLASSES)
+    assert "error" not in row
+    assert "note" not in row
+
+
+def test_tensors_are_indices_and_numbers(predicted):
+    found = predicted.tensors(["max_prob"])
+    assert found["prediction"].dtype == torch.int64
+    assert found["probs"].shape == (6, 3)
+    assert [REASONS[code] for code in found["reason"]] == list(predicted.reason)
+    assert torch.equal(found["accepted"], found["reason"] == 0)
+    assert all(len(values) == 6 for values in found.values())
+
+
+@pytest.mark.parametrize("index", [slice(1, 3), [1, 2], torch.tensor([1, 2]), np.array([1, 2])])
+def test_selected_rows_keep_their_messages(predicted, index):
+    part = predicted[index]
+    assert len(part) == 2
+    assert (list(part.errors), list(part.notes)) == ([0], [1])
+    assert list(part.rows())[1] == list(predicted.rows())[2]
+    assert list(predicted[2].rows()) == list(predicted.rows())[2:3]
+
+
+def test_to_pandas_has_the_columns(predicted):
+    frame = predicted.to_pandas()
+    assert list(frame) == list(predicted.columns())
+    assert len(frame) == 6
+
+
+def test_repr_counts(predicted):
+    assert repr(predicted).startswith("Prediction(6 inputs, ")
+    assert repr(predicted).endswith("1 with errors)")

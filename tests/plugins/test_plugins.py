@@ -1,0 +1,104 @@
+"""A plug-in from outside the package goes through every command, in new processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+OPTIONS = [
+    *("--epochs", "4", "--lr", "0.01", "--no-report", "--method", "toy_method"),
+    *("--method.tau_weight", "0.2", "--backbone", "toy_backbone", "--backbone.width", "8"),
+    *("--posthoc", "toy_score", "--ood-score", "toy_score"),
+]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, source_env) -> dict[str, str]:
+    """Return an environment in which a package announces the plug-in as an entry point."""
+    site = tmp_path_factory.mktemp("site")
+    info = site / "toy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dubito]\ntoy = toy\n")
+    paths = [str(site), str(HERE), source_env["PYTHONPATH"]]
+    return {**source_env, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def dubito(env: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dubito", *map(str, words)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def trained(installed, tmp_path_factory) -> Path:
+    """Return the folder of a model whose training was killed and resumed."""
+    out = tmp_path_factory.mktemp("run")
+    train = ["train", "toy_data", "--out", out, *OPTIONS]
+    killed = dubito({**installed, "TOY_KILLED_IN_EPOCH": "2"}, *train)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (out / "model.json").exists()
+    resumed = dubito(installed, *train)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "epoch 1/4" not in resumed.stdout
+    assert "epoch 4/4" in resumed.stdout
+    return out
+
+
+def test_a_killed_training_ends_with_the_same_weights(trained, tmp_path, source_env):
+    plugin = ["--import", HERE / "toy.py"]
+    done = dubito(source_env, "train", "toy_data", "--out", tmp_path, *OPTIONS, *plugin)
+    assert done.returncode == 0, done.stderr
+    names = [
+        sorted(path.name for path in folder.glob("weights-*")) for folder in (trained, tmp_path)
+    ]
+    assert names[0] == names[1]  # the hash of the content
+
+
+def test_model_names_the_plugin(trained):
+    content = json.loads((trained / "model.json").read_text())
+    assert content["method"]["name"] == "toy_method"
+    assert content["backbone"] == {"name": "toy_backbone", "width": 8}
+    assert content["scores"] == {"toy_score": {}}
+    assert content["policy"]["ood_threshold"]["score"] == "toy_score"
+
+
+def test_evaluate(trained, installed):
+    done = dubito(installed, "evaluate", trained, "--noise", "3")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((trained / "evaluation" / "result.json").read_text())
+    assert result["metrics"]["accuracy"] > 0.7
+    assert result["noise"]["3"]["detection"]["toy_score"]["auroc"] > 0.5
+    assert "largest_tau" in done.stdout
+
+
+def test_calibrate_predict_and_export(trained, installed, tmp_path):
+    done = dubito(installed, "calibrate", trained, "--error-rate", "0.2", "--out", tmp_path / "new")
+    assert done.returncode == 0, done.stderr
+    assert "error <= 0.2" in done.stdout
+    inputs = np.array([[3.0, 0.0], [90.0, 90.0]], dtype=np.float32)
+    np.savez(tmp_path / "new.npz", inputs=inputs)
+    words = ["--format", "jsonl", "--scores", "toy_score,largest_tau"]
+    done = dubito(installed, "predict", tmp_path / "new", tmp_path / "new.npz", *words)
+    assert done.returncode == 0, done.stderr
+    near, far = map(json.loads, done.stdout.splitlines())
+    assert near["prediction"] == "class 0"
+    assert far["toy_score"] > near["toy_score"]
+    assert (far["accepted"], far["reason"]) == (False, "out_of_range")
+    done = dubito(installed, "export", tmp_path / "new", tmp_path / "model.onnx")
+    assert done.returncode == 0, done.stderr
+    assert "largest difference from torch" in done.stdout
+
+
+def test_without_the_plugin_the_error_names_it(trained, source_env):
+    done = dubito(source_env, "predict", trained, "new.npz")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "toy_method" in done.stderr

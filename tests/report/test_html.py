@@ -1,0 +1,40 @@
+"""Images of standalone pages."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dubito.report.html import image
+
+
+def decoded(pixels: Tensor) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(image(pixels).split(",")[1])))
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
+def test_small_image_is_exact(channels: int, mode: str) -> None:
+    pixels = torch.arange(channels * 20, dtype=torch.uint8).reshape(channels, 4, 5)
+    found = decoded(pixels)
+    assert (found.mode, found.format) == (mode, "PNG")
+    assert (np.asarray(found).reshape(4, 5, channels) == pixels.permute(1, 2, 0).numpy()).all()
+
+
+def test_large_image_is_reduced() -> None:
+    found = decoded(torch.zeros(3, 400, 800, dtype=torch.uint8))
+    assert (found.size, found.format) == ((192, 96), "JPEG")
+
+
+def test_floats_outside_of_unit_range_are_scaled() -> None:
+    found = np.asarray(decoded(torch.tensor([[[-2.0, 0.0, 2.0]]])))
+    assert found.tolist() == [[0, 128, 255]]
+
+
+def test_floats_in_unit_range_keep_their_brightness() -> None:
+    assert np.asarray(decoded(torch.full((1, 2, 2), 0.2))).tolist() == [[51, 51], [51, 51]]

@@ -1,0 +1,253 @@
+"""Training, evaluation, prediction and calibration from Python."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import dubito
+from dubito import data
+from dubito.api import RunConfig, calibrate, evaluate, predict, train
+from dubito.errors import DubitoError
+
+SETTINGS = {"lr": 0.01, "batch_size": 16, "report": False, "backbone": {"hidden": [32]}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return the folder of a model of digits."""
+    out = tmp_path_factory.mktemp("run")
+    train("digits", out=out, epochs=6, **SETTINGS)
+    return out
+
+
+@pytest.fixture(scope="module")
+def housing() -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    area, code = draw.uniform(30, 200, 500), draw.choice(["04109", "10115"], 500)
+    price = 3 * area + 50 * (code == "10115") + draw.normal(0, 10, 500)
+    return pd.DataFrame({"id": range(500), "area": area, "code": code, "price": price})
+
+
+def weights(model: dubito.Model) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in model.network.state_dict().values()])
+
+
+# --- configuration ---
+
+
+def test_settings_override_a_config():
+    config = RunConfig.merge(
+        {"method": {"name": "edl", "kl_ramp": 3}, "training": {"epochs": 9, "lr": 0.1}},
+        {"epochs": "2", "method.kl_weight": "0.5", "policy.error_rate": 0.1},
+    )
+    assert (config.training.epochs, config.training.lr) == (2, 0.1)
+    assert (config.method["kl_ramp"], config.method["kl_weight"]) == (3, 0.5)
+    assert config.policy.error_rate == 0.1
+
+
+def test_another_method_starts_from_its_defaults():
+    config = RunConfig.merge({"method": {"name": "edl", "kl_ramp": 3}}, {"method": "redl"})
+    assert config.method["name"] == "redl"
+    assert config.method.get("kl_ramp") != 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
+        ({"training.epoch": 3}, "unknown setting 'training.epoch'; did you mean 'epochs'"),
+        ({"epochs": "many"}, "training.epochs: Input should be a valid integer.*'many'"),
+        ({"size": "wide"}, "data.size: Input should be a valid integer"),
+        ({"method": "best"}, "unknown method 'best'"),
+        ({"method.size": 1}, "method 'iedl': unknown hyperparameter 'size'"),
+        ({"backbone": "brain"}, "unknown backbone 'brain'"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(DubitoError, match=message):
+        RunConfig.merge(None, settings)
+
+
+def test_a_damaged_config_file(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("[data")
+    with pytest.raises(DubitoError, match="cannot read the configuration"):
+        RunConfig.merge(path, {})
+
+
+# --- train ---
+
+
+def test_train_learns_and_records(folder):
+    model = dubito.load(folder)
+    assert model.record.metrics["accuracy"] > 0.9
+    assert model.record.train_samples + model.record.validation_samples == 1438
+    assert model.record.config["training"]["epochs"] == 6
+    assert model.calibration is not None
+    assert model.policy.guarantee.level == 0.05
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, 7))
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(folder, tmp_path):
+    def interrupt(progress):
+        if progress.epoch == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train("digits", out=tmp_path, epochs=6, callbacks=[interrupt], **SETTINGS)
+    with pytest.raises(DubitoError, match="is not a model"):
+        dubito.load(tmp_path)
+    model = train("digits", out=tmp_path, epochs=6, **SETTINGS)
+    assert torch.equal(weights(model), weights(dubito.load(folder)))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_folder_of_another_run(folder):
+    with pytest.raises(DubitoError, match=r"another run: its training\.epochs is 6, not 7"):
+        train("digits", out=folder, epochs=7, **SETTINGS)
+
+
+def test_a_finished_run_with_another_policy_is_not_trained_again(folder, tmp_path):
+    train("digits", out=tmp_path, epochs=2, **SETTINGS)
+    settings = {**SETTINGS, "error_rate": 0.2, "callbacks": [pytest.fail]}
+    model = train("digits", out=tmp_path, epochs=2, **settings)
+    assert model.policy.guarantee.level == 0.2
+    assert dubito.load(tmp_path).policy.guarantee.level == 0.2
+
+
+def test_several_seeds(tmp_path):
+    first, second = train("digits", out=tmp_path, seeds=[1, 2], epochs=2, **SETTINGS)
+    assert not torch.equal(weights(first), weights(second))
+    assert dubito.load(tmp_path / "seed-2").record.seed == 2
+    result = evaluate(tmp_path)
+    assert 0 <= result["metrics"]["accuracy"]["std"] < result["metrics"]["accuracy"]["mean"]
+    assert result["samples"] == 359
+
+
+def test_streamed_and_in_memory_training_agree(tmp_path):
+    models = [
+        train("digits", out=tmp_path / str(stream), epochs=2, stream=stream, **SETTINGS)
+        for stream in (False, True)
+    ]
+    torch.testing.assert_close(weights(models[0]), weights(models[1]))
+
+
+def test_arrays_in_memory(tmp_path):
+    x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    model = train((x, x[:, 0] > 0), out=tmp_path, epochs=8, **SETTINGS)
+    assert model.task.classes == ("False", "True")
+    assert model.record.metrics["accuracy"] > 0.8
+    with pytest.raises(DubitoError, match="validation samples of this model are unknown"):
+        calibrate(tmp_path)
+    assert evaluate(tmp_path, (x, x[:, 0] > 0))["samples"] == 200
+
+
+def test_ood_inputs_and_class_weights(tmp_path):
+    settings = {**SETTINGS, "method": "rkl_pn", "class_weight": "balanced", "train_ood": "digits"}
+    model = train("digits", out=tmp_path, epochs=1, **settings)
+    assert model.record.config["data"]["class_weight"] == "balanced"
+    with pytest.raises(DubitoError, match="train_ood is for methods that train with OOD inputs"):
+        train("digits", out=tmp_path / "b", epochs=1, train_ood="digits", **SETTINGS)
+
+
+def test_nothing_to_train_on(tmp_path):
+    with pytest.raises(DubitoError, match="nothing to train on"):
+        train(out=tmp_path)
+
+
+# --- regression ---
+
+
+def test_regression_end_to_end(housing, tmp_path):
+    housing[:400].to_csv(tmp_path / "housing.csv", index=False)
+    options = {"target": "price", "ignore": ["id"], "method": "der", "tolerance": 50, "epochs": 15}
+    settings = {**SETTINGS, **options, "report": True}
+    model = train(tmp_path / "housing.csv", out=tmp_path / "run", **settings)
+    assert (tmp_path / "run" / "report.html").exists()
+    prediction = predict(model, housing[400:].drop(columns="price"))
+    lower, upper = prediction.interval
+    truth = torch.tensor(housing["price"][400:].to_numpy())
+    inside = (lower[:, 0] <= truth) & (truth <= upper[:, 0])
+    assert inside.double().mean() > 0.75
+    result = evaluate(tmp_path / "run", housing[400:])
+    assert result["metrics"]["rmse"] < 60
+    assert result["policy"]["accepted"] > 0
+
+
+def test_a_number_is_no_class(housing, tmp_path):
+    with pytest.raises(DubitoError, match="looks like a number"):
+        train(housing, out=tmp_path, target="price", **SETTINGS)
+    with pytest.raises(DubitoError, match="is for classification, not for regression"):
+        train(housing, out=tmp_path, target="price", task="regression", **SETTINGS)
+
+
+# --- use ---
+
+
+def test_evaluate_ood_and_noise(folder):
+    result = evaluate(folder, ood=["digits"], noise=[0.5])
+    assert result["part"] == "test"
+    assert list(result["ood"]) == ["digits"]
+    assert result["noise"]["0.5"]["detection"]["max_prob"]["auroc"] > 0.6
+    assert json.loads((folder / "evaluation" / "result.json").read_text()) == result
+
+
+def test_predict_writes_rows(folder, tmp_path):
+    images = data.open("digits", "test").load()[:5]
+    prediction = predict(folder, images, out=tmp_path / "rows.csv", scores=["vacuity"])
+    table = pd.read_csv(tmp_path / "rows.csv", dtype={"prediction": str})
+    assert table["prediction"].tolist() == prediction.labels.tolist()
+    assert table["vacuity"].tolist() == pytest.approx(prediction.score("vacuity").tolist(), 1e-5)
+
+
+def test_calibrate_on_other_data(folder, tmp_path):
+    test = data.open("digits", "test")
+    model = calibrate(dubito.load(folder), test, coverage=0.8, out=tmp_path)
+    assert model.policy.guarantee.controls == "coverage"
+    assert dubito.load(tmp_path).policy.validation.samples == 359
+    assert torch.equal(weights(model), weights(dubito.load(folder)))
+
+
+def test_changed_data_is_noticed(tmp_path):
+    x = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", inputs=x, labels=x[:, 0] > 0)
+    train(tmp_path / "data.npz", out=tmp_path / "run", epochs=1, **SETTINGS)
+    np.savez(tmp_path / "data.npz", inputs=x, labels=x[:, 1] > 0)
+    with pytest.raises(DubitoError, match="has changed since the training"):
+        calibrate(tmp_path / "run")
+
+
+def test_a_device_that_is_not_there(folder):
+    with pytest.raises(DubitoError, match="unknown device 'abacus'"):
+        predict(folder, "x.png", device="abacus")
+
+
+NETWORK = """
+from torch.nn import Flatten, Linear, Sequential
+
+def make():
+    return Sequential(Flatten(), Linear(64, 10))
+"""
+
+
+def test_a_custom_network_is_evaluated_and_predicted(folder, tmp_path):
+    (tmp_path / "my_network.py").write_text(NETWORK)
+    network, trained = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), dubito.load(folder)
+    test = data.open("digits", "test")
+    some = test.load()[:5]
+    parts = (network, trained.method, trained.task, trained.preprocessing)
+    model = dubito.Model.from_network(*parts, check=(some, network(some / 255).detach()))
+    run = model.save(tmp_path / "run")
+    factory = f"{tmp_path / 'my_network.py'}:make"
+    assert evaluate(run, test, network=factory)["samples"] == 359
+    assert calibrate(run, test, network=factory).policy is not None
+    assert len(predict(run, test, network=factory)) == 359
+    with pytest.raises(DubitoError, match="has no function 'other'"):
+        predict(run, test, network=factory.replace("make", "other"))

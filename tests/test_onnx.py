@@ -1,0 +1,282 @@
+"""ONNX files equal torch, describe themselves, and are not written if they differ."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubito.onnx
+from dubito import methods
+from dubito.calibration import Calibration
+from dubito.data import ArrayFormat, ImageFormat, TableFormat
+from dubito.data.tables import Column
+from dubito.distributions import Dirichlet
+from dubito.model import Model, Preprocessing
+from dubito.onnx import Exported, ExportError
+from dubito.policy import REASONS
+from dubito.tasks import Classification, Regression, Task
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+TOLERANCE = 1e-4
+SAMPLING = ("mc_dropout",)
+CLASSES = Classification(classes=("ant", "bee", "cat"), counts=(90, 60, 50))
+NUMBERS = Regression(names=("a", "b"), mean=(10.0, -3.0), std=(5.0, 0.1), tolerance=(4.0, 0.1))
+FLAT = Preprocessing(
+    inputs=ArrayFormat(shape=(5,), low=(-3,) * 5, high=(5,) * 5), mean=(1,) * 5, std=(2,) * 5
+)
+
+
+def build(
+    method: Any,
+    preprocessing: Preprocessing = FLAT,
+    backbone: Any = None,
+    *,
+    limits: bool = True,
+) -> Model:
+    """Return a model with random weights, calibrated, with a policy that uses all reasons."""
+    method = methods.base.to_method(method)
+    task: Task = CLASSES if "classification" in method.tasks else NUMBERS
+    backbone = {"name": "mlp", "hidden": [8]} if backbone is None else backbone
+    model = Model.build(method, task, preprocessing, backbone, seed=3).eval()
+    if limits:
+        inputs = draw(model, 200)
+        predicted = model.predict(inputs)
+        target = predicted.labels.copy()
+        target[::5] = target[7]  # a fifth of the targets are wrong
+        model.calibrate(predicted, target)
+        model.fit_policy(predicted, coverage=0.5, false_alarms=0.2)
+    return model
+
+
+def draw(model: Model, count: int, spread: float = 1.0) -> Tensor:
+    """Draw inputs like the training data."""
+    generator, shape = torch.Generator().manual_seed(count), (count, *model.preprocessing.shape)
+    if model.preprocessing.inputs.kind == "image":
+        return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    return 1 + 2 * spread * torch.randn(shape, generator=generator)
+
+
+def run(path: Path, inputs: Any) -> Arrays:
+    session = onnxruntime.InferenceSession(path)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"inputs": np.asarray(inputs)}), strict=True))
+
+
+def assert_equals_torch(
+    model: Model, exported: Exported, inputs: Tensor, scores: Any = None, given: Any = None
+) -> Arrays:
+    """Compare the columns of a file with those of `Model.predict`."""
+    found = run(exported.path, inputs if given is None else given)
+    outputs = found.pop("outputs")
+    expected = {n: v.numpy() for n, v in model.predict(inputs).tensors(scores).items()}
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype
+        np.testing.assert_allclose(found[name], values, TOLERANCE, TOLERANCE, err_msg=name)
+    assert outputs.shape[0] == len(inputs)
+    return found
+
+
+# --- equality ---
+
+
+# The table below is one of label smoothing.
+@pytest.mark.parametrize("name", sorted(methods.METHODS.keys() - {*SAMPLING, "label_smoothing"}))
+def test_every_method_equals_torch(name: str, tmp_path: Path) -> None:
+    model = build({"name": name, "size": 2} if name == "ensemble" else name)
+    scores: list[str] | None = None
+    if name == "edl":  # further scores, one of them post hoc
+        scores = ["vacuity", "dissonance", "energy"]
+        model.add_score("energy", draw(model, 10), ["ant"] * 10)
+    exported = model.export(tmp_path / "model.onnx", scores=scores)
+    seen = exported.differences
+    print(f"{name}: network {seen.network:.1e}, columns {seen.columns:.1e}")
+    assert max(seen.network, seen.columns) <= TOLERANCE
+    inputs = draw(model, 50)
+    found = assert_equals_torch(model, exported, inputs, scores)
+    assert_equals_torch(model, exported, inputs[:1], scores)
+    assert set(np.unique(found["reason"])) == {0, 1, 2}
+    far = assert_equals_torch(model, exported, draw(model, 20, spread=20.0), scores)
+    assert not far["accepted"].any()
+    assert REASONS[far["reason"].max()] == "out_of_range"
+
+
+def test_ensemble_of_regressions(tmp_path: Path) -> None:
+    model = build({"name": "ensemble", "member": "der", "size": 2})
+    found = assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 9))
+    assert found["prediction"].shape == found["lower"].shape == (9, 2)
+
+
+def test_dissonance_of_many_classes_has_a_graph() -> None:
+    class Dissonance(nn.Module):
+        def forward(self, alpha: Tensor) -> Tensor:
+            return Dirichlet(alpha).dissonance
+
+    alpha = 1 + 10 * torch.rand(7, 150)
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(Dissonance(), (alpha,), dynamic_shapes=(batch,), strict=False)
+    torch.testing.assert_close(program.module()(alpha[:2]), Dirichlet(alpha[:2]).dissonance)
+
+
+@pytest.mark.parametrize("floats", [False, True])
+def test_images_are_bytes_or_floats(floats: bool, tmp_path: Path) -> None:
+    prepare = Preprocessing(inputs=ImageFormat(size=(12, 12), mode="L"), mean=(0.4,), std=(0.2,))
+    model = build("softmax", prepare, "convnet", limits=False)
+    exported = dubito.onnx.export(model, tmp_path / "model.onnx", floats=floats)
+    pixels = draw(model, 6)
+    given = pixels.float() / 255 if floats else pixels
+    assert "accepted" not in assert_equals_torch(model, exported, pixels, given=given)
+    inputs = json.loads(exported.metadata["inputs"])
+    assert inputs["type"] == ("float32" if floats else "uint8")
+
+
+# --- the file ---
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Exported]:
+    """Return a model of a table's rows, and its file."""
+    columns = (
+        Column(name="size", low=1e6 - 9, high=1e6 + 9),
+        Column(name="hue", categories=("blue", "red", "sky", "tan")),
+    )
+    prepare = Preprocessing(
+        inputs=TableFormat(columns=columns), mean=(1e6, 0, 0, 0, 0), std=(3, 1, 1, 1, 1)
+    )
+    model = build("label_smoothing", prepare, limits=False)
+    rows = prepare.inputs.encode([{"size": 1e6 + i % 9, "hue": "red"} for i in range(40)]).inputs
+    model.calibration = Calibration(theta=(0.3,))
+    model.fit_policy(rows, coverage=0.5)
+    return model, model.export(tmp_path_factory.mktemp("table") / "model.onnx")
+
+
+def test_rows_of_a_table(table: tuple[Model, Exported]) -> None:
+    model, exported = table
+    rows = [
+        {"size": 1000003.25, "hue": "sky"},
+        {"size": 999998, "hue": "tan"},
+        {"size": 1000001, "hue": "mauve"},
+        {"size": 2e6, "hue": "red"},
+    ]
+    found = assert_equals_torch(model, exported, model.preprocessing.inputs.encode(rows).inputs)
+    assert found["reason"].tolist()[2:] == [REASONS.index("out_of_range")] * 2
+
+
+def test_metadata_describes_the_file(table: tuple[Model, Exported]) -> None:
+    model, exported = table
+    stored = onnxruntime.InferenceSession(exported.path).get_modelmeta().custom_metadata_map
+    assert stored == dict(exported.metadata)
+    content = {name: json.loads(text) for name, text in stored.items()}
+    assert content["task"]["classes"] == ["ant", "bee", "cat"]
+    assert content["method"] == model.method.to_dict()
+    assert content["inputs"]["shape"] == [5]
+    assert content["preprocessing"]["inputs"]["columns"][1]["categories"][2] == "sky"
+    assert content["policy"]["guarantee"]["level"] == 0.5
+    assert content["reasons"] == list(REASONS)
+    names = ["prediction", "probability", "total", "aleatoric", "epistemic", "accepted", "reason"]
+    assert list(content["columns"]) == [*names, "probs", "outputs"]
+    assert "nats" in content["columns"]["total"]
+
+
+def test_file_is_portable(table: tuple[Model, Exported]) -> None:
+    content = table[1].path.read_bytes()
+    assert len(content) == table[1].size
+    assert b"site-packages" not in content
+    assert str(Path(__file__).parents[1]).encode() not in content
+    proto = onnx.load_from_string(content)
+    assert (proto.opset_import[0].version, proto.ir_version) == (18, 8)
+    for value in (*proto.graph.input, *proto.graph.output):
+        assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
+        assert value.doc_string
+
+
+def test_inputs_that_are_not_finite_are_not_answered(table: tuple[Model, Exported]) -> None:
+    inputs = torch.tensor([[1e6, 0, 1, 0, 0]]).repeat(3, 1)
+    inputs[1, 2], inputs[2, 0] = math.nan, -math.inf
+    found = run(table[1].path, inputs)
+    assert found["prediction"][0] >= 0
+    assert (found["prediction"][1:] == -1).all()
+    assert not found["accepted"][1:].any()
+    for name in ("probs", "total", "epistemic"):
+        assert np.isfinite(found[name][0]).all()
+        assert np.isnan(found[name][1:]).all()
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    "method", ["mc_dropout", {"name": "ensemble", "member": "mc_dropout", "size": 2}]
+)
+def test_methods_that_sample_are_refused(method: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mc_dropout samples its predictions"):
+        build(method, limits=False).export(tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("factor", [1.001, math.nan])
+def test_a_file_that_differs_is_not_written(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime that computes something else leaves the old file in place."""
+
+    class Session(onnxruntime.InferenceSession):  # type: ignore[misc, name-defined]
+        def __init__(self, content: bytes, *args: Any, **options: Any) -> None:
+            proto = onnx.load_from_string(content)
+            matrix = max(proto.graph.initializer, key=lambda tensor: math.prod(tensor.dims))
+            values = onnx.numpy_helper.to_array(matrix) * np.float32(factor)
+            matrix.CopyFrom(onnx.numpy_helper.from_array(values, matrix.name))
+            super().__init__(proto.SerializeToString(), *args, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"old")
+    with pytest.raises(ExportError, match="no file was written"):
+        Model(nn.Linear(5, 3), methods.Softmax(), CLASSES, FLAT).export(path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Branching(nn.Module):
+    """A network that depends on its values, which a graph cannot express."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y if bool(y.sum() > 0) else -y
+
+
+def test_a_network_without_a_graph(tmp_path: Path) -> None:
+    model = Model(Branching(), methods.Softmax(), CLASSES, FLAT)
+    with pytest.raises(ExportError, match="torch cannot export Branching as a graph: ") as caught:
+        model.export(tmp_path / "model.onnx")
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("softmax", limits=False)
+    with pytest.raises(ValueError, match=r"path must end with \.onnx, but is '.*model\.pt'"):
+        model.export(tmp_path / "model.pt")
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(ValueError, match="a folder is in the way"):
+        model.export(tmp_path / "folder.onnx")
+    with pytest.raises(ValueError, match="no score 'vacuity'; known: 'total'"):
+        model.export(tmp_path / "model.onnx", scores=["vacuity"])
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ValueError, match=r"pip install 'dubito\[onnx\]'"):
+        model.export(tmp_path / "model.onnx")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dubito.data import ArrayFormat, Augment
+from dubito.model import Model, Preprocessing
+from dubito.tasks import Classification
+from dubito.training import TrainConfig, Trainer
+from tests.training.helpers import SHORT, TRAIN, VALIDATION, Stream, small_model, weights
+
+TASK = Classification(classes=tuple("abc"))
+PIXELS = torch.randint(256, (90, 1, 8, 8), dtype=torch.uint8, generator=torch.manual_seed(0))
+TARGET = torch.arange(90) % 3
+AUGMENT = Augment(flip=0.5, padding=1, degrees=10)
+
+
+def image_model(dtype: str, standardized: bool = False) -> Model:
+    stats = {"mean": (0.4,), "std": (0.3,)} if standardized else {}
+    format = ArrayFormat(shape=(1, 8, 8), dtype=dtype)  # type: ignore[arg-type]
+    return Model.build("edl", TASK, Preprocessing(inputs=format, **stats), "convnet")
+
+
+def fitted(inputs: Tensor, config: TrainConfig, *, streamed: bool = False) -> Tensor:
+    dtype = "uint8" if inputs.dtype == torch.uint8 else "float32"
+    model = image_model(dtype, standardized=True)
+    data = [inputs[:60], inputs[60:]]
+    train, validation = [Stream(x) if streamed else x for x in data]
+    Trainer(config).fit(model, (train, TARGET[:60]), (validation, TARGET[60:]))
+    return weights(model)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "workers"), [(PIXELS, 0), (PIXELS, 1), (PIXELS / 255, 0)],
+    ids=["pixels", "pixels by a worker", "floats"],
+)  # fmt: skip
+def test_streamed_data_trains_like_data_in_memory(inputs: Tensor, workers: int) -> None:
+    config = SHORT.model_copy(update={"augment": AUGMENT, "average_epochs": 2, "epochs": 2})
+    expected = fitted(inputs, config)
+    config = config.model_copy(update={"workers": workers})
+    assert torch.equal(fitted(inputs, config, streamed=True), expected)
+
+
+def test_pixels_train_like_floats() -> None:
+    torch.testing.assert_close(fitted(PIXELS, SHORT), fitted(PIXELS / 255, SHORT))
+
+
+def test_memory_format_does_not_change_the_samples() -> None:
+    config = SHORT.model_copy(update={"channels_last": False})
+    torch.testing.assert_close(fitted(PIXELS, config), fitted(PIXELS, SHORT), rtol=1e-3, atol=1e-4)
+
+
+def test_each_epoch_sees_each_sample_once_in_another_order() -> None:
+    model, seen = small_model(), []
+
+    def see(_: object, args: tuple[Tensor, ...]) -> None:
+        if model.network.training:
+            seen.append(args[0])
+
+    model.network.register_forward_pre_hook(see)
+    Trainer(SHORT).fit(model, TRAIN, VALIDATION)
+    epochs = torch.cat(seen).view(3, 128, 4)
+    for epoch in epochs:
+        assert torch.equal(epoch.sort(0).values, TRAIN[0].sort(0).values)
+    assert not torch.equal(epochs[0], epochs[1])

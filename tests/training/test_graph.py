@@ -1,0 +1,81 @@
+"""Parts of captured steps that need no GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from dubito import methods
+from dubito.data import ArrayFormat, Augment
+from dubito.model import Model, Preprocessing
+from dubito.tasks import Classification
+from dubito.training.batches import Reader
+from dubito.training.graph import compiled, gather
+from dubito.training.run import add_step, loss_function
+from tests.training.helpers import SHORT
+
+TASK = Classification(classes=tuple("abcd"), counts=(5, 5, 5, 5))
+PREPROCESSING = Preprocessing(inputs=ArrayFormat(shape=(3, 32, 32), dtype="uint8"))
+
+
+def model(seed: int = 0) -> Model:
+    """Build a network with batch norm, whose buffers change, and with flows."""
+    method = methods.build("posterior_network", flow_length=2)
+    backbone = {"name": "mlp", "hidden": (8,)}
+    return Model.build(method, TASK, PREPROCESSING, backbone, seed=seed)
+
+
+def test_one_compilation_serves_all_networks() -> None:
+    alone = [model(seed).network.train() for seed in range(2)]
+    together = copy.deepcopy(alone)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    x = torch.randn(3, 3, 32, 32)
+    for one, other, forward in zip(alone, together, compiled(together, "aot_eager"), strict=True):
+        for _ in range(2):
+            expected, outputs = one(x), forward(x)
+            torch.testing.assert_close(outputs, expected)
+        expected.sum().backward()
+        outputs.sum().backward()
+        for ours, theirs in zip(other.parameters(), one.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        for ours, theirs in zip(other.buffers(), one.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_gather_compiles_without_breaks_and_reads_the_order() -> None:
+    config = SHORT.model_copy(update={"augment": Augment()})
+    pixels = torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8)
+    target = torch.arange(20) % 4
+    reader = Reader((pixels, target), model(), config, torch.device("cpu"), "training")
+    order = torch.randperm(20)
+    changes = config.augment.draw(20, torch.Generator())  # type: ignore[union-attr]
+    fast = torch.compile(gather, dynamic=False, backend="aot_eager", fullgraph=True)
+    rows = order[4:12]
+    (expected,) = reader.read([rows], [changes[4:12]])
+    for found in (gather, fast):
+        x, labels = found(reader, order, changes, torch.arange(4, 12))
+        torch.testing.assert_close(x, expected[0])
+        assert torch.equal(labels, target[rows])
+
+
+def test_loss_compiles_without_breaks() -> None:
+    loss = loss_function(methods.build("rkl_pn"), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    fast = torch.compile(loss, dynamic=False, backend="aot_eager", fullgraph=True)
+    arguments = torch.randn(6, 4), torch.tensor([0, 1, 2]), torch.ones(2)
+    for found, expected in zip(fast(*arguments), loss(*arguments), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_first_failure_is_kept_on_the_device() -> None:
+    sums, failure = (torch.zeros(size, dtype=torch.float64) for size in (2, 6))
+    samples = torch.zeros((), dtype=torch.long)
+    for loss, output in [(1.0, 0.0), (torch.nan, 2.0), (torch.nan, 3.0)]:
+        terms, outputs = torch.tensor([8.0, loss]), torch.tensor([-1.0, output])
+        add_step(sums, samples, failure, torch.tensor(loss), terms, outputs, 4)
+    assert failure[:5].tolist() == [1.0, 4.0, -1.0, 2.0, 8.0]
+    assert failure[5].isnan()
+    assert (int(samples), sums[0].item()) == (12, 24.0)

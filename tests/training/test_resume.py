@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import random
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dubito.errors import DubitoError
+from dubito.model import Model
+from dubito.training import TrainConfig, Trainer
+from tests.training.helpers import (
+    SHORT,
+    TRAIN,
+    VALIDATION,
+    Normed,
+    Stream,
+    small_model,
+    stop_in,
+    weights,
+    wrap,
+)
+from tools import resume_proof
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+def with_values(**values: Any) -> TrainConfig:
+    return SHORT.model_copy(update=values)
+
+
+def resumed(make: Any, config: TrainConfig, out: Path, train: Any = TRAIN) -> Model:
+    """Train with an interruption in the third epoch."""
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, callbacks=[stop_in(3)]).fit(make(), train, VALIDATION, out=out)
+    model: Model = make()
+    nn.init.zeros_(next(model.network.parameters()))  # the checkpoint has the weights
+    Trainer(config).fit(model, train, VALIDATION, out=out)
+    return model
+
+
+class Tied(nn.Module):
+    """Network with one layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.second(self.first(x).relu()))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "train"),
+    [
+        (lambda: small_model("mc_dropout"), {"schedule": "cosine"}, TRAIN),
+        (lambda: wrap(Normed()), {"average_epochs": 3}, TRAIN),
+        (lambda: wrap(Normed()), {"optimizer": "sgd"}, (Stream(TRAIN[0]), TRAIN[1])),
+        (lambda: small_model("kl_pn"), {"keep": "nll"}, TRAIN),
+        (lambda: wrap(Tied()), {"optimizer": "nadam"}, TRAIN),
+    ],
+    ids=["dropout", "averaged", "streamed", "ood", "tied"],
+)
+def test_interrupted_training_ends_with_the_same_weights(
+    tmp_path: Path, make: Any, values: dict[str, Any], train: Any
+) -> None:
+    config = with_values(epochs=5, **values)
+    model = make()
+    history = Trainer(config).fit(model, train, VALIDATION)
+    again = resumed(make, config, tmp_path, train)
+    assert torch.equal(weights(again), weights(model))
+    finished = make()
+    restored = Trainer(config).fit(finished, train, VALIDATION, out=tmp_path)
+    assert torch.equal(weights(finished), weights(model))
+    assert restored.best["validation"] == history.best["validation"]
+
+
+@pytest.mark.parametrize("kind", resume_proof.KINDS)
+def test_killed_training_ends_with_the_same_weights(kind: str, tmp_path: Path) -> None:
+    chance = random.Random(time.time_ns())
+    assert resume_proof.prove(kind, kills=2, folder=tmp_path, chance=chance, epochs=12) >= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "model", "train", "message"),
+    [
+        ({"batch_size": 64}, small_model(), TRAIN, r"another batch_size \(32, now 64\)"),
+        ({"average_epochs": 2}, small_model(), TRAIN, r"another average_epochs \(0, now 2\)"),
+        ({}, small_model("edl"), TRAIN, r"another method \(IEDL\("),
+        ({}, small_model(hidden=(9,)), TRAIN, "another network"),
+        ({}, small_model(), (TRAIN[0] + 1e-7, TRAIN[1]), "another data"),
+        ({}, small_model(), (TRAIN[0], TRAIN[1].flip(0)), "another data"),
+    ],
+    ids=["setting", "average", "method", "network", "inputs", "targets"],
+)  # fmt: skip
+def test_folder_of_another_training_is_refused(
+    tmp_path: Path, values: dict[str, Any], model: Model, train: Any, message: str
+) -> None:
+    Trainer(with_values(epochs=1)).fit(small_model(), TRAIN, VALIDATION, out=tmp_path)
+    with pytest.raises(DubitoError, match=f"{tmp_path} contains another training, with {message}"):
+        Trainer(with_values(epochs=1, **values)).fit(model, train, VALIDATION, out=tmp_path)
+
+
+def test_options_of_speed_may_change(tmp_path: Path) -> None:
+    config = with_values(epochs=4)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, callbacks=[stop_in(2)]).fit(
+            small_model(), TRAIN, VALIDATION, out=tmp_path
+        )  # fmt: skip
+    other = config.model_copy(update={"workers": 2, "channels_last": False, "compile": True})
+    assert len(Trainer(other).fit(small_model(), TRAIN, VALIDATION, out=tmp_path).records) == 4
+
+
+def test_part_of_a_file_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    Trainer(SHORT).fit(small_model(), TRAIN, VALIDATION, out=tmp_path)
+    left = tmp_path / f".{CHECKPOINT}.123-4a.part"
+    left.write_bytes(b"half of it")
+    Trainer(SHORT).fit(small_model(), TRAIN, VALIDATION, out=tmp_path)
+    assert not left.exists()
+
+
+def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(progress: Any) -> None:
+        if progress.epoch == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+
+    try:
+        with pytest.raises(DubitoError, match=f"cannot write {tmp_path / CHECKPOINT}"):
+            Trainer(SHORT, callbacks=[fill]).fit(small_model(), TRAIN, VALIDATION, out=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    expected = small_model()
+    Trainer(SHORT).fit(expected, TRAIN, VALIDATION)
+    model, epochs = small_model(seed=1), []
+    Trainer(SHORT, callbacks=[lambda p: epochs.append(p.epoch)]).fit(
+        model, TRAIN, VALIDATION, out=tmp_path
+    )
+    assert epochs == [2, 3]
+    assert torch.equal(weights(model), weights(expected))
+    assert not list(tmp_path.glob("*.part"))

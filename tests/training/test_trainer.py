@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dubito import methods
+from dubito.errors import DubitoError
+from dubito.model import Model
+from dubito.training import History, NonFiniteLoss, Progress, TrainConfig, Trainer
+from tests.training.helpers import (
+    SHORT,
+    TRAIN,
+    VALIDATION,
+    Normed,
+    blobs,
+    regression,
+    small_model,
+    trained,
+    weights,
+    wrap,
+)
+
+
+def with_values(**values: Any) -> TrainConfig:
+    return SHORT.model_copy(update=values)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return small_model()
+
+
+@pytest.fixture(scope="module")
+def calls() -> list[Progress]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def history(model: Model, calls: list[Progress]) -> History:
+    config = TrainConfig(epochs=7, batch_size=16, lr=0.01, patience=0)
+    return Trainer(config, callbacks=[calls.append]).fit(model, TRAIN, VALIDATION)
+
+
+def test_fit_learns(history: History) -> None:
+    assert history.best["validation"]["accuracy"] > 0.85
+
+
+def test_model_ends_in_evaluation_mode(history: History, model: Model) -> None:
+    assert not model.network.training
+
+
+def test_validated_epochs_have_metrics_and_loss(history: History) -> None:
+    validated = [record["epoch"] for record in history.records if "validation" in record]
+    assert validated == [2, 4, 6, 7]
+    assert set(history.best["validation"]) == {"accuracy", "nll", "brier", "ece", "loss"}
+
+
+def test_loss_is_weighted_sum_of_terms(history: History) -> None:
+    last = history.records[-1]
+    current = methods.build("iedl").weights(epoch=6, epochs=7)
+    assert last["loss"] == pytest.approx(sum(w * last["terms"][k] for k, w in current.items()))
+
+
+def test_callbacks_see_each_epoch_once(history: History, calls: list[Progress]) -> None:
+    ended = [progress for progress in calls if progress.record is not None]
+    assert [progress.record for progress in ended] == history.records
+    assert [(p.epoch, p.epochs, p.step, p.steps) for p in ended] == [
+        (epoch, 7, 8, 8) for epoch in range(1, 8)
+    ]
+    assert ended[-1].seconds_left == 0 < ended[0].seconds_left
+    assert history.seconds > sum(record["seconds"] for record in history.records)
+
+
+def test_callbacks_run_during_a_long_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dubito.training.trainer._INTERVAL", 0.0)
+    seen: list[Progress] = []
+    Trainer(with_values(epochs=1), callbacks=[seen.append]).fit(small_model(), TRAIN, VALIDATION)
+    assert [(p.step, p.record is None) for p in seen] == [
+        (1, True), (2, True), (3, True), (4, True), (4, False),
+    ]  # fmt: skip
+    assert all(p.epoch == 1 and p.samples_per_second > 0 for p in seen)
+
+
+# --- the best weights ---
+
+
+@pytest.mark.parametrize(("keep", "best"), [(None, max), ("nll", min), ("loss", min)])
+def test_best_weights_are_loaded(keep: str | None, best: Any) -> None:
+    model = small_model()
+    config = with_values(epochs=8, lr=0.1, keep=keep)
+    history = Trainer(config).fit(model, TRAIN, blobs(60, seed=5, shift=0.7))
+    metric = keep or "accuracy"
+    values = [record["validation"][metric] for record in history.records]
+    assert history.best["validation"][metric] == best(values)
+    assert history.best_epoch == values.index(best(values)) + 1
+    x, target = blobs(60, seed=5, shift=0.7)
+    right = (model(x).probs.argmax(-1) == target).double().mean().item()
+    assert right == pytest.approx(history.best["validation"]["accuracy"])
+
+
+def test_patience_counts_validations_without_improvement() -> None:
+    config = with_values(epochs=50, patience=3, keep="loss", lr=1e-12)
+    history = Trainer(config).fit(small_model(), TRAIN, VALIDATION)
+    assert len(history.records) == history.best_epoch + 3
+
+
+def test_unknown_metric_is_refused_before_training() -> None:
+    with pytest.raises(
+        DubitoError, match=r"unknown metric to keep 'f1'; known: 'accuracy'.*'loss'"
+    ):
+        trained(small_model(), with_values(keep="f1"))
+
+
+def test_validation_loss_is_comparable_while_a_weight_rises() -> None:
+    history = Trainer(with_values(lr=1e-12)).fit(small_model(), TRAIN, VALIDATION)
+    first, *others = [record["validation"]["loss"] for record in history.records]
+    assert others == pytest.approx([first] * 2, rel=1e-5)
+    assert len({round(record["loss"], 4) for record in history.records}) == 3
+
+
+# --- methods, tasks and options ---
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["edl", "redl", "posterior_network", "kl_pn", "mc_dropout", "softmax", "fedl",
+     {"name": "ensemble", "member": "iedl", "size": 2}],
+    ids=str,
+)  # fmt: skip
+def test_methods_learn(method: Any) -> None:
+    model = small_model(method)
+    config = with_values(epochs=10, batch_size=16, lr=0.03)
+    history = Trainer(config).fit(model, TRAIN, VALIDATION)
+    assert history.best["validation"]["accuracy"] > 0.8
+    assert set(history.records[0]["terms"]) == {*model.method.terms, *model.method.ood_terms}
+
+
+def test_regression_is_validated_in_user_units() -> None:
+    task, train, validation = regression()
+    model = small_model("der", task=task)
+    config = with_values(epochs=30, lr=0.02)
+    history = Trainer(config).fit(model, train, validation)
+    best = history.best["validation"]
+    assert set(best) == {"rmse", "mae", "nll", "coverage90", "loss"}
+    assert 1 < best["rmse"] < 50 < train[1].std()
+    assert best["nll"] == min(record["validation"]["nll"] for record in history.records)
+
+
+def test_soft_targets_train() -> None:
+    soft = 0.8 * torch.eye(2)[TRAIN[1]] + 0.1
+    config = with_values(lr=0.03, epochs=10)
+    history = Trainer(config).fit(small_model("edl"), (TRAIN[0], soft), VALIDATION)
+    assert history.best["validation"]["accuracy"] > 0.8
+
+
+def test_class_weight_favors_its_class() -> None:
+    shares = []
+    for heavy in (0, 1):
+        weight = torch.tensor([1.0, 1.0])
+        weight[heavy] = 20.0
+        model = trained(small_model(), with_values(epochs=10, lr=0.03), class_weight=weight)
+        shares.append((model(VALIDATION[0]).probs.argmax(-1) == 0).double().mean().item())
+    assert shares[0] > shares[1]
+
+
+def test_ood_inputs_lower_the_evidence_for_them() -> None:
+    outside = torch.full((20, 4), -3.0)
+    config = with_values(epochs=30, lr=0.03)
+    evidence = []
+    for ood in (outside, -outside):
+        model = trained(small_model("rkl_pn"), config, ood=ood)
+        evidence.append(model(outside).score("alpha0").mean().item())
+    assert evidence[0] < evidence[1]
+
+
+def test_ood_inputs_of_another_method_are_refused() -> None:
+    with pytest.raises(DubitoError, match="IEDL does not train with out-of-distribution inputs"):
+        trained(small_model(), ood=TRAIN[0])
+    with pytest.raises(DubitoError, match=r"ood has shape \(3, 5\); expected \(M, 4,\)"):
+        trained(small_model("kl_pn"), ood=torch.zeros(3, 5))
+
+
+def test_method_finishes_on_the_training_data() -> None:
+    seen = []
+
+    class Finishing(methods.IEDL):
+        def finish(self, network: nn.Module, batches: Any) -> None:
+            assert not network.training
+            seen.extend(sum(len(x) for x, _ in batches) for _ in range(2))  # twice, for ensembles
+
+    trained(wrap(Normed(), Finishing()))
+    assert seen == [128, 128]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}, "schedule": "cosine"},
+        {"optimizer": "rmsprop"},
+        {"precision": "bfloat16"},
+        {"batch_size": 1000},
+    ],
+    ids=str,
+)
+def test_options_train(values: dict[str, Any]) -> None:
+    model = trained(small_model(), with_values(**values))
+    assert weights(model).isfinite().all()
+
+
+def test_cuda_graph_needs_a_gpu() -> None:
+    with pytest.raises(DubitoError, match=r"graph=True needs a GPU, .*here: cpu, 1 process"):
+        trained(small_model(), with_values(graph=True))
+
+
+def test_single_sample_left_over_is_no_batch_for_batch_norm() -> None:
+    few, sizes = blobs(65), []
+
+    class Counting(Normed):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                sizes.append(len(x))
+            return super().forward(x)
+
+    Trainer(with_values(batch_size=64, epochs=1)).fit(wrap(Counting()), few, VALIDATION)
+    assert sizes == [64]
+    linear = wrap(nn.Linear(4, 2))
+    linear.network.register_forward_hook(lambda _, x, __: sizes.append(len(x[0])))
+    Trainer(with_values(batch_size=64, epochs=1)).fit(linear, few, VALIDATION)
+    assert sizes[1:3] == [64, 1]
+
+
+# --- random numbers ---
+
+
+def test_training_repeats_and_leaves_the_random_state() -> None:
+    found = []
+    for _ in range(2):
+        model = small_model("mc_dropout")
+        state = torch.get_rng_state()
+        found.append(weights(trained(model)))
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(3)
+    assert torch.equal(*found)
+
+
+def test_several_seeds_are_those_of_single_trainings() -> None:
+    single = [
+        weights(trained(small_model(seed=s), with_values(seed=s, average_epochs=2))) for s in (1, 2)
+    ]
+    models = [small_model(seed=s) for s in (1, 2)]
+    config = with_values(average_epochs=2)
+    histories = Trainer(config).fit_many(models, TRAIN, VALIDATION, seeds=[1, 2])
+    assert all(map(torch.equal, map(weights, models), single))
+    assert histories[0].best != histories[1].best
+
+
+# --- values that are not finite ---
+
+
+class Exploding(nn.Module):
+    """Network with infinite outputs from a step on, or in evaluation only."""
+
+    def __init__(self, steps: float, value: float = math.inf) -> None:
+        super().__init__()
+        self.inner, self.left, self.value = Normed(), steps, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(x)
+        if self.training:
+            self.left -= 1
+            return outputs if self.left >= 0 else outputs * 0 + self.value
+        return outputs if self.left != math.inf else outputs + math.inf
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_loss_that_is_not_finite_names_epoch_step_and_terms(value: float) -> None:
+    message = r"not finite in epoch 2, step 3: mean terms fisher_bias .*outputs span \[.*Lower lr="
+    with pytest.raises(NonFiniteLoss, match=message):
+        trained(wrap(Exploding(6, value)))
+
+
+def test_validation_outputs_that_are_not_finite_are_an_error() -> None:
+    with pytest.raises(NonFiniteLoss, match=r"validation samples span \[inf, inf\] after epoch 1"):
+        trained(wrap(Exploding(math.inf)))
+
+
+# --- bad data ---
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ((TRAIN[0][:0], TRAIN[1][:0]), "there are no training samples"),
+        ((TRAIN[0], TRAIN[1][:9]), "training data: 128 inputs, but 9 targets"),
+        ((TRAIN[0].clone().index_fill_(0, torch.tensor([7]), torch.nan), TRAIN[1]), r"\[7, 0\]"),
+        ((TRAIN[0], TRAIN[1] + 1), r"labels must be from 0 to 1, but span \[1, 2\]"),
+        ((TRAIN[0], torch.full((128, 2), torch.nan)), "training targets must be finite"),
+        ((TRAIN[0], torch.full((128, 3), 0.3)), r"shape \(128, 3\).*\(N, 2\)"),
+    ],
+)  # fmt: skip
+def test_bad_samples_are_named(train: Any, message: str) -> None:
+    with pytest.raises(DubitoError, match=message):
+        Trainer(SHORT).fit(small_model(), train, VALIDATION)
+
+
+def test_class_weight_needs_one_value_per_class() -> None:
+    with pytest.raises(DubitoError, match=r"weight has shape \(3,\); expected one per class"):
+        trained(small_model(), class_weight=torch.ones(3))
