@@ -1,43 +1,26 @@
-"""Few-shot classification on frozen features: episodes, heads, the batched solver, figures.
+"""Few-shot classification on frozen features.
+
+A linear classifier is fitted to the support samples of each of thousands of episodes, with any
+method of classification, and evaluated on queries and out-of-distribution queries.
 
 >>> import torch
->>> from dubito.data import Arrays
->>> centres = 3 * torch.eye(8).repeat(30, 1)
->>> data = Arrays(centres + torch.rand(240, 8), torch.arange(240) % 8, tuple("abcdefgh"))
->>> engine = Engine(Pool.of(data), None, Setting(ways=4, shots=5), head("iedl", fisher_weight=0.01))
->>> figures = summary(evaluate(engine, episodes=100))
->>> figures["accuracy"].mean > 0.9, figures["ood/alpha0/aupr"].episodes
+>>> values = 3 * torch.eye(8).repeat(30, 1) + torch.rand(240, 8)
+>>> data = Features(values, torch.arange(240) % 8, tuple("abcdefgh"))
+>>> result = fewshot(data, method="iedl", ways=4, episodes=100)
+>>> result["metrics"]["accuracy"]["mean"] > 0.9, result["metrics"]["ood/alpha0/aupr"]["episodes"]
 (True, 100)
 """
 
+from dubito.fewshot.commands import features, fewshot
 from dubito.fewshot.engine import Engine
-from dubito.fewshot.episodes import PROTOCOLS, Episodes, Pool, Sampler, Setting
-from dubito.fewshot.heads import HEADS, Head, head
+from dubito.fewshot.episodes import Features, Setting
+from dubito.fewshot.files import read_features, write_features
 from dubito.fewshot.lbfgs import Solver
-from dubito.fewshot.presets import PRESETS, Preset
-from dubito.fewshot.results import PART, Figure, Shard, evaluate, run, summary
-from dubito.fewshot.scalings import SCALINGS, Scaling, scaling
+from dubito.fewshot.results import summarize
+from dubito.fewshot.scalings import PRESETS, SCALINGS, scale
+from dubito.fewshot.tuning import Choice, tune
 
 __all__ = [
-    "HEADS",
-    "PART",
-    "PRESETS",
-    "PROTOCOLS",
-    "SCALINGS",
-    "Engine",
-    "Episodes",
-    "Figure",
-    "Head",
-    "Pool",
-    "Preset",
-    "Sampler",
-    "Scaling",
-    "Setting",
-    "Shard",
-    "Solver",
-    "evaluate",
-    "head",
-    "run",
-    "scaling",
-    "summary",
-]
+    "PRESETS", "SCALINGS", "Choice", "Engine", "Features", "Setting", "Solver",
+    "features", "fewshot", "read_features", "scale", "summarize", "tune", "write_features",
+]  # fmt: skip

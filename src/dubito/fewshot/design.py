@@ -1,87 +1,73 @@
-r"""The span of the support features, in which a linear classifier moves that begins at zero.
+r"""The span of the support features, in which a linear classifier moves that starts at zero.
 
-With X (N, D + 1) the support features and a column of ones, every gradient by the weights W is
-X' times something. So W = X' Z, and with a factor A A' = X X' the coordinates B = A' Z have the
-lengths and angles of W: logits X W = A B, gradients A' (...) and steps of L-BFGS are the same, in N
-coordinates a class instead of D + 1. Where N is the larger, A = X and B = W.
+With X (N, D + 1) the support features and a column of ones, every gradient in the weights
+W (M, D + 1) is a combination of the rows of X. So W = Z X, and with a factor A A' = X X' the
+coordinates B = Z A have the lengths and angles of W: outputs W X' = B A', gradients and steps of
+L-BFGS are the same, in N coordinates per output instead of D + 1. If N is larger, A = X and B = W.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-__all__ = ["Design", "design_of"]
+__all__ = ["Design"]
 
-_WEAK = 1e-12  # of a Gram matrix's largest entry: what is below is rounding
+#: share of the largest entry of a Gram matrix below which a pivot is rounding
+SINGULAR = 1e-12
 
 
-@dataclass(frozen=True)
-class Design:
-    """A factor A (E, N, R) of the support's Gram matrices, and the support X (E, N, D + 1).
-
-    The factor is triangular (Cholesky's), but where `weak` (E,) says that it is made of
-    eigenvectors, because a matrix is singular; with more samples than dimensions it is X itself.
-    """
+class Design(NamedTuple):
+    """Factors of the Gram matrices of support features."""
 
     factor: Tensor
-    support: Tensor
-    weak: Tensor | None = None
-    is_support: bool = False
+    """(E, N, R), float64: lower triangular unless singular, or the features themselves."""
+    singular: Tensor
+    """Episodes whose factor has orthogonal columns instead, (E,)."""
 
-    @property
-    def is_triangular(self) -> bool:
-        """Whether all factors are lower triangles."""
-        return self.weak is None and not self.is_support
+    @classmethod
+    def of(cls, support: Tensor) -> Design:
+        """Factorize.
 
-    def weights(self, coordinates: Tensor) -> Tensor:
-        """From coordinates B (E, R, K) to the weights and the bias W (E, D + 1, K)."""
-        if self.is_support:
-            return coordinates.to(self.support.dtype)
+        Args:
+            support: Features with a column of ones, (E, N, D + 1).
+
+        >>> design = Design.of(torch.tensor([[[1.0, 0, 0, 1], [0, 1, 0, 1]]]))
+        >>> design.factor @ design.factor.mT
+        tensor([[[2., 1.], [1., 2.]]], dtype=torch.float64)
+        """
+        exact = support.double()
+        if support.shape[-2] >= support.shape[-1]:
+            return cls(exact, torch.zeros(len(exact), dtype=torch.bool, device=exact.device))
+        gram = exact @ exact.mT
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        # A sample that occurs twice makes a matrix singular, or nearly so.
+        least = SINGULAR * gram.diagonal(dim1=-2, dim2=-1).amax(-1)
+        pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
+        singular = (failed != 0) | ~(pivots > least)
+        if bool(singular.any()):
+            values, vectors = torch.linalg.eigh(gram[singular])
+            lengths = torch.where(values > SINGULAR * values[..., -1:], values, 0).sqrt()
+            factor[singular] = vectors * lengths.unsqueeze(-2)
+        return cls(factor, singular)
+
+    def weights(self, coordinates: Tensor, support: Tensor) -> Tensor:
+        """Convert coordinates (E, M, R) to weights and bias (E, M, D + 1)."""
+        if support.shape[-2] >= support.shape[-1]:
+            return coordinates.to(support.dtype)
         exact = coordinates.to(self.factor.dtype)
-        if self.weak is None:
-            dual = _solved(self.factor, exact)
-        else:
-            dual = torch.empty_like(exact)
-            dual[~self.weak] = _solved(self.factor[~self.weak], exact[~self.weak])
-            dual[self.weak] = _unrotated(self.factor[self.weak], exact[self.weak])
-        return self.support.mT @ dual.to(self.support.dtype)
+        dual: Tensor = torch.linalg.solve_triangular(self.factor, exact, upper=False, left=False)
+        if bool(self.singular.any()):
+            factor = self.factor[self.singular]
+            squares = factor.square().sum(-2, keepdim=True)
+            scaled = torch.where(squares > 0, exact[self.singular] / squares, 0)
+            dual[self.singular] = scaled @ factor.mT
+        return dual.to(support.dtype) @ support
 
 
-def _solved(factor: Tensor, coordinates: Tensor) -> Tensor:
-    """Z of A' Z = B for a lower triangle A."""
-    dual: Tensor = torch.linalg.solve_triangular(factor.mT, coordinates, upper=True)
-    return dual
-
-
-def _unrotated(factor: Tensor, coordinates: Tensor) -> Tensor:
-    """The same where the columns of A are orthogonal, and zero where the rank ends."""
-    squares = factor.square().sum(-2).unsqueeze(-1)
-    return factor @ torch.where(squares > 0, coordinates / squares, 0)
-
-
-def design_of(features: Tensor) -> Design:
-    """The design of support features (E, N, D), its factor in float64.
-
-    >>> design = design_of(torch.eye(3)[None, :2])
-    >>> design.factor @ design.factor.mT
-    tensor([[[2., 1.], [1., 2.]]], dtype=torch.float64)
-    """
-    support = torch.nn.functional.pad(features, (0, 1), value=1.0)
-    exact = support.double()
-    if support.shape[-2] >= support.shape[-1]:
-        return Design(exact, support, is_support=True)
-    gram = exact @ exact.mT
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    # a sample that is twice in the support makes a matrix singular, or nearly so
-    least = _WEAK * gram.diagonal(dim1=-2, dim2=-1).amax(-1)
-    pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    weak = (failed != 0) | ~(pivots > least)
-    if not bool(weak.any()):
-        return Design(factor, support)
-    values, vectors = torch.linalg.eigh(gram[weak])
-    lengths = torch.where(values > _WEAK * values[..., -1:], values, 0).sqrt()
-    factor[weak] = vectors * lengths.unsqueeze(-2)
-    return Design(factor, support, weak)
+def with_ones(features: Tensor) -> Tensor:
+    """Append a column of ones, for the bias."""
+    return pad(features, (0, 1), value=1.0)

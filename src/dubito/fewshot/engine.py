@@ -1,14 +1,13 @@
-"""Episodes from their numbers to their figures, in batches that fit the memory."""
+"""Evaluation of episodes in batches."""
 
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,158 +15,225 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dubito.fewshot.episodes import Episodes, Pool, Sampler, Setting
-from dubito.fewshot.heads import Head
-from dubito.fewshot.lbfgs import Solver
-from dubito.fewshot.scores import scores
-from dubito.fewshot.solve import fit, products
+from dubito import metrics
+from dubito._threads import one_thread
+from dubito.distributions import Distribution
+from dubito.errors import DubitoError
+from dubito.fewshot.design import Design, with_ones
+from dubito.fewshot.episodes import Episodes, Features, Sampler, Setting
+from dubito.fewshot.lbfgs import Solver, minimize
+from dubito.fewshot.objective import Objective
+from dubito.methods import Method
 
-__all__ = ["Engine", "Values"]
+__all__ = ["Engine", "Values", "evaluate_scores"]
 
+#: metrics by name, one value per episode
 Values = dict[str, NDArray[np.float32]]
-_CPU_BUDGET = 2**29  # bytes: larger batches leave the caches, and gain nothing
-_SHARE = 0.5  # of the free memory at most
-_SHORT, _LONG = 2.0, 500.0  # mean lengths that the solver's first step and tolerances are made for
-_SAMPLES = 1000  # about as many tell the mean length
+#: bytes of a batch of episodes in the solver, and of features that are gathered at once
+BATCH = {"cpu": 1 << 28, "cuda": 1 << 33}
+GATHERED = {"cpu": 1 << 23, "cuda": 1 << 30}
+#: range of mean lengths of features that suits the first step and the tolerances of the solver
+SHORT, LONG = 2.0, 500.0
+#: metrics, and their value if all samples are positive
+METRICS = {"aupr": (metrics.aupr, 1.0), "auroc": (metrics.auroc, math.nan)}
 
 
-@dataclass(frozen=True, eq=False)
 class Engine:
-    """A head on the episodes of a pool: `values(start, stop)` are the figures of each episode.
+    """Fits and evaluates episodes of one setting.
 
-    >>> from dubito.data import Arrays
-    >>> from dubito.fewshot.heads import head
-    >>> centres = 3 * torch.eye(6).repeat(20, 1)
-    >>> data = Arrays(centres + torch.rand(120, 6), torch.arange(120) % 6, tuple("abcdef"))
-    >>> engine = Engine(Pool.of(data), None, Setting(ways=3, shots=2), head("iedl"))
+    Args:
+        method: Method of classification.
+        features: Features of the classes to distinguish.
+        ood: Features of out-of-distribution queries; default: the classes outside an episode.
+        setting: Episodes.
+        solver: Protocol of the solver.
+        device: Device to compute on.
+
+    >>> from dubito.methods import IEDL
+    >>> values = 3 * torch.eye(6).repeat(20, 1) + torch.rand(120, 6)
+    >>> features = Features(values, torch.arange(120) % 6, tuple("abcdef"))
+    >>> engine = Engine(IEDL(), features, setting=Setting(ways=3, shots=2))
     >>> engine.values(0, 50)["accuracy"].mean() > 0.9
     np.True_
     """
 
-    pool: Pool
-    outside: Pool | None
-    setting: Setting
-    head: Head
-    solver: Solver = field(default_factory=Solver)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    sampler: Sampler = field(init=False, repr=False)
-    _features: tuple[Tensor, Tensor] = field(init=False, repr=False)
+    def __init__(
+        self,
+        method: Method,
+        features: Features,
+        ood: Features | None = None,
+        *,
+        setting: Setting = Setting(),  # noqa: B008
+        solver: Solver = Solver(),  # noqa: B008
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.method, self.features, self.ood = method, features, ood
+        self.setting, self.solver, self.device = setting, solver, torch.device(device)
+        self.sampler = Sampler(features, ood, self.setting)
+        labels = self.sampler.labels.to(self.device)
+        self.objective = Objective(method, labels, self.setting.ways, self.solver.rounds)
+        _check_length(features)
+        self._inside = features.values.to(self.device)
+        self._outside = self.sampler.ood.values.to(self.device)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sampler", Sampler(self.pool, self.outside, self.setting))
-        _check_length(self.pool)
-        inside = self.pool.features.to(self.device).contiguous()
-        others = self.sampler.outside.features.to(self.device).contiguous()
-        object.__setattr__(self, "_features", (inside, others))
+    def describe(self) -> dict[str, Any]:
+        """Return what the values depend on, as JSON values."""
+        return {
+            "setting": asdict(self.setting),
+            "method": self.method.to_dict(),
+            "solver": self.solver._asdict(),
+            "features": self.features.describe(),
+            "ood": None if self.ood is None else self.ood.describe(),
+        }
 
-    def values(self, start: int, stop: int, tell: Callable[[int], None] | None = None) -> Values:
-        """The figures of episodes `start` to `stop`, (E,) each; `tell` hears of finished ones."""
-        size = self.batch(stop - start)
+    def values(
+        self, start: int, stop: int, progress: Callable[[int], None] | None = None
+    ) -> Values:
+        """Evaluate the episodes with the numbers from `start` to `stop` - 1.
+
+        Args:
+            start: First episode.
+            stop: End of the episodes.
+            progress: Called with the number of episodes of each finished batch.
+
+        Returns:
+            Metrics by name, (E,) each.
+        """
+        size = self._batch_size(stop - start)
         ranges = [(first, min(first + size, stop)) for first in range(start, stop, size)]
-        parts: list[dict[str, Tensor]] = []
-        with _full_precision(self.device), _workers(self.device, len(ranges)) as mapped:
-            for (first, last), part in zip(ranges, mapped(self._batch, ranges), strict=True):
+        parts = []
+        with _workers(self.device, len(ranges)) as map_batches:
+            for part in map_batches(self._batch, ranges):
                 parts.append(part)
-                if tell is not None:
-                    tell(last - first)
+                if progress is not None:
+                    progress(len(part["accuracy"]))
         return {name: torch.cat([p[name] for p in parts]).cpu().numpy() for name in parts[0]}
 
-    def batch(self, episodes: int) -> int:
-        """How many episodes go through at once."""
-        if self.device.type == "cuda":
-            budget = int(torch.cuda.mem_get_info(self.device)[0] * _SHARE)
-        else:
-            budget = min(_CPU_BUDGET, int(_free_memory() * _SHARE) // torch.get_num_threads())
-        size = max(1, min(episodes, budget // self._bytes()))
-        # of one size each, but for rounding
-        return -(-episodes // -(-episodes // size)) if episodes else 1
+    def outputs(self, drawn: Episodes) -> Tensor:
+        """Fit the classifiers of episodes, and return the outputs of their queries.
 
-    def _bytes(self) -> int:
-        """What an episode takes, roughly: its features, its design, the solver and the measures."""
-        support, queries = len(self.sampler.labels), 2 * len(self.sampler.query_labels)
-        dimension = self.pool.features.shape[1] + 1
-        width, ways = min(support, dimension), self.setting.ways
-        features = 8 * (3 * support + queries) * dimension
-        design = 8 * 3 * support * width
-        solver = 4 * (2 * self.solver.history + 20) * width * ways + 4 * 80 * support * ways
-        return features + design + solver + 4 * 40 * queries * ways
+        Args:
+            drawn: E episodes.
 
-    def logits(self, drawn: Episodes) -> tuple[Tensor, Tensor]:
-        """Of queries and OOD queries: (E, N Q, K) each."""
-        inside, others = self._features
-        labels, ways = self.sampler.labels, self.setting.ways
-        chosen = torch.from_numpy(drawn.support.reshape(-1)).to(self.device)
-        support = inside.index_select(0, chosen).unflatten(0, drawn.support.shape)
-        weights = fit(self.head, support, labels, ways, self.solver)
-        return products(inside, drawn.query, weights), products(others, drawn.outside, weights)
+        Returns:
+            Outputs (E, N + M, outputs) of queries and out-of-distribution queries.
+        """
+        each = 4 * self._inside.shape[1] * max(drawn.query.shape[1], drawn.support.shape[1])
+        rows = max(1, GATHERED[self.device.type] // each)
+        chunks = [torch.from_numpy(index).to(self.device).split(rows) for index in drawn]
+        slopes = self._first_slopes()
+        designs, scales = [], []
+        for index in chunks[0]:
+            support = with_ones(_gather(self._inside, index))
+            designs.append(Design.of(support))
+            scales.append((slopes @ support).abs().sum((-2, -1)))
+        factor = torch.cat([design.factor for design in designs]).float()
+        size = self.objective.outputs
+        solved = minimize(self.objective, factor, size, torch.cat(scales), self.solver).split(rows)
+        outputs = []
+        for coordinates, design, *indices in zip(solved, designs, *chunks, strict=True):
+            pools = (self._inside, self._inside, self._outside)
+            support, query, ood = map(_gather, pools, indices)
+            weights = design.weights(coordinates, with_ones(support))
+            linear = [weights[..., :-1] @ values.mT for values in (query, ood)]
+            outputs.append(torch.cat(linear, -1) + weights[..., -1:])
+        # Outputs first in memory, as in `Objective`.
+        return torch.cat([part.transpose(0, 1) for part in outputs], 1).movedim(0, -1)
+
+    def _first_slopes(self) -> Tensor:
+        """Return the gradient of the loss at zero weights, the same for all episodes: (M, N)."""
+        shape = (1, self.objective.outputs, len(self.objective.labels))
+        start = torch.zeros(1, dtype=torch.int32, device=self.device)
+        return self.objective(torch.zeros(shape, device=self.device), start)[1][0]
 
     def _batch(self, numbers: tuple[int, int]) -> dict[str, Tensor]:
-        drawn, first = self.sampler.draw(*numbers), numbers[0]
         with torch.no_grad():
-            logits = torch.cat(self.logits(drawn), dim=1)
-            bad = (~logits.isfinite()).flatten(1).any(-1).nonzero().flatten()
-            if len(bad):
-                raise ValueError(
-                    f"the logits of {len(bad)} episodes are not finite, the first is episode "
-                    f"{first + int(bad[0])} of {self.setting} with {self.head}"
+            outputs = self.outputs(self.sampler.draw(*numbers))
+            bad = (~outputs.isfinite()).flatten(1).any(-1).nonzero().flatten().tolist()
+            if bad:
+                raise DubitoError(
+                    f"the outputs of {len(bad)} episodes are not finite, the first is episode "
+                    f"{numbers[0] + bad[0]} of {self.setting} with {self.method}"
                 )
-            return scores(self.head.prediction(logits), self.sampler.query_labels)
+            labels = self.sampler.query_labels.to(self.device)
+            return evaluate_scores(self.method.distribution(outputs), labels)
+
+    def _batch_size(self, episodes: int) -> int:
+        """Return the size of batches that fit the memory, one or more for each thread."""
+        support, queries = len(self.objective.labels), len(self.sampler.query_labels)
+        rank = min(support, self._inside.shape[1] + 1)
+        solver = (2 * self.solver.history + 20) * rank + 80 * (support + queries)
+        each = 4 * (self.objective.outputs * solver + 3 * support * rank)
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        share = threads * max(1, BATCH[self.device.type] // each)
+        return max(1, -(-episodes // (threads * -(-episodes // share))))
 
 
-def _check_length(pool: Pool) -> None:
-    """A warning where a round of the solver would end too early, with nothing learnt."""
-    some = pool.features[:: 1 + len(pool.features) // _SAMPLES].double()
+def evaluate_scores(dist: Distribution, labels: Tensor) -> dict[str, Tensor]:
+    """Compute the metrics of E episodes, (E,) each: "accuracy", "confidence/max_prob/aupr", ...
+
+    Positives are correct queries for confidence, and in-distribution queries for OOD detection. An
+    episode whose queries are all correct has a confidence AUPR of 1 and no AUROC; one whose queries
+    are all wrong has neither. A metric that an episode does not have is NaN.
+
+    Args:
+        dist: Distribution of (E, N + M) samples: N queries, then M out-of-distribution queries.
+        labels: Labels of the queries, (N,).
+
+    >>> from dubito import Dirichlet
+    >>> alpha = torch.tensor([[[9.0, 1.0], [1.0, 5.0], [3.0, 1.0], [1.0, 2.0]]])
+    >>> found = evaluate_scores(Dirichlet(alpha), torch.tensor([0, 0]))
+    >>> found["accuracy"], found["confidence/max_prob/aupr"], found["ood/alpha0/auroc"]
+    (tensor([0.5000]), tensor([1.]), tensor([1.]))
+    """
+    count = len(labels)
+    predicted: Tensor = dist.probs.argmax(-1)  # type: ignore[attr-defined]
+    correct = predicted[:, :count] == labels
+    every, none = correct.all(-1), ~correct.any(-1)
+    # The metrics reject rows without positives or negatives: give them one, and overwrite.
+    first = torch.arange(predicted.shape[-1], device=labels.device)
+    mixed = torch.where((every | none).unsqueeze(-1), first[:count] == 0, correct)
+    inside = (first < count).expand_as(predicted)
+    found = {"accuracy": correct.double().mean(-1).float()}
+    for name in dist.default_scores:
+        confidence = dist.confidence(name).contiguous()
+        for metric, (function, perfect) in METRICS.items():
+            value = function(confidence[:, :count].contiguous(), mixed)
+            value = torch.where(every, perfect, torch.where(none, math.nan, value))
+            found[f"confidence/{name}/{metric}"] = value
+            found[f"ood/{name}/{metric}"] = function(confidence, inside)
+    return found
+
+
+def _gather(values: Tensor, index: Tensor) -> Tensor:
+    """Gather features: (N, D), (E, M) -> (E, M, D)."""
+    return values.index_select(0, index.reshape(-1)).view(*index.shape, -1)
+
+
+def _check_length(features: Features) -> None:
+    """Warn of features for which a round of the solver would end with nothing learned."""
+    some = features.values[:: 1 + len(features.values) // 1000].double()
     length = float(some.norm(dim=-1).mean())
-    if not (0 < length < _SHORT or length > _LONG):
-        return
-    factor = 10.0 ** round(1 - math.log10(length))
-    warnings.warn(
-        f"the features of {pool.name} have a mean length of {length:.2g}; heads learn well between "
-        f"{_SHORT:g} and {_LONG:g}, and nothing far beyond: multiply the features in all files by "
-        f"{factor:g}",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Products on a GPU in float32, so that a line search sees what it decides by."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    if 0 < length < SHORT or length > LONG:
+        factor = 10.0 ** round(1 - math.log10(length))
+        expected = f"expected {SHORT:g} to {LONG:g}: multiply all features by {factor:g}"
+        text = f"the features of {features.name} have a mean length of {length:.2g}; {expected}"
+        warnings.warn(text, stacklevel=3)
 
 
 @contextmanager
 def _workers(device: torch.device, tasks: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A `map` over batches: on the CPU in threads, as many as torch has, each with its own batch.
+    """Provide a `map` over batches: in threads on a CPU, one batch each.
 
-    Torch's own threads would wait for each other in every operation, which takes many times as long
-    where other work shares the cores.
+    Torch's own threads would wait for each other in each of many small operations.
     """
-    threads = min(torch.get_num_threads(), tasks)
-    if device.type != "cpu" or threads <= 1:
+    before = torch.get_num_threads()
+    if device.type != "cpu" or min(before, tasks) <= 1:
         yield map
         return
-    before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, "dubito", initializer=torch.set_num_threads, initargs=(1,))
-    torch.set_num_threads(1)
-    try:
-        yield pool.map
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
-
-
-def _free_memory() -> int:
-    """Bytes that are free, where the system tells."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 2 * _CPU_BUDGET
+    pool = ThreadPoolExecutor(before, initializer=torch.set_num_threads, initargs=(1,))
+    with one_thread():
+        try:
+            yield pool.map
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,233 +1,216 @@
-"""Episodes: which samples are support, query and out-of-distribution query, as indices.
+"""Episodes: indices of support samples, queries and out-of-distribution queries.
 
-An episode follows from the seed and its number alone. So methods, batch sizes, devices and shards
-all meet the same episodes, and those with more shots or queries contain those with fewer.
+An episode is a function of the seed and its number. So methods, batch sizes and devices all use
+the same episodes, and episodes with more shots or queries contain those with fewer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dubito import _checks
-from dubito.data import Arrays
-from dubito.fewshot.draws import choices, keys
+from dubito.errors import DubitoError
+from dubito.fewshot._draws import Indices, Keys, choices, keys
 
-__all__ = ["PROTOCOLS", "Episodes", "Pool", "Sampler", "Setting"]
+__all__ = ["Episodes", "Features", "Sampler", "Setting"]
 
-#: name -> queries a class, from the shots
-PROTOCOLS: dict[str, Callable[[int], int]] = {
-    "code": lambda shots: max(15, shots),
-    "paper": lambda shots: min(15, shots),
-}
-_CLASSES, _SAMPLES, _OUTSIDE_CLASSES, _OUTSIDE_SAMPLES = range(4)  # streams of an episode
+#: streams of random numbers of an episode
+CLASSES, SAMPLES, OOD_CLASSES, OOD_SAMPLES = range(4)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """N-way K-shot episodes; `protocol` says how many queries a class has, "code" or "paper".
+    """N-way K-shot episodes.
 
-    As many OOD queries come with them. The published code takes max(15, K) queries a class, and the
-    paper states min(15, K).
+    Attributes:
+        ways: Classes of an episode.
+        shots: Support samples of each class.
+        queries: Queries of each class, with as many out-of-distribution queries. Default:
+            max(15, shots), as in the published code; the paper states min(15, shots).
+        seed: Seed of the episodes.
 
-    >>> Setting(ways=5, shots=1).queries, Setting(ways=5, shots=1, protocol="paper").queries
-    (15, 1)
-    >>> str(Setting(10, 5))
-    '10w5s'
+    >>> setting = Setting(ways=10, shots=20)
+    >>> print(setting, setting.queries)
+    10-way 20-shot 20
     """
 
     ways: int = 5
-    shots: int = 1
-    protocol: str = "code"
+    shots: int = 5
+    queries: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _checks.one_of(PROTOCOLS, self.protocol, "protocol")
-        if isinstance(self.seed, int) and self.seed >= 2**64:
-            raise ValueError(f"seed must be below 2^64, not {self.seed}")
-        for name, least in (("ways", 2), ("shots", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(
-                    f"{name} must be a whole number of at least {least}, not {value!r}"
-                )
-
-    @property
-    def queries(self) -> int:
-        """Queries of each class."""
-        return PROTOCOLS[self.protocol](self.shots)
+        object.__setattr__(self, "queries", self.queries or max(15, self.shots))
+        for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("seed", 0)):
+            if not least <= getattr(self, name) < 2**64:
+                raise DubitoError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
     def __str__(self) -> str:
-        return f"{self.ways}w{self.shots}s"
+        return f"{self.ways}-way {self.shots}-shot"
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
-    """Features (N, D) and where the samples of each class are.
+class Features:
+    """Labeled features.
 
-    >>> from dubito.data import Arrays
-    >>> Pool.of(Arrays(torch.rand(5, 3), torch.tensor([1, 0, 1, 1, 0]), ("a", "b"))).sizes
+    Attributes:
+        values: Features (N, D), float32 and finite.
+        labels: Class indices, (N,).
+        classes: Names of the classes; those without samples are left out.
+        name: Name in messages.
+
+    >>> Features(torch.rand(5, 3), torch.tensor([1, 0, 1, 1, 0]), ("a", "b")).sizes
     array([2, 3])
     """
 
-    name: str
-    features: Tensor
+    values: Tensor
+    labels: Tensor
     classes: tuple[str, ...]
-    order: NDArray[np.int64]
-    """the samples by class"""
-    starts: NDArray[np.int64]
-    """where each class begins in the order"""
-    sizes: NDArray[np.int64]
-    scaling: str = "none"
-    """what was done to the features, see `dubito.fewshot.scalings`"""
+    name: str = "features"
 
-    @classmethod
-    def of(cls, data: Arrays) -> Pool:
-        """Of labelled features, which must be finite; classes without samples are left out."""
-        if data.inputs.ndim != 2:
-            raise ValueError(
-                f"{data.name}: features must be (N, D), not {tuple(data.inputs.shape)}"
+    def __post_init__(self) -> None:
+        shapes = tuple(self.values.shape), tuple(self.labels.shape)
+        if len(shapes[0]) != 2 or shapes[0][:1] != shapes[1]:
+            raise DubitoError(
+                f"{self.name}: features have shape {shapes[0]} and labels {shapes[1]}; expected "
+                "(N, D) and (N,)"
             )
-        features = data.inputs.float()
-        bad = (~features.isfinite()).any(-1).nonzero().flatten()
-        if len(bad):
-            raise ValueError(
-                f"{data.name}: features must be finite, but {len(bad)} of {len(features)} samples "
-                f"hold NaN or infinity, the first is sample {int(bad[0])}"
-            )
-        labels = data.labels.cpu().numpy()
-        sizes = np.bincount(labels, minlength=len(data.classes))
-        starts = np.cumsum(sizes) - sizes
-        held = sizes > 0
-        names = tuple(name for name, some in zip(data.classes, held, strict=True) if some)
-        order = np.argsort(labels, kind="stable")
-        return cls(data.name, features, names, order, starts[held], sizes[held])
+        object.__setattr__(self, "values", self.values.float().contiguous())
+        bad = (~self.values.isfinite()).any(-1).nonzero().flatten().tolist()
+        if bad:
+            raise DubitoError(f"{self.name}: the features of sample {bad[0]} are not finite")
+        kept, labels = self.labels.unique(return_inverse=True)
+        object.__setattr__(self, "classes", tuple(self.classes[i] for i in kept.tolist()))
+        object.__setattr__(self, "labels", labels)
 
+    @cached_property
+    def order(self) -> Indices:
+        """Samples sorted by class."""
+        return np.argsort(self.labels.numpy(), kind="stable")
+
+    @cached_property
+    def sizes(self) -> Indices:
+        """Number of samples of each class."""
+        return np.bincount(self.labels.numpy())
+
+    @property
     def smallest(self) -> str:
-        """The class with the fewest samples, in words."""
+        """The class with the fewest samples, for messages."""
         least = int(self.sizes.argmin())
-        return f"class {self.classes[least]!r} has {self.sizes[least]}"
+        return f"class {self.classes[least]!r} has {self.sizes[least]} samples"
 
-    def to(self, device: torch.device | str) -> Pool:
-        """The same with the features on another device."""
-        return replace(self, features=self.features.to(device))
+    def check_width(self, other: Features) -> None:
+        """Raise if other features have another dimension."""
+        widths = self.values.shape[1], other.values.shape[1]
+        if widths[0] != widths[1]:
+            raise DubitoError(
+                f"{self.name} has {widths[0]} features and {other.name} {widths[1]}: use features "
+                "of one network"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, shape and hash as JSON values."""
+        found = hashlib.blake2b(digest_size=16)
+        for array in (self.values.numpy(), self.order, self.sizes):
+            found.update(np.ascontiguousarray(array).data)
+        return {"name": self.name, "shape": list(self.values.shape), "hash": found.hexdigest()}
 
 
-@dataclass(frozen=True)
-class Episodes:
-    """Indices of E episodes, sorted by class: support (E, N K), query (E, N Q), outside (E, N Q).
+class Episodes(NamedTuple):
+    """Indices of E episodes, sorted by class; class j of an episode has the label j."""
 
-    `outside` points into the pool of OOD samples. Class j of an episode has the label j.
-    """
-
-    support: NDArray[np.int64]
-    query: NDArray[np.int64]
-    outside: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.support)
+    support: Indices  # (E, N K)
+    query: Indices  # (E, N Q)
+    ood: Indices  # (E, N Q), into the features of OOD queries
 
 
 class Sampler:
-    """Draws episodes from a pool, and their OOD queries from another one.
+    """Draws episodes.
 
-    Without another pool, OOD queries come from the classes that an episode leaves out, as they must
-    while a choice is made on validation classes. OOD queries are shared out among as many classes
-    as the episode has, or more where these are small.
+    Out-of-distribution queries are divided among as many classes as an episode has, or more if
+    these are small.
 
-    >>> from dubito.data import Arrays
-    >>> pool = Pool.of(Arrays(torch.rand(120, 3), torch.arange(120) % 6, tuple("abcdef")))
-    >>> sampler = Sampler(pool, None, Setting(ways=2, shots=1))
+    Args:
+        features: Features of the classes to distinguish.
+        ood: Features of the out-of-distribution queries. Default: classes that an episode leaves
+            out, so that hyperparameters can be chosen on validation classes alone.
+        setting: Episodes to draw.
+
+    Attributes:
+        labels: Labels of the support samples, (N K,).
+        query_labels: Labels of the queries, (N Q,).
+
+    >>> features = Features(torch.rand(120, 3), torch.arange(120) % 6, tuple("abcdef"))
+    >>> sampler = Sampler(features, None, Setting(ways=2, shots=1))
     >>> drawn = sampler.draw(0, 1000)
-    >>> drawn.support.shape, drawn.query.shape, drawn.outside.shape
+    >>> drawn.support.shape, drawn.query.shape, drawn.ood.shape
     ((1000, 2), (1000, 30), (1000, 30))
     >>> bool((sampler.draw(7, 8).query == drawn.query[7]).all())
     True
     """
 
-    def __init__(self, pool: Pool, outside: Pool | None, setting: Setting) -> None:
-        self.pool, self.setting = pool, setting
-        self.outside = outside if outside is not None else pool
-        self._apart = outside is not None
-        _check_pool(pool, setting)
-        if pool.features.shape[1] != self.outside.features.shape[1]:
-            raise ValueError(
-                f"features and OOD features must have the same dimension, but {pool.name} has "
-                f"{pool.features.shape[1]} and {self.outside.name} {self.outside.features.shape[1]}"
+    def __init__(self, features: Features, ood: Features | None, setting: Setting) -> None:
+        self.features, self.setting = features, setting
+        self.ood = features if ood is None else ood
+        self._apart = ood is not None
+        self.labels = torch.arange(setting.ways).repeat_interleave(setting.shots)
+        self.query_labels = torch.arange(setting.ways).repeat_interleave(setting.queries)
+        features.check_width(self.ood)
+        ways, wanted = setting.ways, setting.shots + setting.queries
+        if ways > len(features.classes):
+            count = len(features.classes)
+            raise DubitoError(f"ways={ways}, but {features.name} has {count} classes")
+        if features.sizes.min() < wanted:
+            raise DubitoError(
+                f"{setting} episodes with {setting.queries} queries need {wanted} samples of "
+                f"each class, but in {features.name} {features.smallest}"
             )
-        self.outside_ways = self._outside_ways()
-
-    @property
-    def labels(self) -> Tensor:
-        """The labels of the support samples: (N K,)."""
-        return torch.arange(self.setting.ways).repeat_interleave(self.setting.shots)
-
-    @property
-    def query_labels(self) -> Tensor:
-        """The labels of the queries: (N Q,)."""
-        return torch.arange(self.setting.ways).repeat_interleave(self.setting.queries)
+        # The smallest number of classes, at least `ways`, that have enough OOD queries.
+        wanted = ways * setting.queries
+        available = len(self.ood.classes) - (0 if self._apart else ways)
+        self._ood_ways = max(min(ways, available), -(-wanted // int(self.ood.sizes.min())))
+        if not 1 <= self._ood_ways <= available:
+            raise DubitoError(
+                f"{setting} episodes need {wanted} out-of-distribution queries, but "
+                f"{self.ood.name} has {max(available, 0)} classes for them, and {self.ood.smallest}"
+            )
 
     def draw(self, start: int, stop: int) -> Episodes:
-        """Episodes `start` to `stop`, the latter not included."""
-        seed = keys(np.zeros(1, np.uint64), np.array([self.setting.seed]))
-        episodes = keys(seed, np.arange(start, stop))
-        streams = keys(episodes[:, None], np.arange(4))
+        """Draw the episodes with the numbers from `start` to `stop` - 1."""
         ways, shots, queries = self.setting.ways, self.setting.shots, self.setting.queries
-        classes = self._classes(streams[:, _CLASSES], ways)
-        drawn = _samples(self.pool, streams[:, _SAMPLES], classes[:, :ways], shots + queries)
+        seed = keys(np.zeros(1, np.uint64), np.array([self.setting.seed], np.uint64))
+        streams = keys(keys(seed, np.arange(start, stop))[:, None], np.arange(4))
+        count = ways if self._apart else ways + self._ood_ways
+        classes = _classes(self.features, streams[:, CLASSES], count)
+        drawn = _samples(self.features, streams[:, SAMPLES], classes[:, :ways], shots + queries)
         others = classes[:, ways:]
         if self._apart:
-            sizes = np.full(len(episodes), len(self.outside.classes))
-            others = choices(streams[:, _OUTSIDE_CLASSES], sizes, self.outside_ways)
-        each = -(-ways * queries // self.outside_ways)
-        outside = _samples(self.outside, streams[:, _OUTSIDE_SAMPLES], others, each)
+            others = _classes(self.ood, streams[:, OOD_CLASSES], self._ood_ways)
+        each = -(-ways * queries // self._ood_ways)
+        ood = _samples(self.ood, streams[:, OOD_SAMPLES], others, each)
         return Episodes(
-            drawn[:, :, :shots].reshape(len(episodes), -1),
-            drawn[:, :, shots:].reshape(len(episodes), -1),
-            # one of each class in turn, so that what is left over is left over evenly
-            outside.transpose(0, 2, 1).reshape(len(episodes), -1)[:, : ways * queries],
-        )
-
-    def _classes(self, streams: NDArray[np.uint64], ways: int) -> NDArray[np.int64]:
-        count = ways if self._apart else ways + self.outside_ways
-        return choices(streams, np.full(len(streams), len(self.pool.classes)), count)
-
-    def _outside_ways(self) -> int:
-        """The fewest classes, from the episode's on, that hold all OOD queries."""
-        wanted = self.setting.ways * self.setting.queries
-        most = len(self.outside.classes) - (0 if self._apart else self.setting.ways)
-        least = int(self.outside.sizes.min())
-        ways = max(min(self.setting.ways, most), -(-wanted // least))
-        if most < 1 or ways > most:
-            raise ValueError(
-                f"{self.setting} episodes need {wanted} OOD queries, but {self.outside.name} has "
-                f"{max(most, 0)} classes for them, of which {self.outside.smallest()} samples"
-            )
-        return ways
-
-
-def _check_pool(pool: Pool, setting: Setting) -> None:
-    if setting.ways > len(pool.classes):
-        raise ValueError(f"ways={setting.ways}, but {pool.name} has {len(pool.classes)} classes")
-    wanted = setting.shots + setting.queries
-    if int(pool.sizes.min()) < wanted:
-        raise ValueError(
-            f"{setting} episodes with {setting.queries} queries a class need {wanted} samples of "
-            f"each class, but {pool.name}: {pool.smallest()}"
+            support=drawn[:, :, :shots].reshape(len(drawn), -1),
+            query=drawn[:, :, shots:].reshape(len(drawn), -1),
+            # One sample of each class in turn, so that what is left over is spread evenly.
+            ood=ood.transpose(0, 2, 1).reshape(len(drawn), -1)[:, : ways * queries],
         )
 
 
-def _samples(
-    pool: Pool, streams: NDArray[np.uint64], classes: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """Different samples of each class: (E,), (E, N) -> (E, N, count)."""
-    # by the class's place in the episode: its key is one that no other class has
+def _classes(features: Features, streams: Keys, count: int) -> Indices:
+    return choices(streams, np.full(len(streams), len(features.classes)), count)
+
+
+def _samples(features: Features, streams: Keys, classes: Indices, count: int) -> Indices:
+    """Draw different samples of each class: (E,), (E, N) -> (E, N, count)."""
+    # By the position of the class in the episode, so that each class has a key of its own.
     each = keys(streams[:, None], np.arange(classes.shape[1])).reshape(-1)
-    picked = choices(each, pool.sizes[classes].reshape(-1), count)
-    found: NDArray[np.int64] = pool.order[pool.starts[classes].reshape(-1)[:, None] + picked]
-    return found.reshape((*classes.shape, count))
+    picked = choices(each, features.sizes[classes].reshape(-1), count)
+    starts = (np.cumsum(features.sizes) - features.sizes)[classes]
+    found: Indices = features.order[starts[..., None] + picked.reshape(*classes.shape, count)]
+    return found

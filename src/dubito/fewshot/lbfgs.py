@@ -1,185 +1,335 @@
-"""L-BFGS for many small problems side by side: each with its own step length and its own end.
+"""L-BFGS for many small problems at once, each with its own steps and its own end.
 
-The rules are those of `torch.optim.LBFGS` with the strong Wolfe search, one optimiser for all
-rounds: a round changes the weight of the KL term, and keeps the history. One call of `_tick`
-evaluates every problem once, wherever it is in its own search, and moves it on. So no problem waits
-for the search of another one, and the number of calls is that of the slowest problem's evaluations.
+The rules are those of `torch.optim.LBFGS` with the strong Wolfe search and one optimizer for all
+rounds. `_tick` evaluates every problem once, wherever it is in its line search, and advances it. So
+no problem waits for the line search of another, and the slowest one determines the number of ticks.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dubito.fewshot._memory import direction
-from dubito.fewshot._search import searched, store
-from dubito.fewshot._state import BRACKET, DONE, START, Solver, State, column
-from dubito.fewshot.heads import Head
+__all__ = ["Loss", "Solver", "minimize"]
 
-__all__ = ["Solver", "minimise"]
+#: outputs (E, M, N) and rounds (E,) -> loss of each problem (E,) and its gradient (E, M, N)
+Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-CHECK = 8  # calls between two looks at how many are done: a look waits for the device
-LEAVE = 0.75  # the share of problems that are still at work below which the others leave
+#: ticks between two checks of how many problems are done, for which a GPU has to wait
+CHECK_EVERY = 4
+#: share of unfinished problems below which the finished ones are removed
+REMOVE_BELOW = 0.8
+
+#: what a problem does next: start a round, bracket a minimum, narrow the bracket, nothing
+START, BRACKET, ZOOM, DONE = range(4)
+#: constants of the strong Wolfe conditions
+ARMIJO, CURVATURE = 1e-4, 0.9
+#: smallest product of a step and its change of gradient that is stored
+LEAST_CURVATURE = 1e-10
 
 
-def minimise(
-    head: Head, design: Tensor, y: Tensor, scale: Tensor, solver: Solver | None = None
-) -> Tensor:
-    """Weights B (E, R, K) that minimise the mean loss of logits = design B, from zero.
+class Solver(NamedTuple):
+    """Protocol of the L-BFGS that fits the classifier of an episode.
 
-    Shapes: design (E, N, R); one-hot y (N, K); `scale` (E,), the sum of the first gradient's
-    magnitudes, whose inverse is the first step, as it is in the space of the features.
+    The defaults are those of the published code, except for `tolerance_grad`. There a round ends
+    if no entry of the gradient exceeds 1e-5, among thousands of entries of a mean over ten
+    episodes. The norm of the gradient of one episode does not depend on the coordinates.
+
+    Attributes:
+        rounds: Rounds; the loss weights change from one to the next, the history remains.
+        iterations: Iterations per round.
+        evaluations: Evaluations after which a round starts no further iteration.
+        history: Steps that the approximation of the Hessian uses.
+        tolerance_grad: Norm of the gradient that ends a round.
+        tolerance_change: Change of the loss or of the weights that ends a round.
     """
-    rules = solver if solver is not None else Solver()
+
+    rounds: int = 10
+    iterations: int = 10
+    evaluations: int = 12
+    history: int = 20
+    tolerance_grad: float = 1e-3
+    tolerance_change: float = 1e-9
+
+
+class State(SimpleNamespace):
+    """State of E problems with P coordinates each: vectors (E, P), numbers and counters (E,).
+
+    Points of a line search are (E, 3): step, value and slope. Of H + 1 slots of stored pairs the
+    last one takes what is not kept.
+
+    | name | content |
+    | --- | --- |
+    | x, d, g | coordinates, direction, gradient |
+    | old_g, low_g | gradients at the previous direction and at `low` |
+    | t | step to evaluate |
+    | f, s | value and slope at the start of the line search |
+    | low, high | ends of the bracket by value; without a bracket `low` is the previous point |
+    | first, last_t | first step of all, step that led to x |
+    | longest | largest entry of d |
+    | stuck | whether the last step was close to an end of the bracket |
+    | phase, round, iteration, total | progress; `total` counts the iterations of all rounds |
+    | evals, search, limit | evaluations of the round and of the line search, and its limit |
+    | stored, gamma | number of pairs stored so far, scale of the initial inverse Hessian |
+    | pairs | steps, then changes of the gradient, (E, 2 (H + 1), P) |
+    | inverse | of the triangle of products of steps and changes, (E, H + 1, H + 1) |
+    | changes, diagonal | products of the changes; of each step and its own change |
+    | ids, factor | positions in the batch, design matrices (E, N, R) |
+    """
+
+
+def minimize(loss: Loss, factor: Tensor, outputs: int, scale: Tensor, solver: Solver) -> Tensor:
+    """Minimize the loss of linear outputs, outputs = weights factor', from zero weights.
+
+    Args:
+        loss: Loss and gradient of the outputs.
+        factor: Design matrices, (E, N, R).
+        outputs: Number of outputs M.
+        scale: Sum of the magnitudes of the first gradient, whose inverse is the first step, (E,).
+        solver: Protocol.
+
+    Returns:
+        Weights (E, M, R).
+    """
     with torch.no_grad():
-        state = _begin(head, design, y, scale, rules)
-        if design.is_cuda and head.capturable:
-            result = _replayed(state, lambda z: _tick(z, head, y, rules))
-        else:
-            result = torch.empty_like(state.x)
-            while len(state.x):
-                for _ in range(CHECK):
-                    _tick(state, head, y, rules)
-                state = _without_done(state, result)
-    return result.view(len(design), design.shape[-1], y.shape[-1])
+        state = _start(factor, outputs, scale, solver)
+        result = torch.empty_like(state.x)
+        while len(state.x):
+            for _ in range(CHECK_EVERY):
+                _tick(state, loss, solver)
+            state = _remove_done(state, result)
+    return result.view(len(factor), outputs, -1)
 
 
-def _replayed(state: State, tick: Callable[[State], None]) -> Tensor:
-    """The same as one CUDA graph a call: a thousand small kernels are started at once."""
+def _start(factor: Tensor, outputs: int, scale: Tensor, solver: Solver) -> State:
+    count, _, width = factor.shape
+    size, slots = width * outputs, solver.history + 1
 
-    def call() -> None:
-        z = State(**vars(state))
-        tick(z)
-        for name, value in vars(z).items():
-            held: Tensor = getattr(state, name)
-            if value is not held:  # in place: the graph knows tensors by their addresses
-                held.copy_(value)
+    def zeros(*shape: int, dtype: torch.dtype = factor.dtype) -> Tensor:
+        return torch.zeros(count, *shape, dtype=dtype, device=factor.device)
 
-    for _ in range(2):  # libraries set themselves up in the first calls, which a graph can't hold
-        call()
-    torch.cuda.synchronize()
-    graph, again = torch.cuda.CUDAGraph(), call
-    try:
-        with torch.cuda.graph(graph):
-            call()
-        again = graph.replay
-    except RuntimeError as error:
-        warnings.warn(
-            f"episodes are solved without a CUDA graph, which is slower: {error}",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    while not bool((state.phase == DONE).all()):
-        for _ in range(CHECK):
-            again()
-    return state.x.clone()
-
-
-def _begin(head: Head, design: Tensor, y: Tensor, scale: Tensor, rules: Solver) -> State:
-    count, _, width = design.shape
-    size, m = width * y.shape[-1], rules.history
-
-    def zeros(*shape: int, dtype: torch.dtype = design.dtype) -> Tensor:
-        return torch.zeros(count, *shape, dtype=dtype, device=design.device)
-
-    def integers() -> Tensor:
-        return zeros(dtype=torch.int32)
-
-    vectors = {name: zeros(size) for name in ("x", "d", "g", "old_g", "low_g", "high_g")}
-    numbers = {
-        name: zeros()
-        for name in ("t", "f", "s", "low_t", "low_f", "low_s", "high_t", "high_f", "high_s")
-    }
-    counters = {
-        name: integers()
-        for name in ("phase", "round", "iteration", "total", "evals", "search", "limit", "stored")
-    }
-    ramp = torch.tensor(head.ramp(rules.rounds), dtype=design.dtype, device=design.device)
+    vectors = ("x", "d", "g", "old_g", "low_g")
+    # In float64, as the loss: a line search compares values that are nearly equal.
+    numbers = {"t": (), "f": (), "s": (), "last_t": (), "longest": (), "low": (3,), "high": (3,)}
+    counters = ("phase", "round", "iteration", "total", "evals", "search", "limit", "stored")
     return State(
-        **vectors,
-        **numbers,
-        **counters,
-        ids=torch.arange(count, device=design.device),
-        design=design,
-        first=scale.to(design.dtype).reciprocal().clamp(max=1),
-        last_t=zeros(),
-        longest=zeros(),
+        **{name: zeros(size) for name in vectors},
+        **{name: zeros(*shape, dtype=torch.float64) for name, shape in numbers.items()},
+        **{name: zeros(dtype=torch.int32) for name in counters},
+        **{name: zeros(slots, slots) for name in ("inverse", "changes")},
+        first=scale.double().reciprocal().clamp(max=1),
         stuck=zeros(dtype=torch.bool),
-        gamma=torch.ones_like(zeros()),
-        pairs=zeros(2 * m, size),
-        inverse=zeros(m, m),
-        changes=zeros(m, m),
-        diagonal=zeros(m),
-        ramp=ramp.expand(count, -1),
+        gamma=zeros() + 1,
+        pairs=zeros(2 * slots, size),
+        diagonal=zeros(slots),
+        ids=torch.arange(count, device=factor.device),
+        factor=factor,
     )
 
 
-def _without_done(state: State, result: Tensor) -> State:
-    """Hand out what is done; the others go on alone once they are few enough."""
+def _remove_done(state: State, result: Tensor) -> State:
+    """Move finished problems to the result once they are many."""
     live = state.phase != DONE
-    left = int(live.sum())
-    if left > LEAVE * len(live):
+    if int(live.sum()) > REMOVE_BELOW * len(live):
         return state
     result[state.ids] = state.x
-    index = live.nonzero().squeeze(-1)
-    return State(**{name: value[index] for name, value in vars(state).items()})
+    return State(**{name: value[live] for name, value in vars(state).items()})
 
 
-# --- one evaluation of every problem -------------------------------------------------------------
-
-
-def _tick(z: State, head: Head, y: Tensor, rules: Solver) -> None:
-    """Evaluate at x + t d, and decide for each problem where to go from there."""
-    f, g = _evaluate(z, head, y)
-    s = (g * z.d).sum(-1)
-    z.evals = (z.evals + 1).masked_fill(z.phase == START, 1)
-    accepted = searched(z, f, g, s, rules)
-    moved, t = column(accepted), z.low_t
+def _tick(z: State, loss: Loss, solver: Solver) -> None:
+    """Evaluate at x + t d, and decide for each problem how to continue."""
+    point = (z.x + _scaled(z.d, z.t)).unflatten(-1, (-1, z.factor.shape[-1]))
+    f, slopes = loss(point @ z.factor.mT, z.round)
+    g = (slopes @ z.factor).flatten(-2)
     starting = z.phase == START
-    z.x = torch.where(moved, z.x + column(t) * z.d, z.x)
-    change = (z.low_f - z.f).abs()
-    z.f = torch.where(starting, f, torch.where(accepted, z.low_f, z.f))
-    z.g = torch.where(column(starting), g, torch.where(moved, z.low_g, z.g))
+    z.evals = (z.evals + 1).masked_fill(starting, 1)
+    accepted = _search(z, f, g, (g * z.d).sum(-1).double(), solver)
+    t, low_f, _ = z.low.unbind(-1)
+    change = (low_f - z.f).abs()
+    z.x = z.x + _scaled(z.d, torch.where(accepted, t, 0))
+    z.f = torch.where(starting, f, torch.where(accepted, low_f, z.f))
+    moved = accepted & (t != 0)
+    z.g = torch.where(starting[:, None], g, torch.where(moved[:, None], z.low_g, z.g))
     z.last_t = torch.where(accepted, t, z.last_t)
     z.iteration = z.iteration.masked_fill(starting, 0)
-    flat = z.g.square().sum(-1) <= rules.tolerance_grad**2
-    spent = (z.iteration >= rules.iterations) | (z.evals >= rules.evaluations)
-    still = z.longest * t.abs() <= rules.tolerance_change
-    ended = accepted & (spent | flat | still | (change < rules.tolerance_change))
-    ended = ended | (starting & flat)
-    _turn(z, (starting | accepted) & ~ended, ended, rules)
+    flat = z.g.square().sum(-1) <= solver.tolerance_grad**2
+    spent = (z.iteration >= solver.iterations) | (z.evals >= solver.evaluations)
+    still = z.longest * t.abs() <= solver.tolerance_change
+    still = still | (change < solver.tolerance_change)
+    ended = (accepted & (spent | flat | still)) | (starting & flat)
+    _turn(z, (starting | accepted) & ~ended, ended, solver)
 
 
-def _evaluate(z: State, head: Head, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss (E,) and its gradient (E, R K) at x + t d."""
-    point = torch.addcmul(z.x, column(z.t), z.d).unflatten(-1, (-1, y.shape[-1]))
-    now = z.round.clamp(max=z.ramp.shape[-1] - 1).long().unsqueeze(-1)
-    values, slopes = head.evaluate(z.design @ point, y, z.ramp.gather(-1, now))
-    gradient = z.design.mT @ slopes / len(y)
-    return values.mean(-1), gradient.flatten(-2)
-
-
-def _turn(z: State, mask: Tensor, ended: Tensor, rules: Solver) -> None:
-    """A new direction where the mask says so; rounds that ended give way to the next."""
+def _turn(z: State, mask: Tensor, ended: Tensor, solver: Solver) -> None:
+    """Choose a new direction for the problems in the mask; start the next round of ended ones."""
     z.iteration, z.total = z.iteration + mask.int(), z.total + mask.int()
     first = z.total == 1
-    d = direction(z, mask & ~first)
-    z.d = torch.where(column(mask), d, z.d)
-    z.old_g = torch.where(column(mask), z.g, z.old_g)
+    d = _direction(z, mask & ~first)
+    z.d = torch.where(mask[:, None], d, z.d)
+    z.old_g = torch.where(mask[:, None], z.g, z.old_g)
     z.s = torch.where(mask, (z.g * z.d).sum(-1), z.s)
     z.longest = torch.where(mask, z.d.abs().amax(-1), z.longest)
     t = torch.where(first, z.first, torch.ones_like(z.t))
     z.t = torch.where(mask, t, z.t)
-    level = mask & (z.s > -rules.tolerance_change)
+    level = mask & (z.s > -solver.tolerance_change)
     z.last_t = torch.where(level, t, z.last_t)
     searching, ended = mask & ~level, ended | level
-    store(z, "low", searching, (torch.zeros_like(t), z.f, z.s, z.g))
+    start = torch.stack([torch.zeros_like(t), z.f, z.s], -1)
+    z.low = torch.where(searching[:, None], start, z.low)
     z.search = z.search.masked_fill(searching, 0)
-    z.limit = torch.where(searching, rules.evaluations - z.evals, z.limit)
+    z.limit = torch.where(searching, solver.evaluations - z.evals, z.limit)
     z.phase = z.phase.masked_fill(searching, BRACKET)
     z.round = z.round + ended.int()
-    z.phase = z.phase.masked_fill(ended, START).masked_fill(z.round >= rules.rounds, DONE)
+    z.phase = z.phase.masked_fill(ended, START).masked_fill(z.round >= solver.rounds, DONE)
     z.t = z.t.masked_fill(ended, 0)
+
+
+# --- line search ---
+
+
+def _search(z: State, f: Tensor, g: Tensor, s: Tensor, solver: Solver) -> Tensor:
+    """Process the evaluations at the steps `z.t`.
+
+    Args:
+        z: State; a finished search leaves its point in `low` and the gradient there in `low_g`,
+            unless the step is 0.
+        f: Values.
+        g: Gradients.
+        s: Slopes.
+        solver: Protocol.
+
+    Returns:
+        Problems whose search is finished, (E,).
+    """
+    bracketing, zooming = z.phase == BRACKET, z.phase == ZOOM
+    low_t, low_f, _ = z.low.unbind(-1)
+    above = ~(f <= z.f + ARMIJO * z.t * z.s)  # true if f is NaN: the step is too long
+    flat = s.abs() <= -CURVATURE * z.s
+    spent = bracketing & (z.search >= z.limit)
+    looking = bracketing & ~spent
+    past = above | ((z.search > 1) & (f >= low_f))
+    found = looking & ~past & flat
+    closed = looking & ~found & (past | (s >= 0))
+    further = looking & ~found & ~closed
+    worse = zooming & (above | ~(f < low_f))
+    better = zooming & ~worse
+    done = better & flat
+    turned = better & ~flat & (s * (z.high[:, 0] - low_t) >= 0)
+    lower = (closed | worse) & (f < low_f)
+    improved = spent & (f < z.f)
+    new = torch.stack([z.t, f, s], -1)
+    longer = _within(_cubic(z.low, new), z.t + 0.01 * (z.t - low_t), 10 * z.t)
+    # The previous lower end becomes the upper one if the slope turns or the new point is lower.
+    upper = torch.where((lower | turned)[:, None], z.low, new)
+    z.high = torch.where((closed | worse | turned)[:, None], upper, z.high)
+    take = further | found | lower | better | improved
+    z.low = torch.where(take[:, None], new, z.low)
+    z.low_g = torch.where(take[:, None], g, z.low_g)
+    # Without a bracket and without an improvement the problem stays where it is.
+    start = torch.stack([torch.zeros_like(f), z.f, z.s], -1)
+    z.low = torch.where((spent & ~improved)[:, None], start, z.low)
+    z.phase = z.phase.masked_fill(closed, ZOOM)
+    z.stuck = z.stuck & ~closed
+    z.t = torch.where(further, longer, z.t)
+    unfinished = closed | (zooming & ~done)
+    small = (z.high[:, 0] - z.low[:, 0]).abs() * z.longest < solver.tolerance_change
+    finished = unfinished & ((z.search >= z.limit) | small)
+    _interpolate(z, unfinished & ~finished)
+    z.search = z.search + (further | (unfinished & ~finished)).int()
+    over: Tensor = spent | found | done | finished
+    return over
+
+
+def _interpolate(z: State, mask: Tensor) -> None:
+    """Choose a step inside the bracket, away from an end that two guesses were close to."""
+    least, most = torch.stack([z.low[:, 0], z.high[:, 0]]).aminmax(dim=0)
+    t = _within(_cubic(z.low, z.high), least, most)
+    margin = 0.1 * (most - least)
+    close = torch.minimum(most - t, t - least) < margin
+    push = close & (z.stuck | (t >= most) | (t <= least))
+    inner = torch.where((t - most).abs() < (t - least).abs(), most - margin, least + margin)
+    z.t = torch.where(mask, torch.where(push, inner, t), z.t)
+    z.stuck = torch.where(mask, close & ~push, z.stuck)
+
+
+def _cubic(a: Tensor, b: Tensor) -> Tensor:
+    """Minimize the cubic through two points (E, 3); NaN if it has no minimum."""
+    swap = a[:, :1] > b[:, :1]
+    t1, f1, s1 = torch.where(swap, b, a).unbind(-1)
+    t2, f2, s2 = torch.where(swap, a, b).unbind(-1)
+    d1 = s1 + s2 - 3 * (f1 - f2) / (t1 - t2)
+    d2 = (d1.square() - s1 * s2).sqrt()
+    return t2 - (t2 - t1) * ((s2 + d2 - d1) / (s2 - s1 + 2 * d2))
+
+
+def _within(t: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Limit a step to an interval; the middle if it is NaN."""
+    return torch.where(t.isnan(), 0.5 * (low + high), torch.minimum(torch.maximum(t, low), high))
+
+
+# --- direction ---
+
+
+def _direction(z: State, mask: Tensor) -> Tensor:
+    """Compute minus the gradient times the approximate inverse Hessian, in its compact form.
+
+    With S, Y the stored steps and changes of the gradient as rows, R the upper triangle (in order
+    of age) of S Y' and D its diagonal: a = -R^-1 S g, r = -gamma (g + Y' a),
+    b = R^-T (D a - Y r), and the direction is r + S' b. The usual two loops compute the same.
+
+    Args:
+        z: State; the last step is stored in it.
+        mask: Problems that have taken a step, (E,).
+    """
+    step, change = _scaled(z.d, z.last_t), z.g - z.old_g
+    along = (step * change).sum(-1)
+    keep = mask & (along > LEAST_CURVATURE)
+    size = z.diagonal.shape[-1]
+    # The newest pair replaces the oldest; a pair that is not kept goes to the last, unused slot.
+    slot = torch.where(keep, z.stored % (size - 1), size - 1).long()
+    rows = torch.arange(len(slot), device=slot.device)
+    z.pairs[rows, slot] = step
+    z.pairs[rows, slot + size] = change
+    # Rows times matrices: several times faster on a CPU than matrices times columns.
+    onto, products = (torch.stack([z.g, change], 1) @ z.pairs.mT).unbind(1)
+    z.changes[rows, slot] = products[:, size:]
+    z.changes.mT[rows, slot] = products[:, size:]
+    _update_inverse(z, slot, rows, products[:, :size], along, keep)
+    z.diagonal[rows, slot] = along
+    z.gamma = torch.where(keep, along / change.square().sum(-1), z.gamma)
+    z.stored = z.stored + keep.int()
+    gamma = z.gamma[:, None]
+    a = -_times(onto[:, :size], z.inverse.mT)
+    along_changes = -gamma * (onto[:, size:] + _times(a, z.changes))
+    b = _times(z.diagonal * a - along_changes, z.inverse)
+    found: Tensor = _times(torch.cat([b, -gamma * a], -1), z.pairs) - gamma * z.g
+    return found
+
+
+def _update_inverse(
+    z: State, slot: Tensor, rows: Tensor, products: Tensor, along: Tensor, keep: Tensor
+) -> None:
+    """Border the inverse of R with the column of the newest pair.
+
+    Rows and columns are in the order of the slots, a permutation of both that changes no product.
+    """
+    z.inverse[rows, slot] = 0
+    z.inverse.mT[rows, slot] = 0
+    inverse = torch.where(keep, along, 1).reciprocal()
+    border = -_times(products, z.inverse.mT) * inverse[:, None]
+    border.scatter_(-1, slot[:, None], inverse[:, None])
+    z.inverse.mT[rows, slot] = torch.where(keep[:, None], border, 0)
+
+
+def _times(vector: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply rows (E, P) by matrices (E, P, Q)."""
+    return (vector[:, None] @ matrix)[:, 0]
+
+
+def _scaled(vector: Tensor, number: Tensor) -> Tensor:
+    """Multiply vectors (E, P) by numbers (E,)."""
+    return vector * number.to(vector.dtype)[:, None]

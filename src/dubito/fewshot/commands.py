@@ -1,0 +1,170 @@
+"""The commands `dubito fewshot` and `dubito features`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubito import _checks
+from dubito import data as sources
+from dubito.api import find_device, find_factory
+from dubito.fewshot.engine import Engine
+from dubito.fewshot.episodes import Features, Sampler, Setting
+from dubito.fewshot.files import read_features, write_features
+from dubito.fewshot.results import run
+from dubito.fewshot.scalings import PRESETS, Preset, scale
+from dubito.fewshot.tuning import tune as choose
+from dubito.methods import from_dict
+from dubito.model import Model
+from dubito.tasks import Classification
+
+__all__ = ["features", "fewshot"]
+
+File = str | os.PathLike[str]
+
+
+def fewshot(
+    features: File | Features,
+    *,
+    ood: File | Features | None = None,
+    method: str | dict[str, Any] = "iedl",
+    preset: str | None = None,
+    ways: int = 5,
+    shots: int = 5,
+    queries: int | None = None,
+    episodes: int = 10_000,
+    seed: int = 0,
+    scaling: Literal["none", "unit", "centered"] = "none",
+    reference: File | Features | None = None,
+    tune: File | Features | None = None,
+    objective: Literal["pareto", "accuracy", "ood_aupr"] = "pareto",
+    trials: int = 30,
+    tune_episodes: int = 400,
+    device: str = "auto",
+    out: File | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Evaluate few-shot episodes on frozen features: accuracy, confidence and OOD detection.
+
+    Start the same command again to continue an interrupted run.
+
+    Args:
+        features: Features of the classes to distinguish, an .npz, .safetensors or .pkl file.
+        ood: Features of out-of-distribution queries; default: the classes outside an episode.
+        method: Name of a method of classification, or its name and hyperparameters.
+        preset: Method and scaling by name, in place of both: published or centered.
+        ways: Classes of an episode.
+        shots: Support samples of each class.
+        queries: Queries of each class; default: max(15, shots).
+        episodes: Number of episodes.
+        seed: Seed of the episodes.
+        scaling: Scaling of the features: none, unit or centered.
+        reference: Features of base or validation classes, for the scaling; default: of --tune.
+        tune: Features of validation classes to choose hyperparameters on (extra tune).
+        objective: What to choose by: pareto, accuracy or ood_aupr.
+        trials: Number of trials.
+        tune_episodes: Episodes of each trial.
+        device: auto, cpu or cuda.
+        out: Folder of the results.
+        progress: Called with the number of episodes of each finished batch.
+
+    Returns:
+        Configuration, and "metrics": mean, interval and episodes of each.
+    """
+    setting = Setting(ways, shots, queries or 0, seed)
+    inside, outside, validation, known = map(_open, (features, ood, tune, reference or tune))
+    assert inside is not None
+    Sampler(inside, outside, setting)  # fail before a long search
+    chosen = Preset({"name": method} if isinstance(method, str) else method, scaling)
+    if preset is not None:
+        chosen = _checks.entry(PRESETS, preset, "preset")
+    built, scaling_name, place = from_dict(chosen.method), chosen.scaling, find_device(device)
+    folder = None if out is None else Path(out)
+    if validation is not None:
+        built = choose(
+            scale(validation, scaling_name, known), setting, built,
+            objective=objective, trials=trials, episodes=tune_episodes, device=str(place),
+            storage=None if folder is None else folder / "tuning.log",
+        ).method  # fmt: skip
+    inside = scale(inside, scaling_name, known)
+    outside = None if outside is None else scale(outside, scaling_name, known)
+    engine = Engine(built, inside, outside, setting=setting, device=place)
+    return run(engine, episodes, folder, progress)
+
+
+def features(
+    model: File | Model | nn.Module | Callable[[], nn.Module],
+    data: Any,
+    out: File | None = None,
+    *,
+    split: Literal["train", "test", "all"] = "all",
+    size: int | None = None,
+    mode: Literal["L", "RGB"] | None = None,
+    batch_size: int = 64,
+    device: str = "auto",
+    progress: Callable[[int], None] | None = None,
+) -> Features:
+    """Extract the features that a network has before its last layer, for few-shot episodes.
+
+    Images are read from disk in batches.
+
+    Args:
+        model: Folder of a model, or "module:function" or "file.py:function", a function without
+            arguments that builds a network for pixels from 0 to 1. The features of a network are
+            those of its method `features`, otherwise its outputs.
+        data: Image folder with a folder per class, a known name, or an .npz file.
+        out: Features file to write, .npz or .safetensors.
+        split: Part of the data: train, test or all.
+        size: Side to resize images to, for a network; a model knows its own.
+        mode: L (gray) or RGB, for a network; a model knows its own.
+        batch_size: Inputs per batch.
+        device: auto, cpu or cuda.
+        progress: Called with the number of inputs of each finished batch.
+
+    Returns:
+        Features with their labels.
+    """
+    place, network = find_device(device), _network(model)
+    network.to(place).eval()
+    if isinstance(network, Model):
+        extract: Callable[[Tensor], Tensor] = network.features
+        source = sources.open(data, split, format=network.preprocessing.inputs)
+    else:
+        extract = _extractor(network)
+        source = sources.open(data, split, size=size, mode=mode)
+    task, parts = Classification.from_target(source.target), []
+    for rows in torch.arange(len(source)).split(batch_size):
+        inputs = source.subset(rows).load()
+        with torch.no_grad():
+            parts.append(extract(inputs.to(place)).float().cpu())
+        if progress is not None:
+            progress(len(rows))
+    result = Features(torch.cat(parts), task.encode(source.target), task.classes, source.name)
+    if out is not None:
+        write_features(result, out)
+    return result
+
+
+def _open(source: File | Features | None) -> Features | None:
+    return source if isinstance(source, Features | None) else read_features(source)
+
+
+def _network(model: Any) -> nn.Module:
+    if isinstance(model, str) and ":" in model and not Path(model).exists():
+        model = find_factory(model)
+    if callable(model) and not isinstance(model, nn.Module):
+        model = model()
+    return model if isinstance(model, nn.Module) else Model.load(model)
+
+
+def _extractor(network: nn.Module) -> Callable[[Tensor], Tensor]:
+    # Some networks have a module called `features`, which is only a part of the way.
+    own = getattr(network, "features", None)
+    run = own if callable(own) and not isinstance(own, nn.Module) else network
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    return lambda inputs: run((inputs / 255 if inputs.dtype == torch.uint8 else inputs).to(dtype))

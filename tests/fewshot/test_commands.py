@@ -1,0 +1,110 @@
+"""`fewshot` and `features`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from dubito.data import open as open_data
+from dubito.errors import DubitoError
+from dubito.fewshot import features, fewshot, read_features, write_features
+from dubito.model import Model, Preprocessing
+from dubito.tasks import Classification
+from fewshot.samples import made
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_features(made(), tmp_path_factory.mktemp("features") / "novel.npz")
+
+
+def test_fewshot_writes_a_result(file: Path, tmp_path: Path) -> None:
+    result = fewshot(
+        file, ood=write_features(made(5, 60, 64, 1), tmp_path / "ood.safetensors"),
+        method={"name": "edl", "kl_weight": 0.5}, ways=4, shots=2, queries=3, episodes=30,
+        device="cpu", out=tmp_path / "run",
+    )  # fmt: skip
+    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["method"]["kl_weight"] == 0.5
+    assert result["setting"] == {"ways": 4, "shots": 2, "queries": 3, "seed": 0}
+    assert result["metrics"]["accuracy"]["episodes"] == 30
+
+
+def test_preset_scales_by_the_reference(file: Path) -> None:
+    options = {"ways": 4, "shots": 1, "episodes": 20, "device": "cpu"}
+    result = fewshot(file, preset="centered", reference=made(seed=1), **options)
+    assert result["method"]["kl_weight"] == 0
+    assert result["features"]["hash"] != fewshot(file, **options)["features"]["hash"]
+
+
+@pytest.mark.filterwarnings("ignore:.*experimental")
+def test_fewshot_tunes_first(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    result = fewshot(
+        file, tune=made(seed=1), trials=2, tune_episodes=10, ways=4, shots=1, episodes=10,
+        device="cpu", out=tmp_path,
+    )  # fmt: skip
+    assert result["method"]["fisher_weight"] != 0.005
+    assert (tmp_path / "tuning.log").exists()
+
+
+def test_unknown_method_is_an_error(file: Path) -> None:
+    with pytest.raises(ValueError, match="unknown method 'none'"):
+        fewshot(file, method="none")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, drawn = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for name, level in (("dark", 40), ("light", 200)):
+        (folder / name).mkdir()
+        for i in range(5):
+            pixels = drawn.integers(level - 30, level + 30, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_features_of_a_model_folder(photos: Path, tmp_path: Path) -> None:
+    source = open_data(photos, "all")
+    task = Classification.from_target(source.target)
+    preprocessing = Preprocessing.fit(source.format, source.load())
+    model = Model.build("iedl", task, preprocessing, backbone={"name": "mlp", "hidden": [16]})
+    model.save(tmp_path / "model")
+    found = features(tmp_path / "model", photos, tmp_path / "a.npz", batch_size=3, device="cpu")
+    assert found.classes == ("dark", "light")
+    assert found.labels.tolist() == [0] * 5 + [1] * 5
+    with torch.no_grad():
+        torch.testing.assert_close(found.values, model.eval().features(source.load()))
+    torch.testing.assert_close(read_features(tmp_path / "a.npz").values, found.values)
+
+
+class Pixels(nn.Module):
+    """Has a method `features`, and outputs that are something else."""
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((1, 2, 3))
+
+
+@pytest.mark.parametrize("network", [Pixels, Pixels(), nn.Flatten()], ids=str)
+def test_features_of_a_network(photos: Path, network: object) -> None:
+    found = features(network, photos, size=4, mode="L", device="cpu")
+    wanted = open_data(photos, "all", size=4, mode="L").load().flatten(1) / 255
+    torch.testing.assert_close(found.values, wanted)
+
+
+def test_features_of_a_named_function(photos: Path) -> None:
+    assert features("torch.nn:Flatten", photos, device="cpu").values.shape == (10, 8 * 8 * 3)
+
+
+def test_outputs_that_are_no_features_are_an_error(photos: Path) -> None:
+    with pytest.raises(DubitoError, match=r"features have shape \(10, 3, 8, 8\)"):
+        features(nn.Identity(), photos, device="cpu")

@@ -1,0 +1,131 @@
+"""Episodes from features to metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from dubito import Dirichlet
+from dubito.errors import DubitoError
+from dubito.fewshot import Engine, Features, Setting, summarize
+from dubito.fewshot.engine import evaluate_scores
+from dubito.methods import build
+from fewshot.samples import made
+
+PAPER = {"scale": "paper"}
+LOGDET = {"fisher_weight": 0.01, "scale": "paper"}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "iedl": ("iedl", LOGDET),
+    "i_mse": ("iedl", {"fisher_weight": 0.0, "scale": "paper"}),
+    "mse_logdet": ("edl", LOGDET),
+    "edl": ("edl", PAPER),
+    "redl": ("redl", PAPER),
+    "kl_pn": ("kl_pn", {}),
+    "rkl_pn": ("rkl_pn", {}),
+    "softmax": ("softmax", {}),
+    "label_smoothing": ("label_smoothing", {}),
+}
+#: of the first edition, 100 4-way episodes: mean and interval of accuracy, OOD AUPR, AUPR of the
+#: confidence, the latter two by max_prob
+FIRST_EDITION = {
+    ("iedl", 1): (0.8067, 0.0164, 0.7235, 0.0145, 0.9488, 0.0089),
+    ("iedl", 5): (0.9638, 0.0062, 0.8960, 0.0097, 0.9976, 0.0007),
+    ("edl", 1): (0.7888, 0.0183, 0.7152, 0.0139, 0.9404, 0.0098),
+    ("edl", 5): (0.9662, 0.0054, 0.8491, 0.0107, 0.9970, 0.0009),
+    ("i_mse", 1): (0.7088, 0.0235, 0.6668, 0.0181, 0.8860, 0.0179),
+    ("i_mse", 5): (0.9625, 0.0068, 0.8975, 0.0081, 0.9971, 0.0010),
+    ("mse_logdet", 1): (0.7982, 0.0164, 0.7122, 0.0148, 0.9443, 0.0089),
+    ("mse_logdet", 5): (0.9672, 0.0052, 0.8737, 0.0089, 0.9976, 0.0009),
+    ("redl", 1): (0.7845, 0.0164, 0.7165, 0.0155, 0.9323, 0.0109),
+    ("redl", 5): (0.9513, 0.0075, 0.8566, 0.0117, 0.9951, 0.0013),
+    ("kl_pn", 1): (0.8105, 0.0160, 0.7412, 0.0153, 0.9503, 0.0079),
+    ("kl_pn", 5): (0.9425, 0.0079, 0.8574, 0.0107, 0.9947, 0.0016),
+    ("rkl_pn", 1): (0.8105, 0.0160, 0.7412, 0.0153, 0.9503, 0.0079),
+    ("rkl_pn", 5): (0.9427, 0.0079, 0.8574, 0.0107, 0.9947, 0.0016),
+    ("softmax", 1): (0.8097, 0.0162, 0.7428, 0.0146, 0.9526, 0.0080),
+    ("softmax", 5): (0.9667, 0.0054, 0.9018, 0.0091, 0.9981, 0.0006),
+    ("label_smoothing", 1): (0.8108, 0.0160, 0.7425, 0.0154, 0.9494, 0.0080),
+    ("label_smoothing", 5): (0.9440, 0.0078, 0.8597, 0.0106, 0.9946, 0.0015),
+}
+
+
+@pytest.mark.parametrize(("name", "shots"), FIRST_EDITION)
+def test_figures_are_those_of_the_first_edition(name: str, shots: int) -> None:
+    method, options = METHODS[name]
+    setting = Setting(ways=4, shots=shots)
+    engine = Engine(build(method, **options), made(), made(5, 60, 64, 1), setting=setting)
+    found = summarize([engine.values(0, 100)])
+    wanted = iter(FIRST_EDITION[name, shots])
+    for metric in ("accuracy", "ood/max_prob/aupr", "confidence/max_prob/aupr"):
+        mean, interval = next(wanted), next(wanted)
+        assert found[metric]["mean"] == pytest.approx(mean, abs=interval + 1e-4), metric
+
+
+def test_fedl_needs_no_code_of_its_own() -> None:
+    engine = Engine(build("fedl"), made(), setting=Setting(ways=4, shots=5))
+    found = summarize([engine.values(0, 100)])
+    assert found["accuracy"]["mean"] > 0.9
+    assert found["ood/variance/aupr"]["mean"] > 0.7
+
+
+def test_values_do_not_depend_on_the_range() -> None:
+    engine = Engine(build("iedl"), made(), setting=Setting(ways=4, shots=2))
+    together, apart = engine.values(0, 60), [engine.values(0, 25), engine.values(25, 60)]
+    for name, values in together.items():
+        joined = np.concatenate([part[name] for part in apart])
+        np.testing.assert_allclose(joined, values, atol=0.15)  # rounding moves single queries
+        assert np.nanmean(joined) == pytest.approx(np.nanmean(values), abs=0.01)
+
+
+def test_metrics_are_those_of_scikit_learn() -> None:
+    drawn = torch.Generator().manual_seed(1)
+    alpha = 1 + 3 * torch.rand(6, 40, 4, generator=drawn)
+    labels = torch.arange(4).repeat_interleave(5)
+    dist = Dirichlet(alpha)
+    found = evaluate_scores(dist, labels)
+    for i in range(6):
+        correct = (alpha[i, :20].argmax(-1) == labels).numpy()
+        score = dist.confidence("mutual_information")[i].numpy()
+        inside = np.arange(40) < 20
+        wanted = {
+            "accuracy": correct.mean(),
+            "confidence/mutual_information/auroc": roc_auc_score(correct, score[:20]),
+            "confidence/mutual_information/aupr": average_precision_score(correct, score[:20]),
+            "ood/mutual_information/aupr": average_precision_score(inside, score),
+        }
+        for name, value in wanted.items():
+            assert found[name][i].item() == pytest.approx(value, abs=1e-6), name
+
+
+def test_metrics_of_episodes_without_errors_or_successes() -> None:
+    alpha = torch.tensor([[[9.0, 1.0], [7.0, 1.0], [1.0, 1.0]], [[1.0, 9.0], [1.0, 7.0], [1, 1]]])
+    found = evaluate_scores(Dirichlet(alpha), torch.tensor([0, 0]))
+    assert found["accuracy"].tolist() == [1, 0]
+    aupr, auroc = (found[f"confidence/max_prob/{name}"] for name in ("aupr", "auroc"))
+    assert aupr[0] == 1
+    assert aupr[1].isnan()
+    assert auroc.isnan().all()
+
+
+def test_progress_counts_the_episodes() -> None:
+    seen: list[int] = []
+    engine = Engine(build("softmax"), made(), setting=Setting(ways=4, shots=1))
+    engine.values(0, 30, seen.append)
+    assert sum(seen) == 30
+
+
+@pytest.mark.parametrize("name", ["ensemble", "mc_dropout", "der"])
+def test_other_methods_are_errors(name: str) -> None:
+    with pytest.raises(DubitoError, match="need a method of classification without members"):
+        Engine(build(name), made())
+
+
+def test_short_features_are_a_warning() -> None:
+    data = made()
+    short = Features(0.01 * data.values, data.labels, data.classes, "short")
+    with pytest.warns(UserWarning, match="multiply all features by 100"):
+        Engine(build("iedl"), short, setting=Setting(ways=4))
