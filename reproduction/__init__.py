@@ -1,0 +1,15 @@
+"""Reproduction of the I-EDL paper (Deng et al., ICML 2023): every table, ours beside the paper's.
+
+    python -m reproduction --list          # tables and recipes, and what is done
+    python -m reproduction tab_conf        # run what is missing of a table
+    python -m reproduction --report        # all tables and figures from the records
+
+| module | content |
+| --- | --- |
+| recipes | what to train: recipes/*.toml with inheritance, and the ids of records |
+| store | records in results/, compressed |
+| runner | one process, several, or a Ray cluster |
+| training, episodes | from a recipe to its records |
+| published, tables, fewshot, summary | our numbers beside published.toml |
+| figures, stopping, report | figures, the study of when to stop, files and pages |
+"""

@@ -1,0 +1,104 @@
+"""Command line: `python -m reproduction [TABLE ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dubito.errors import DubitoError
+from reproduction.recipes import Recipe, groups, read_recipes, select
+from reproduction.store import Store
+
+RESULTS, WORK = Path("results"), Path("runs/reproduction")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser."""
+    found = argparse.ArgumentParser(
+        prog="python -m reproduction",
+        description="Run the paper's experiments, and compare the results with the published ones. "
+        "The same command resumes a run that was interrupted, and runs only what is missing.",
+    )
+    add = found.add_argument
+    add("names", nargs="*", metavar="TABLE", help="tables or recipes (tab_ood, 'mnist-*'); all")
+    add("--quick", action="store_true", help="embedded data and two epochs; numbers mean nothing")
+    add("--seeds", type=_numbers, help="seeds in place of those of the recipes: 1,2,3")
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--jobs", type=int, default=1, help="number of processes")
+    add("--ray", metavar="ADDRESS", help="Ray cluster; local starts one on this machine")
+    add("--results", type=Path, help=f"folder of the records; default: {RESULTS}")
+    add("--work", type=Path, default=WORK, help=f"folder of checkpoints; default: {WORK}")
+    add("--out", type=Path, help=f"folder of the report; default: {WORK}/report")
+    add("--list", action="store_true", help="list recipes and what is done, run nothing")
+    add("--report", action="store_true", help="write all tables and figures, run nothing")
+    add("--pages", action="store_true", help="update the tables and figures of docs/, run nothing")
+    add("--stopping", action="store_true", help="print what other stopping rules would keep")
+    return found
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: Command line without the program's name.
+    """
+    chosen = parser().parse_args(arguments)
+    try:
+        return _run(chosen)
+    except DubitoError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted: the same command resumes", file=sys.stderr)
+    return 1
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    recipes = read_recipes()
+    work = chosen.work / "quick" if chosen.quick else chosen.work
+    folder = chosen.results or (work / "results" if chosen.quick else RESULTS)
+    if chosen.quick:
+        from reproduction.quick import quick
+
+        recipes = {name: quick(recipe) for name, recipe in recipes.items()}
+    some = select(recipes, chosen.names)
+    store = Store(folder, recipes)
+    if chosen.list:
+        _list(some, store, chosen.seeds)
+        return 0
+    problems: dict[str, str] = {}
+    if not (chosen.report or chosen.pages or chosen.stopping):
+        from reproduction.runner import run
+
+        problems = run(
+            some, store, work, seeds=chosen.seeds, device=chosen.device, jobs=chosen.jobs,
+            ray=chosen.ray,
+        )  # fmt: skip
+        for unit, problem in problems.items():
+            print(f"failed: {unit}: {problem}", file=sys.stderr)
+    from reproduction import report
+
+    if chosen.stopping:
+        print(report.stopping_text(store, [recipe.name for recipe in some]))
+    elif chosen.pages:
+        report.write_pages(store)
+    else:
+        print(report.write(store, chosen.out or work / "report"))
+    return bool(problems)
+
+
+def _list(recipes: Sequence[Recipe], store: Store, seeds: Sequence[int] | None) -> None:
+    for recipe in recipes:
+        cells = recipe.cells(seeds)
+        done = sum(store.get(cell) is not None for cell in cells)
+        print(f"{recipe.name:47} {done:2} of {len(cells):2}  {recipe.about}")
+    print(f"tables: {', '.join(groups(recipes))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""From a few-shot recipe to its record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dubito import fewshot
+from dubito.data.files import data_folder
+from dubito.errors import DubitoError
+from dubito.fewshot import Choice, Features, Setting
+from dubito.methods import from_dict
+from reproduction import quick
+from reproduction.recipes import Cell
+from reproduction.store import Record
+from reproduction.training import describe, device_name
+
+__all__ = ["evaluate"]
+
+DIGITS = 6
+
+
+def evaluate(cell: Cell, folder: Path, device: str) -> Record:
+    """Evaluate the episodes of a recipe, or continue, and return its record.
+
+    Args:
+        cell: Recipe and seed.
+        folder: Folder of finished parts.
+        device: "cpu" or "cuda".
+    """
+    start, sections = time.perf_counter(), cell.recipe.sections
+    (ways, shots), method = cell.recipe.setting, from_dict(sections["method"])
+    inside, outside = _features(sections["features"]), _features(sections["ood"])
+    tune, reference, tuning = sections.get("tune"), None, {}
+    scaling: Any = "none"
+    if tune is not None:
+        reference = _features(tune["features"])
+        choice = fewshot.tune(
+            reference, Setting(ways=ways, shots=shots, seed=cell.seed), method,
+            space={k: v for k, v in tune.items() if k not in ("features", "objective")},
+            objective=tune["objective"], ood_score="alpha0",
+            episodes=sections["setting"]["tune_episodes"],
+            storage=folder / "tuning.log", device=device,
+        )  # fmt: skip
+        method, scaling = choice.method, choice.scaling
+        tuning = {"tuning": _tuning(choice)}
+    result = fewshot.fewshot(
+        inside, ood=outside, method=method.to_dict(), ways=ways, shots=shots,
+        episodes=sections["setting"]["episodes"], seed=cell.seed, scaling=scaling,
+        reference=reference, device=device, out=folder / "episodes",
+    )  # fmt: skip
+    figures = _rounded(result["metrics"])
+    return {
+        **describe(cell),
+        "training": {"seconds": round(time.perf_counter() - start, 1)},
+        "result": {
+            "accuracy": figures["accuracy"]["mean"],
+            "episodes": result["episodes"],
+            "figures": figures,
+        },
+        **tuning,
+        "used": {key: result[key] for key in ("method", "features", "ood", "solver")},
+        "device": device_name(device),
+    }
+
+
+def _features(source: str) -> Features:
+    if source.startswith(quick.PREFIX):
+        return quick.features(source)
+    path = data_folder() / source
+    if not path.exists():
+        raise DubitoError(
+            f"there are no features {path}: make them with `dubito features`; DUBITO_DATA names "
+            "the data folder"
+        )
+    return fewshot.read_features(path)
+
+
+def _tuning(choice: Choice) -> dict[str, Any]:
+    """Return the trials, in an order that a resumed search repeats, and the choice among them."""
+    trials = []
+    for trial in choice.trials:
+        own = dict(trial)
+        values = {
+            name: {"mean": own.pop(name), "interval": own.pop(f"{name}_interval")}
+            for name in ("accuracy", "ood_aupr")
+        }
+        scaling = own.pop("scaling")
+        trials.append({"hyperparameters": own, "scaling": scaling, **values})
+    trials.sort(key=lambda trial: (sorted(trial["hyperparameters"].items()), trial["scaling"]))
+    chosen = {name: getattr(choice.method, name) for name in trials[0]["hyperparameters"]}
+    return dict(_rounded({"choice": chosen, "scaling": choice.scaling, "trials": trials}))
+
+
+def _rounded(values: Any) -> Any:
+    """Round to more decimals than any interval resolves."""
+    if isinstance(values, Mapping):
+        return {key: _rounded(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_rounded(value) for value in values]
+    if isinstance(values, float) and math.isnan(values):
+        return None
+    return round(values, DIGITS) if isinstance(values, float) else values

@@ -1,0 +1,345 @@
+"""From a recipe to the records of its trainings."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from dubito import __version__, data, evaluation, metrics
+from dubito.calibration import Calibration
+from dubito.data import Source
+from dubito.data.humans import human_counts
+from dubito.distributions import Categorical, Dirichlet, Distribution
+from dubito.model import Model, Preprocessing
+from dubito.tasks import Classification, Task
+from dubito.training import Callback, History, Progress, Trainer
+from reproduction import quick
+from reproduction.recipes import Cell, Recipe
+from reproduction.results import SCORES
+from reproduction.store import FORMAT, Record
+
+__all__ = ["describe", "device_name", "train"]
+
+#: seconds between two lines of progress
+INTERVAL = 30.0
+#: scores that are evaluated at each validation
+WATCHED = ("max_prob", "alpha0")
+BINS, EXTREMES = 101, 5
+#: alpha0 of scaled evidence must stay finite in float32
+MOST_LOG_EVIDENCE = 60.0
+
+
+class _Data(NamedTuple):
+    task: Classification
+    train: Source
+    validation: Source
+    test: Source
+    ood: dict[str, Source]
+
+
+def train(recipe: Recipe, seeds: Sequence[int], folder: Path, device: str) -> list[Record]:
+    """Train a recipe with several seeds, or continue, and return its records.
+
+    Args:
+        recipe: Recipe of a training.
+        seeds: Seeds.
+        folder: Folder of the checkpoints.
+        device: "cpu" or "cuda".
+    """
+    config, found = recipe.config, _read(recipe)
+    samples = [(s.load(), found.task.encode(s.target)) for s in (found.train, found.validation)]
+    preprocessing = Preprocessing.fit(found.train.format, samples[0][0], config.data.standardize)
+    models = [
+        Model.build(config.method, found.task, preprocessing, config.backbone, seed=seed)
+        for seed in seeds
+    ]
+    callbacks: list[Callback] = [_Watch(models[0], found)] if recipe.evaluate["watch"] else []
+    trainer = Trainer(config.training, callbacks=[*callbacks, _Lines(recipe.name)], device=device)
+    folders = [folder / f"seed-{seed}" for seed in seeds]
+    for place in folders:
+        place.mkdir(parents=True, exist_ok=True)
+    histories = trainer.fit_many(models, *samples, seeds=seeds, out=folders)
+    return [
+        {
+            **describe(Cell(recipe, seed)),
+            "training": _training(history, recipe),
+            **_evaluate(model, found, recipe),
+            "device": device_name(device),
+        }
+        for seed, model, history in zip(seeds, models, histories, strict=True)
+    ]
+
+
+def describe(cell: Cell) -> Record:
+    """Return the keys that all records have."""
+    return {
+        "format": FORMAT,
+        "recipe": cell.recipe.name,
+        "id": cell.id,
+        "seed": cell.seed,
+        "quick": cell.recipe.quick,
+        "config": cell.recipe.sections,
+        "versions": {"dubito": __version__, "torch": torch.__version__},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def device_name(device: str) -> str:
+    """Return the name of a GPU, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def _read(recipe: Recipe) -> _Data:
+    """Read all data before the training, so that nothing is missing after it."""
+    config = recipe.config.data
+    source = config.open(config.source)
+    task = Classification.from_target(source.target)
+    train, validation = config.divide(source, task)
+    counts = torch.bincount(task.encode(train.target), minlength=task.size)
+    task = task.model_copy(update={"counts": tuple(counts.tolist())})
+    test = config.open(config.source, "test", format=source.format)
+    prefix = quick.PREFIX if recipe.quick else ""
+    ood = {
+        name: data.open(prefix + name, "test", format=source.format, labeled=False)
+        for name in recipe.evaluate["ood"]
+    }
+    if recipe.evaluate["humans"]:
+        _human_entropy(recipe)
+    return _Data(task, train, validation, test, ood)
+
+
+class _Watch:
+    """Evaluate on test and OOD sets at each validation; nothing is decided by it."""
+
+    def __init__(self, model: Model, data: _Data) -> None:
+        self.model, self.data = model, data
+
+    def __call__(self, progress: Progress) -> None:
+        """Add the figures to the record of an epoch."""
+        if progress.record is not None and "validation" in progress.record:
+            model = self.model
+            seen = Model(progress.network, model.method, model.task, model.preprocessing).eval()
+            progress.record["watched"] = _watch(seen, self.data)
+
+
+def _watch(model: Model, found: _Data) -> dict[str, float]:
+    """Return accuracy, and AUPR and AUROC of each OOD set."""
+    dist: Any = model.predict(found.test.load()).distribution
+    target = model.task.encode(found.test.target)
+    seen = {"accuracy": metrics.accuracy(dist.probs, target).item()}
+    scores = [score for score in WATCHED if score in dist.scores]
+    for name, source in found.ood.items():
+        other = model.predict(source.load()).distribution
+        for score, values in evaluation.ood_detection(dist, other, scores).items():
+            seen |= {f"{name}/{score}/{metric}": values[metric] for metric in ("aupr", "auroc")}
+    return seen
+
+
+class _Lines:
+    """Print a line of progress now and then."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.shown = name, time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.record is None or now - self.shown < INTERVAL:
+            return
+        self.shown = now
+        minutes = progress.seconds_left / 60
+        print(
+            f"{self.name} seed {progress.seed}: epoch {progress.epoch} of {progress.epochs}, loss "
+            f"{progress.record['loss']:.4f}, at most {minutes:.0f} min left",
+            flush=True,
+        )
+
+
+def _training(history: History, recipe: Recipe) -> dict[str, Any]:
+    validated = [record for record in history.records if "validation" in record]
+    found: dict[str, Any] = {"epoch": [record["epoch"] for record in validated]}
+    for name in ("accuracy", "loss"):
+        found[f"validation_{name}"] = [record["validation"][name] for record in validated]
+    if recipe.evaluate["watch"]:
+        seen = [record["watched"] for record in validated]
+        found["watched"] = {name: [one[name] for one in seen] for name in seen[0]}
+    return {
+        "epochs": len(history.records),
+        "best_epoch": history.best_epoch,
+        "seconds": history.seconds,
+        "validation_accuracy": history.best["validation"]["accuracy"],
+        "history": _plain(found, 6),
+    }
+
+
+def _plain(values: Any, digits: int | None = None) -> Any:
+    """Round floats to significant digits; infinities become text, which JSON has.
+
+    >>> _plain({"a": [0.123456789, 3, math.inf]}, 6)
+    {'a': [0.123457, 3, 'inf']}
+    """
+    if isinstance(values, Mapping):
+        return {key: _plain(value, digits) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_plain(value, digits) for value in values]
+    if not isinstance(values, float):
+        return values
+    if math.isnan(values):
+        raise ValueError("a result is NaN")
+    rounded = values if digits is None else float(f"{values:.{digits}g}")
+    return rounded if math.isfinite(rounded) else str(rounded)
+
+
+# --- evaluation ---
+
+
+def _evaluate(model: Model, found: _Data, recipe: Recipe) -> dict[str, Any]:
+    """Evaluate a trained model: results, curves, and the most and least uncertain samples."""
+    test = model.predict(found.test)
+    target, dist = model.task.encode(found.test.target), test.distribution
+    fitted = model.calibrate(found.validation).calibration
+    assert fitted is not None
+    others = {name: model.predict(source).distribution for name, source in found.ood.items()}
+    noise = model.evaluate(found.test, noise=recipe.evaluate["noise"]).get("noise", {})
+    scores = [score for score in SCORES if score in dist.scores]
+    values = {
+        name: {score: one.score(score) for score in scores}
+        for name, one in {"test": dist, **others}.items()
+    }
+    wrong = test.point != target
+    whole = evaluation.evaluate(model.task, dist, target, scores, fitted)
+    result: dict[str, Any] = {
+        "test": {"data": found.test.name, "part": "test", "samples": len(dist)},
+        "accuracy": whole["metrics"]["accuracy"],
+        "calibration": _calibration(whole["metrics"]),
+        "aurc": whole["aurc"],
+        "misclassification": whole.get("error_detection", {}),
+        "ood": _detection(dist, others, scores),
+        "noise": {
+            sigma: {"seed": 0, "samples": len(dist), "detection": one["detection"]}
+            for sigma, one in noise.items()
+        },
+        "calibrated": {
+            "theta": list(fitted.theta),
+            "calibration": _calibration(whole["calibrated"]),
+            "ood": _detection(
+                _scaled(fitted, dist), {name: _scaled(fitted, one) for name, one in others.items()}
+            ),
+        },
+    }
+    if recipe.evaluate["humans"]:
+        result["humans"] = _correlations(values["test"], _human_entropy(recipe))
+    curves = {
+        **_densities(values),
+        "reliability": {
+            "before": _reliability(model.task, dist.predictive, target),
+            "after": _reliability(model.task, fitted(dist), target),
+        },
+        "risk_coverage": evaluation.risk_coverage(dist, wrong, scores),
+    }
+    classes = [str(name) for name in found.task.classes]
+    return {
+        "result": _plain(result),
+        "curves": _plain(curves, 6),
+        "extremes": _extremes(values["test"].get("expected_entropy"), target, classes),
+    }
+
+
+def _calibration(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: values[name] for name in ("ece", "brier", "nll")}
+
+
+def _detection(
+    dist: Distribution, others: Mapping[str, Distribution], scores: Sequence[str] | None = None
+) -> dict[str, Any]:
+    if scores is None:
+        scores = [score for score in SCORES if score in dist.scores]
+    return {
+        name: {
+            "source": name,
+            "samples": len(one),
+            "detection": evaluation.ood_detection(dist, one, scores),
+        }
+        for name, one in others.items()
+    }
+
+
+def _scaled(fitted: Calibration, dist: Distribution) -> Distribution:
+    """Return the Dirichlet with calibrated evidence; of other distributions the probabilities."""
+    if not isinstance(dist, Dirichlet) or dist.prior == 0:
+        predictive: Any = fitted(dist)
+        return Categorical(predictive.logits.float())
+    factor, power = fitted.theta
+    logs = factor + math.exp(power) * dist.evidence.double().clamp_min(0).log()
+    # What is too much is subtracted from all classes of a sample.
+    excess = (logs.amax(-1, keepdim=True) - MOST_LOG_EVIDENCE).clamp_min(0)
+    alpha = dist.prior + (logs - excess).exp()
+    return Dirichlet(alpha.to(dist.alpha.dtype), dist.prior)
+
+
+def _reliability(task: Task, predictive: Any, target: Tensor) -> dict[str, list[float]]:
+    curve = task.reliability(predictive, target)
+    names = {"confidence": "expected", "accuracy": "observed", "count": "count"}
+    return {name: curve[key] for name, key in names.items()}
+
+
+def _densities(sets: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Return the histogram of each score on each set, and its energy distance from the test set.
+
+    Scores are scaled to [0, 1] over all sets; histograms have the mean 1.
+    """
+    densities: dict[str, dict[str, list[float]]] = {name: {} for name in sets}
+    distances: dict[str, dict[str, float]] = {name: {} for name in sets if name != "test"}
+    for score in sets["test"]:
+        every = torch.cat([values[score].double() for values in sets.values()])
+        low, span = every.min(), every.max() - every.min()
+        scaled = {
+            name: (values[score].double() - low) / torch.where(span > 0, span, 1.0)
+            for name, values in sets.items()
+        }
+        for name, values in scaled.items():
+            counts = torch.histc(values, BINS, 0.0, 1.0)
+            densities[name][score] = (counts * (BINS / len(values))).tolist()
+        for name, found in distances.items():
+            found[score] = metrics.energy_distance(scaled["test"], scaled[name]).item()
+    return {"densities": densities, "energy_distance": distances}
+
+
+def _extremes(entropy: Tensor | None, target: Tensor, classes: Iterable[str]) -> dict[str, Any]:
+    """Return the test samples of each class with the highest and the lowest data uncertainty."""
+    if entropy is None:
+        return {}
+    found: dict[str, dict[str, list[int]]] = {}
+    for number, name in enumerate(classes):
+        own = (target == number).nonzero().flatten()
+        order = own[entropy[own].sort(stable=True).indices].tolist()
+        if order:
+            found[name] = {"hard": order[::-1][:EXTREMES], "easy": order[:EXTREMES]}
+    return {"data_uncertainty": found}
+
+
+def _human_entropy(recipe: Recipe) -> Tensor:
+    """Return the entropy of the labels that people gave to each test image: (N,)."""
+    counts = quick.human_counts() if recipe.quick else human_counts()
+    # Sorted, so that equal counts for other classes are ties and not a rounding apart.
+    shares = counts.sort(-1).values.double() / counts.sum(-1, keepdim=True)
+    entropy: Tensor = torch.special.entr(shares).sum(-1)
+    return entropy
+
+
+def _correlations(scores: Mapping[str, Tensor], people: Tensor) -> dict[str, Any]:
+    """Return Spearman's rank correlation of each score with the entropy of people's labels."""
+    ranks = pd.Series(people.numpy()).rank()
+    found: dict[str, Any] = {}
+    for name, values in scores.items():
+        correlation = pd.Series(values.double().numpy()).rank().corr(ranks)
+        if not math.isnan(correlation):  # a constant score has no ranks
+            found[name] = {"spearman": float(correlation)}
+    return {**found, "samples": len(people)}
