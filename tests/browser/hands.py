@@ -1,4 +1,4 @@
-"""What a person does to the page: strokes, files, pastes and drops."""
+"""What a user does on the page, and what the page shows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 Stroke = list[tuple[float, float]]
+#: ms; a deadlock ends here, nothing else depends on it
+PATIENCE = 120_000
 
 
 def arc(
     x: float, y: float, across: float, down: float, begin: float, end: float, steps: int = 9
 ) -> Stroke:
-    """A piece of an ellipse, by angles in degrees, clockwise from the right."""
+    """Return a part of an ellipse, by angles in degrees, clockwise from the right."""
     angles = [math.radians(begin + (end - begin) * i / steps) for i in range(steps + 1)]
     return [(x + across * math.cos(a), y + down * math.sin(a)) for a in angles]
 
@@ -45,7 +47,7 @@ DIGITS: dict[str, list[Stroke]] = {
 
 
 def draw(page: Page, strokes: list[Stroke], scale: float = 1.0, shift: float = 0.0) -> None:
-    """Draw by mouse, perhaps smaller and elsewhere."""
+    """Draw with the mouse, scaled and shifted."""
     box = page.locator("#surface").bounding_box()
     assert box is not None
 
@@ -62,7 +64,7 @@ def draw(page: Page, strokes: list[Stroke], scale: float = 1.0, shift: float = 0
 
 
 def png(pixels: npt.NDArray[np.uint8], form: str = "PNG") -> bytes:
-    """An image as the bytes of a file."""
+    """Return an image as the content of a file."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, form)
     return buffer.getvalue()
@@ -94,7 +96,7 @@ def offer(
     text: str | None = None,
     target: str = "main",
 ) -> bool:
-    """Paste or drop (name, type, content) or text on an element; whether the page took it."""
+    """Paste or drop files (name, type, content) or text; return whether the page took them."""
     given = [
         {"name": name, "type": kind, "content": base64.b64encode(content).decode()}
         for name, kind, content in files
@@ -103,7 +105,7 @@ def offer(
     return taken
 
 
-# Chromium keeps the content of files to itself, so what is sent is noted where it is sent.
+# Playwright does not get the content of files, so that the page records what it sends.
 NOTE = """
 window.sent = [];
 const send = window.fetch;
@@ -122,7 +124,7 @@ async () => {
 
 
 def sent(page: Page) -> list[list[bytes]]:
-    """The files of each request of the page so far."""
+    """Return the files of each request so far."""
     return [[bytes(content) for content in files] for files in page.evaluate(SENT)]
 
 
@@ -136,21 +138,21 @@ SEEN = """
 
 
 def seen(page: Page) -> npt.NDArray[np.float64]:
-    """What the page shows as seen by the model: (H, W, 4) in 0..255."""
+    """Return the input of the model that the page shows: (H, W, 4) in 0..255."""
     height, width, data = page.evaluate(SEEN)
     return np.array(data, dtype=float).reshape(height, width, 4)
 
 
 def until(page: Page, expression: str) -> None:
-    """Wait for something to hold. Playwright's own way is an eval, which the page forbids."""
-    end = time.monotonic() + 10
+    """Wait for a condition. Playwright's own way is an eval, which the page forbids."""
+    end = time.monotonic() + PATIENCE / 1000
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"never: {expression}"
         page.wait_for_timeout(20)
 
 
 def answered(page: Page, *states: str) -> str:
-    """Wait until nothing is under way and there is an answer, or another state; which it is."""
+    """Wait for an answer, or for one of some states, and return the state."""
     wanted = states or ("accept", "abstain", "plain")
     done = '#answer:not([aria-busy="true"])'
     page.wait_for_selector(", ".join(f'{done} #verdict[data-state="{one}"]' for one in wanted))
@@ -159,8 +161,16 @@ def answered(page: Page, *states: str) -> str:
     return state
 
 
-def told(page: Page) -> dict[str, Any]:
-    """The numbers on the page: belief by class, vacuity, and the three uncertainties."""
+def pick(page: Page, kind: str, place: int = 0) -> str:
+    """Click a sample of the gallery, wait for its answer and return the state."""
+    samples = f".group.{kind} .sample"
+    page.locator(samples).nth(place).click()
+    until(page, f"document.querySelectorAll('{samples}')[{place}].ariaPressed === 'true'")
+    return answered(page)
+
+
+def shown(page: Page) -> dict[str, Any]:
+    """Return the numbers on the page: belief by class, vacuity, and the three uncertainties."""
     rows = page.locator("#bars tbody").first.locator("tr")
     belief = {
         rows.nth(i).locator("th").inner_text(): rows.nth(i).locator("td").nth(1).inner_text()
@@ -169,3 +179,18 @@ def told(page: Page) -> dict[str, Any]:
     kinds = page.locator("#kinds .value").all_inner_texts()
     vacuity = page.locator("#bars .doubt td").nth(1).inner_text()
     return {"belief": belief, "vacuity": vacuity, "kinds": kinds}
+
+
+def text(page: Page, name: str) -> str:
+    """Return the text of an element by its id."""
+    return page.locator(f"#{name}").inner_text()
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """Return a row of a response about ten classes, with changes."""
+    shares = {str(k): 0.1 for k in range(10)}
+    return {
+        "prediction": "3", "probability": 0.1, "probs": shares, "belief": {**shares, "0": 0.05},
+        "vacuity": 0.05, "alpha": dict.fromkeys(shares, 1.0), "total": 1.5, "aleatoric": 1.0,
+        "epistemic": 0.5, "accepted": True, "reason": "accepted", **changes,
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pictures of the page for the documents, of a demo that runs: python screenshots.py URL FOLDER."""
+"""Pictures for the documentation, of running services: python screenshots.py FOLDER NAME=URL ..."""
 
 from __future__ import annotations
 
@@ -15,77 +15,50 @@ from browser.watched import CHROMIUM
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SHOTS: dict[str, tuple[dict[str, Any], str]] = {
-    "serve-accept": ({"viewport": {"width": 1180, "height": 800}}, "draw"),
-    "serve-abstain": (
-        {"viewport": {"width": 1180, "height": 800}, "color_scheme": "dark"},
-        "letter",
-    ),
-    "serve-phone": (
-        {
-            "viewport": {"width": 360, "height": 800},
-            "device_scale_factor": 2,
-            "is_mobile": True,
-            "has_touch": True,
-        },
-        "phone",
-    ),
-    "serve-triangle": ({"viewport": {"width": 1000, "height": 800}}, "blend"),
+WIDE: dict[str, Any] = {"viewport": {"width": 1180, "height": 800}}
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 360, "height": 800},
+    "device_scale_factor": 2,
+    "is_mobile": True,
+    "has_touch": True,
 }
-#: kind -> the group of the gallery, and which of its samples
-SAMPLES = {"letter": ("Letters", 4), "blend": ("Two at once", 3)}
+#: file -> name of the service, options of the browser, what to do
+SHOTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "serve-accept": ("demo", WIDE, "draw"),
+    "serve-abstain": ("demo", {**WIDE, "color_scheme": "dark"}, "letter"),
+    "serve-phone": ("demo", PHONE, "draw"),
+    "serve-regression": ("regression", WIDE, ""),
+}
 
 
-def act(page: Page, kind: str) -> None:
-    """Bring the page into the state to be seen."""
-    if kind in SAMPLES:
-        group, place = SAMPLES[kind]
-        page.locator(".group", has_text=group).locator(".sample").nth(place).click()
-        answered(page)
-        page.evaluate("scrollTo(0, 0)")
-    else:
-        draw(page, DIGITS["3" if kind == "draw" else "2"])
-        answered(page)
-    page.mouse.move(0, 0)
-    page.wait_for_selector("#turn-trace circle >> nth=12", state="attached")
-    page.wait_for_timeout(300)
-
-
-def shot(page: Page, kind: str) -> bytes:
-    """What is in sight or, for the triangle, its section."""
-    if kind != "blend":
-        return page.screenshot()
-    box = page.locator("#triangle .sides").bounding_box()
-    assert box is not None
-    return page.screenshot(
-        full_page=True,
-        clip={
-            "x": box["x"] - 24,
-            "y": box["y"] - 16,
-            "width": box["width"] + 48,
-            "height": box["height"] + 32,
-        },
-    )
-
-
-def save(content: bytes, path: Path, few: bool) -> None:
-    """A small file; with few colours where there is no gradient that would show it."""
-    with Image.open(io.BytesIO(content)) as opened:
-        image = opened.convert("RGB")
-        if few:
-            image = image.quantize(192, dither=Image.Dither.NONE)
-        image.save(path, optimize=True)
-
-
-def shoot(browser: Browser, url: str, folder: Path) -> None:
-    """All pictures."""
-    for name, (options, kind) in SHOTS.items():
-        context = browser.new_context(**options)
-        page = context.new_page()
-        page.goto(url)
+def act(page: Page, action: str) -> None:
+    """Bring the page into the state to show."""
+    if action == "draw":
+        draw(page, DIGITS["3"])
+    elif action == "letter":
         page.wait_for_selector(".sample")
-        act(page, kind)
-        save(shot(page, kind), folder / f"{name}.png", few=kind != "blend")
+        page.locator(".group", has_text="Letters").locator(".sample").nth(4).click()
+        page.wait_for_selector(".sample[aria-pressed=true]")
+    answered(page)
+    if action:
+        page.wait_for_selector("#turn-trace circle >> nth=12", state="attached")
+    page.evaluate("scrollTo(0, 0)")
+    page.mouse.move(0, 0)
+
+
+def shoot(browser: Browser, urls: dict[str, str], folder: Path) -> None:
+    """Write all pictures whose services run."""
+    for name, (service, options, action) in SHOTS.items():
+        if service not in urls:
+            continue
+        context = browser.new_context(reduced_motion="reduce", **options)
+        page = context.new_page()
+        page.goto(urls[service])
+        page.wait_for_selector("body[data-ready]")
+        act(page, action)
+        with Image.open(io.BytesIO(page.screenshot())) as image:
+            few = image.convert("RGB").quantize(192, dither=Image.Dither.NONE)
+            few.save(folder / f"{name}.png", optimize=True)
         context.close()
 
 
@@ -94,5 +67,5 @@ if __name__ == "__main__":
 
     with sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        shoot(chromium, sys.argv[1], Path(sys.argv[2]))
+        shoot(chromium, dict(pair.split("=", 1) for pair in sys.argv[2:]), Path(sys.argv[1]))
         chromium.close()

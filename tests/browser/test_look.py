@@ -1,4 +1,4 @@
-"""How the page looks: on a phone, in the dark, without a mouse, and that it stays in place."""
+"""Look and accessibility: sizes, colors, keyboard, and a layout that stays in place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from browser.hands import DIGITS, answered, draw, seen, told
+from browser.hands import DIGITS, answered, draw, pick, seen, shown
 from browser.watched import Watched
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 PHONE = {"width": 360, "height": 740}
 WIDE = {"width": 1280, "height": 900}
 
-# Every element whose own text is seen, with its colour, what lies behind it and its size.
+# Elements with visible text: the text, its color, the color behind it, and its size.
 TEXTS = """
 () => {
   const apart = ".unseen, .skip, dialog:not([open]), noscript, svg, :disabled, .hint, .drop";
@@ -56,27 +56,26 @@ PLACES = """
 """
 
 
-def luminance(colour: list[float]) -> float:
-    shares = np.array(colour[:3]) / 255
+def luminance(color: list[float]) -> float:
+    shares = np.array(color[:3]) / 255
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def contrast(one: list[float], other: list[float]) -> float:
-    """The ratio of WCAG 2."""
+    """Return the contrast ratio of WCAG 2."""
     low, high = sorted([luminance(one), luminance(other)])
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
-def test_text_can_be_read(opened: Callable[..., Watched], scheme: str, dark: bool) -> None:
+def test_contrast_of_text(opened: Callable[..., Watched], scheme: str, dark: bool) -> None:
     page = opened(color_scheme=scheme).page
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     paper = luminance(page.evaluate(ground))
     assert paper < 0.05 if dark else paper > 0.8
     for kind in ("known", "unknown"):
-        page.locator(f".group.{kind} .sample").first.click()
-        answered(page)
+        pick(page, kind)
         texts = page.evaluate(TEXTS)
         assert len(texts) > 60
         poor = [
@@ -87,10 +86,9 @@ def test_text_can_be_read(opened: Callable[..., Watched], scheme: str, dark: boo
         assert not poor
 
 
-def test_nothing_is_wider_than_the_screen(demo: Watched) -> None:
-    page = demo.page
-    page.locator(".group.unknown .sample").first.click()
-    answered(page)
+@pytest.mark.parametrize("name", ["demo", "photos", "regression"])
+def test_nothing_is_wider_than_the_screen(opened: Callable[..., Watched], name: str) -> None:
+    page = opened(name).page
     beyond = """
     (width) => [...document.querySelectorAll("body *")]
       .filter((one) => one.checkVisibility() && !one.closest(".unseen, .skip"))
@@ -103,7 +101,7 @@ def test_nothing_is_wider_than_the_screen(demo: Watched) -> None:
         assert page.evaluate(beyond, width) == []
 
 
-def test_what_is_clicked_on_a_phone_is_large_enough(opened: Callable[..., Watched]) -> None:
+def test_targets_on_a_phone_are_large_enough(opened: Callable[..., Watched]) -> None:
     page = opened(viewport=PHONE, has_touch=True).page
     page.wait_for_selector(".sample")
     sizes: list[list[Any]] = page.evaluate("""
@@ -122,33 +120,23 @@ def test_nothing_moves_when_answers_come(
     page = opened(viewport=viewport).page
     page.wait_for_selector(".sample")
     before = page.evaluate(PLACES)
-    seen_states = set()
+    states = set()
     for kind, place in [("known", 0), ("unknown", 0), ("known", 1), ("unknown", 1)]:
-        page.locator(f".group.{kind} .sample").nth(place).click()
-        seen_states.add(answered(page))
+        states.add(pick(page, kind, place))
         after = page.evaluate(PLACES)
         for name, box in before.items():
             assert after[name] == pytest.approx(box, abs=1), name
-    assert seen_states == {"accept", "abstain"}
+    assert states == {"accept", "abstain"}
 
 
-def test_accept_and_abstain_differ_by_more_than_colour(demo: Watched) -> None:
+def test_accepted_and_abstained_differ_without_color(demo: Watched) -> None:
     page = demo.page
-    shown = {}
-    for place in range(8):
-        kind = ("known", "unknown")[place % 2]
-        page.locator(f".group.{kind} .sample").nth(place // 2).click()
-        state = answered(page)
-        style = "getComputedStyle(document.getElementById('verdict')).borderTopStyle"
-        texts = [page.locator(f"#{one}").inner_text() for one in ("tile", "stamp", "headline")]
-        shown[state] = [*texts, page.evaluate(style)]
-    tile, stamp, headline, border = shown["accept"]
-    assert stamp == "✓ Accepted"
-    assert headline == f"It’s {tile}."
-    assert border == "solid"
-    tile, stamp, headline, border = shown["abstain"]
-    assert (tile, stamp, border) == ("?", "? Abstained", "dashed")
-    assert headline.startswith("I don’t know: ")
+    found = {}
+    for kind in ("known", "unknown"):
+        state = pick(page, kind)
+        border = "getComputedStyle(document.getElementById('verdict')).borderTopStyle"
+        found[state] = page.locator("#tile").inner_text(), page.evaluate(border)
+    assert found == {"accept": ("0", "solid"), "abstain": ("?", "dashed")}
 
 
 def focused(page: Page) -> str:
@@ -175,13 +163,12 @@ def test_drawing_by_keyboard(demo: Watched) -> None:
     assert focused(page) == "skip"
     tab_to(page, "surface")
     assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "draw-help"
-    # A one: up, pen down, down.
     press(page, *["ArrowUp"] * 8, "Space", *["ArrowDown"] * 16, "Space")
     answered(page)
     view = seen(page)[..., 0]
     rows, columns = np.nonzero(view > 60)
     assert np.ptp(rows) > 3 * np.ptp(columns)
-    press(page, "ArrowRight")  # with the pen up nothing is drawn
+    press(page, "ArrowRight")  # the pen is up
     answered(page)
     np.testing.assert_array_equal(seen(page)[..., 0], view)
     assert page.evaluate("scrollY") == 0
@@ -195,7 +182,7 @@ def test_drawing_by_keyboard(demo: Watched) -> None:
     answered(page, "idle")
 
 
-def test_all_else_by_keyboard(demo: Watched) -> None:
+def test_everything_else_by_keyboard(demo: Watched) -> None:
     page = demo.page
     draw(page, DIGITS["1"])
     answered(page)
@@ -211,7 +198,7 @@ def test_all_else_by_keyboard(demo: Watched) -> None:
     press(page, "Enter")
     page.wait_for_selector(".sample[aria-pressed=true]")
     answered(page)
-    assert told(page)["vacuity"] != "–"
+    assert shown(page)["vacuity"] != "–"
     assert focused(page) == "sample"
     tab_to(page, "follow")
     press(page, "Space")
@@ -239,8 +226,7 @@ def test_everything_has_a_name(demo: Watched) -> None:
 
 def test_the_answer_stays_in_sight(opened: Callable[..., Watched]) -> None:
     page = opened(viewport=PHONE).page
-    page.locator(".group.unknown .sample").first.click()
-    answered(page)
+    pick(page, "unknown")
     dock = page.locator("#dock")
     assert dock.is_visible()
     assert page.locator("#headline").inner_text() in dock.inner_text()

@@ -1,4 +1,4 @@
-"""The Dirichlet on the triangle, and the numbers behind it, against SciPy."""
+"""The Dirichlet distribution on the triangle, against SciPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from browser.hands import DIGITS, answered, draw
+from browser.hands import DIGITS, answered, draw, row
 from browser.watched import Watched
 
 pytestmark = pytest.mark.browser
@@ -35,7 +35,7 @@ PIXEL = """
 """
 
 
-def test_numbers_agree_with_scipy(demo: Watched) -> None:
+def test_log_gamma_and_density(demo: Watched) -> None:
     values = [*np.geomspace(1e-3, 1e7, 60), 0.5, 1, 2]
     found = demo.page.evaluate(GAMMA, [float(value) for value in values])
     np.testing.assert_allclose(found, special.gammaln(values), rtol=1e-12, atol=1e-12)
@@ -45,18 +45,6 @@ def test_numbers_agree_with_scipy(demo: Watched) -> None:
         seen = demo.page.evaluate(EXCESS, [alpha, points.tolist()])
         wanted = [stats.dirichlet.logpdf(x / x.sum(), alpha) - math.log(2) for x in points]
         np.testing.assert_allclose(seen, wanted, rtol=1e-9, atol=1e-7)
-
-
-def test_three_of_many_classes_are_dirichlet() -> None:
-    # What the page relies on, by draws: three components, made to sum to one, keep their alpha.
-    rng = np.random.default_rng(0)
-    alpha = np.array([3.0, 1.5, 7.0, 2.0, 1.0])
-    part = rng.dirichlet(alpha, 20_000)[:, :3]
-    part /= part.sum(1, keepdims=True)
-    total = alpha[:3].sum()
-    for k in range(3):
-        marginal = stats.beta(alpha[k], total - alpha[k])
-        assert stats.kstest(part[:, k], marginal.cdf).pvalue > 1e-3
 
 
 def test_corners_follow_and_can_be_chosen(demo: Watched) -> None:
@@ -70,7 +58,7 @@ def test_corners_follow_and_can_be_chosen(demo: Watched) -> None:
     assert corners[0] == best
     assert len(set(corners)) == 3
     assert len(probs) == 10
-    # Choosing a class that another corner has makes the two change places.
+    # The corner that had the class gets the other one.
     selects.nth(0).select_option(corners[1])
     assert [selects.nth(i).input_value() for i in range(3)] == [corners[1], corners[0], corners[2]]
     assert not page.locator("#follow").is_checked()
@@ -84,22 +72,19 @@ def test_corners_follow_and_can_be_chosen(demo: Watched) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_colour_is_that_of_the_density(opened: Callable[..., Watched], scheme: str) -> None:
+def test_color_is_the_density(opened: Callable[..., Watched], scheme: str) -> None:
     page = opened(color_scheme=scheme).page
 
-    def shown(alpha: list[float], at: tuple[int, int]) -> list[int]:
-        said = {
-            "label": "0", "probability": 0.5, "probabilities": [0.5, 0.3, 0.2] + [0.0] * 7,
-            "belief": [0.05] * 10, "vacuity": 0.5, "alpha": [*alpha, *[1.0] * 7],
-            "uncertainty": {"data": 1.0, "distributional": 0.1, "total": 1.1},
-            "decision": "accept", "reason": "accepted", "why": "So it is.",
-        }  # fmt: skip
+    def painted(alpha: list[float], at: tuple[int, int]) -> list[int]:
+        probs = {"0": 0.5, "1": 0.3, "2": 0.2, **{str(k): 0.0 for k in range(3, 10)}}
+        alphas = {str(k): a for k, a in enumerate([*alpha, *[1.0] * 7])}
+        answer = row(prediction="0", probs=probs, alpha=alphas)
         page.unroute_all()
         page.route(
-            "**/v1/predict",
+            "**/v1/predict*",
             lambda route: route.fulfill(
                 json={
-                    "predictions": [said]
+                    "predictions": [answer]
                     * max(1, (route.request.post_data_buffer or b"").count(b"filename="))
                 }
             ),
@@ -113,14 +98,14 @@ def test_the_colour_is_that_of_the_density(opened: Callable[..., Watched], schem
         names = [f"--ramp-{i}" for i in range(5)]
         style = "n => getComputedStyle(document.documentElement).getPropertyValue(n)"
         stops = [page.evaluate(style, name).strip() for name in names]
-        colours = np.array([[int(s[i : i + 2], 16) for i in (1, 3, 5)] for s in stops])
-        return [round(float(np.interp(4 * place, range(5), colours[:, c]))) for c in range(3)]
+        colors = np.array([[int(s[i : i + 2], 16) for i in (1, 3, 5)] for s in stops])
+        return [round(float(np.interp(4 * place, range(5), colors[:, c]))) for c in range(3)]
 
-    # The top corner is class 0; near it, flat is the middle of the ramp, and 9:1:1 is above it.
+    # Class 0 is at the top; the density without evidence is the middle of the ramp.
     width, top, side = 680, 66, 588
     at = (width // 2, round(top + 0.3 * side * math.sqrt(3) / 2))
     x = 1 - (at[1] + 0.5 - top) / (side * math.sqrt(3) / 2)
-    np.testing.assert_allclose(shown([1.0, 1.0, 1.0], at)[:3], ramp(0.5), atol=3)
+    np.testing.assert_allclose(painted([1.0, 1.0, 1.0], at)[:3], ramp(0.5), atol=3)
     log = stats.dirichlet.logpdf([x, (1 - x) / 2, (1 - x) / 2], [9.0, 1.5, 2.0]) - math.log(2)
     place = (log + math.log(1000)) / (2 * math.log(1000))
-    np.testing.assert_allclose(shown([9.0, 1.5, 2.0], at)[:3], ramp(place), atol=4)
+    np.testing.assert_allclose(painted([9.0, 1.5, 2.0], at)[:3], ramp(place), atol=4)

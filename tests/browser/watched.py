@@ -1,4 +1,4 @@
-"""A page under watch, and what the tests share."""
+"""A page whose requests and errors are recorded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Page, Request
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
-TOKEN = "token-of-the-browser-tests"
 
 
 @dataclass
 class Watched:
-    """A page, every request it made, and every error it showed."""
+    """A page, its requests and its errors."""
 
     page: Page
     url: str
@@ -26,17 +25,13 @@ class Watched:
     #: texts of errors that a test provokes
     expected: list[str] = field(default_factory=list)
 
-    def asked(self) -> int:
-        """How many predictions were asked for."""
-        return sum(urlsplit(one.url).path == "/v1/predict" for one in self.requests)
-
     def console(self, message: ConsoleMessage) -> None:
-        """Keep what is written as an error, such as a breach of the content security policy."""
+        """Record errors, such as violations of the content security policy."""
         if message.type == "error":
             self.errors.append(message.text)
 
     def check(self) -> None:
-        """Every request stayed with the service, and nothing failed that was not meant to."""
+        """Check that all requests went to the service, and that no error was unexpected."""
         home = urlsplit(self.url).netloc
         places = {urlsplit(one.url).netloc for one in self.requests if one.url.startswith("http")}
         assert places == {home}

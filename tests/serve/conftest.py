@@ -1,83 +1,170 @@
-"""Bundles to serve, and services of them that many tests share."""
+"""Small models, and applications that run in a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib.util import find_spec
+import io
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 import torch
+import uvicorn
+from PIL import Image
 
-from dubito import _legacy as methods
-from dubito import backbones, bundle, data, training
-from dubito.bundle import Column, Columns, Preprocessing
-from tests.limits import policy, scaling
+from dubito import data
+from dubito.model import Model, Preprocessing
+from dubito.serve import ServeConfig, create_app
+from dubito.tasks import Classification, Regression
 
-if TYPE_CHECKING:
-    from serve.running import Running
-
-#: without what the extras `serve` and `dev` bring there is nothing to test
-NEEDED = ("fastapi", "httptools", "httpx", "python_multipart", "uvicorn")
-if any(find_spec(name) is None for name in NEEDED):
-    collect_ignore_glob = ["*.py"]
-
-HUES = ("red", "sky")
-COLUMNS = Columns(columns=(Column("size", None, (0.0, 5.0)), Column("hue", HUES)), label="y")
-POLICY = policy(("max_prob", 0.5), ("vacuity", 0.9), samples=9)
-SCALING = scaling()
+ROOT = Path(__file__).resolve().parents[2]
+HEADERS = {"content-type": "application/json"}
+Serve = Callable[..., AbstractContextManager[httpx.Client]]
 
 
-def saved(folder: Path, shape: tuple[int, ...], method: str = "iedl", **given: Any) -> Path:
-    """A bundle that was never trained."""
-    torch.manual_seed(0)
-    network = backbones.build("mlp", shape, 2, hidden=(4,))
-    return bundle.save(
-        folder, network, method=method, classes=("a", "b"), shape=shape,
-        backbone={"name": "mlp", "hidden": [4]}, **given,
-    )  # fmt: skip
-
-
-def trained(folder: Path, seed: int = 0) -> Path:
-    """A bundle of the digits, good enough to be right mostly."""
-    torch.manual_seed(seed)
-    train, held, _ = data.split(data.load("digits", "all"), 0.7, 0, stratified=True)
-    method = methods.method("iedl")
-    network = backbones.build("mlp", train.shape, 10, hidden=(32,))
-    settings = training.Settings(epochs=8, learning_rate=5e-3, validate_every=8)
-    run = training.fit(method, network, train, held, settings)
-    prepared = Preprocessing(pixels=True, mode="L")
-    said = bundle.says(method, run.model.eval(), prepared, held.inputs, 1024)
-    limits = bundle.limits(said, held.labels)
-    return bundle.save(
-        folder, run.model, method=method, classes=train.classes, shape=train.shape,
-        backbone={"name": "mlp", "hidden": [32]}, preprocessing=prepared,
-        calibration=limits.calibration, policy=limits.policy,
-    )  # fmt: skip
+def build(method: str, source: data.Source, task: Any, **options: Any) -> Model:
+    """Build a model with random weights, calibration and a policy."""
+    preprocessing = Preprocessing.fit(source.format, source.load())
+    model = Model.build(method, task, preprocessing, **options)
+    model.calibrate(source)
+    return model.fit_policy(source, coverage=0.8)
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("serve") / "digits")
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
 
 
 @pytest.fixture(scope="session")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = Preprocessing(columns=COLUMNS, mean=(1.0, 0.0, 0.0), scale=(2.0, 1.0, 1.0))
-    folder = tmp_path_factory.mktemp("serve") / "table"
-    return saved(folder, (3,), calibration=SCALING, policy=POLICY, preprocessing=made)
+def image_model(pixels: np.ndarray) -> Model:
+    source = data.open((pixels, ["cat", "dog", "owl"] * 20), format=IMAGES)
+    return build("edl", source, Classification.from_target(source.target))
 
 
 @pytest.fixture(scope="session")
-def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("serve") / "softmax", (2,), method="softmax")
+def array_model() -> Model:
+    inputs = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    source = data.open((inputs, ["a", "b", "c"] * 20))
+    return build("iedl", source, Classification.from_target(source.target))
 
 
-@pytest.fixture(scope="module")
-def service(digits: Path) -> Iterator[Running]:
-    """The digits with the default limits."""
-    from serve.running import running
+@pytest.fixture(scope="session")
+def table_model() -> Model:
+    pandas = pytest.importorskip("pandas")
+    rows = {"height": [1.5, 2.5, 3.5] * 20, "bark": ["grey", "brown"] * 30}
+    frame = pandas.DataFrame({**rows, "age": np.linspace(5, 50, 60)})
+    source = data.open(frame, target="age")
+    return build("der", source, Regression.from_target(source.target, names=["age"]))
 
-    with running(digits) as found:
-        yield found
+
+IMAGES = data.ImageFormat(size=(8, 8), mode="L")
+
+
+def png(array: np.ndarray) -> bytes:
+    return encoded(Image.fromarray(array))
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.fixture
+def served() -> Serve:
+    """Return a context manager that runs an application and gives a client."""
+
+    @contextmanager
+    def run(model: Any, **options: Any) -> Iterator[httpx.Client]:
+        app = create_app(model, ServeConfig(**{"engine": "torch", **options}))
+        listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+                client.service = app.state.service  # type: ignore[attr-defined]
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+    return run
+
+
+class Gate(torch.nn.Module):
+    """Network that waits until it may go on, and fails on negative inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.open = threading.Semaphore(0), threading.Event()
+        self.sizes: list[int] = []
+        self.linear = torch.nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(len(x))
+        self.entered.release()
+        assert self.open.wait(60)
+        if bool((x < 0).any()):
+            raise RuntimeError("a negative input")
+        return self.linear(x)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    network = Gate()
+    yield network
+    network.open.set()
+
+
+@pytest.fixture
+def gated_model(gate: Gate) -> Model:
+    inputs = Preprocessing(inputs=data.ArrayFormat(shape=(2,)))
+    return Model(gate, _method("edl"), Classification(classes=("a", "b", "c")), inputs)
+
+
+def _method(name: str) -> Any:
+    from dubito.methods.base import to_method
+
+    return to_method(name)
+
+
+PROCESS = """
+import json, sys
+from dubito.serve import ServeConfig, serve
+config = ServeConfig(**json.loads(sys.argv[2]))
+serve(sys.argv[1], port=0, config=config, on_start=lambda url: print(url, flush=True))
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
+    """Return a function that runs `serve` in a process and gives it with its port."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path, options: str = '{"engine": "torch"}') -> tuple[Any, int]:
+        running = subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(folder), options],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")},
+        )  # fmt: skip
+        started.append(running)
+        assert running.stdout is not None
+        found = re.search(r":(\d+)/", running.stdout.readline())
+        assert found is not None
+        return running, int(found[1])
+
+    yield start
+    for running in started:
+        running.kill()
+        running.communicate()

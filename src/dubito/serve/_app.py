@@ -1,191 +1,189 @@
-"""The application: its routes, and their description in OpenAPI."""
+"""The application and its routes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import asyncio
+import logging
+import os
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import Depends, FastAPI, Request, Response, Security
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.security import HTTPBearer
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from dubito import __version__
-from dubito.serve import _schema
-from dubito.serve._guard import FAILED, Application, Guard
-from dubito.serve._inputs import JSON
-from dubito.serve._metrics import CONTENT_TYPE
-from dubito.serve._model import Served
-from dubito.serve._openapi import document, predict_responses, refused
-from dubito.serve._predict import answered
-from dubito.serve._problem import Problem
-from dubito.serve._service import Service
+from dubito.model import Model
+from dubito.serve._config import ServeConfig
+from dubito.serve._inputs import media_type
+from dubito.serve._schema import ModelInfo, Refusal, describe_prediction
+from dubito.serve._service import Lease, Service
+from dubito.serve.gallery import Gallery
 
-__all__ = ["PAGE", "create_app"]
+__all__ = ["create_app"]
 
+log = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")
-TITLE = "dubito"
-ABOUT = "A classifier that says what it believes, and when it does not know."
-#: suffix -> type of the page's files; no others are served
-TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".json": "application/json",
-    ".webmanifest": "application/manifest+json",
+PREDICT = "/v1/predict"
+#: The page uses nothing from other sites, and no other site may frame it.
+PAGE_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
 }
+#: Seconds before an overloaded service refuses a request. Clients that try again at once would
+#: take the time that answers need.
+BUSY_DELAY = 0.5
+CLIENT_LEFT = 499  # nginx's status; nobody receives it
 
 
-def create_app(service: Service) -> Application:
-    """The ASGI application of a service, for uvicorn or any other server."""
+def create_app(
+    model: Model | str | os.PathLike[str],
+    config: ServeConfig | None = None,
+    *,
+    gallery: Gallery | None = None,
+) -> FastAPI:
+    """Create the application that serves a model.
 
-    @asynccontextmanager
-    async def life(_app: FastAPI) -> AsyncIterator[None]:
-        await service.start()
-        yield
-        await service.stop()
+    Args:
+        model: Model, or its folder.
+        config: Engine, limits and access rules.
+        gallery: Samples to try on the page.
 
-    app = FastAPI(
-        title=TITLE, description=ABOUT, version=__version__, lifespan=life,
-        docs_url=None, redoc_url=None, redirect_slashes=False,
-    )  # fmt: skip
-    for kind in (Problem, HTTPException, Exception):
-        app.add_exception_handler(kind, lambda _, error: _refusal(service, error))
-    _api(app, service)
-    _health(app, service)
-    _page(app, service)
-    app.openapi = _documented(app, service)  # type: ignore[method-assign]
-    return Guard(app, service)
+    Returns:
+        An application for uvicorn or any other ASGI server, or to mount in another one. Its
+        `state.service.reload()` loads the folder again.
+    """
+    service = Service(model, config or ServeConfig())
+    app = FastAPI(title="dubito", version=__version__, openapi_url=None)
+    app.state.service = service
 
-
-def _documented(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
-    """The document of the model that is served, made once for each."""
-    # Weakly, or the model before a reload would stay in memory until somebody asks again.
-    made: WeakKeyDictionary[Served, dict[str, Any]] = WeakKeyDictionary()
-
-    def found() -> dict[str, Any]:
-        served = service.served
-        if served not in made:
-            made[served] = document(app, service)
-        return made[served]
-
-    return found
+    # A plain route: FastAPI's routing takes longer than model and parsing together.
+    app.add_route(PREDICT, _Predict(service), methods=["POST"])  # type: ignore[arg-type]
+    _add_routes(app, service, gallery)
+    _add_page(app, gallery)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=service.config.allowed_hosts)
+    return app
 
 
-def _refusal(service: Service, error: Exception) -> Response:
-    """The answer to a request that failed, always in the same form; the guard logs failures."""
-    problem = _as_problem(error)
-    service.metrics.refused[problem.code] += 1
-    headers = {"content-type": "application/json", **problem.headers}
-    return Response(problem.body(), problem.status, headers)
+class _Predict:
+    """POST /v1/predict, as an ASGI application."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, metrics = Request(scope, receive), self.service.metrics
+        with metrics.seconds.time():
+            try:
+                response = await self._respond(request)
+            except HTTPException as error:
+                response = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+            except TimeoutError:
+                response = JSONResponse({"detail": "the model did not answer in time"}, 504)
+            except (ClientDisconnect, ConnectionError):
+                response = Response(status_code=CLIENT_LEFT)
+            except Exception:
+                log.exception("the model failed")
+                response = JSONResponse({"detail": "the model failed"}, 500)
+        metrics.requests.labels(response.status_code).inc()
+        if response.status_code == 503:
+            await asyncio.sleep(BUSY_DELAY)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        """Read the whole body, then take a slot, read the inputs and predict them."""
+        service, loaded = self.service, self.service.loaded
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers.raw}
+        service.authorize(request)
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise HTTPException(415, "encoded bodies are not supported")
+        content_type, known = headers.get("content-type", ""), loaded.reader.media_types
+        if media_type(content_type) not in known:
+            raise HTTPException(415, f"the type of the body must be one of {', '.join(known)}")
+        evidence = b"evidence=true" in request.scope["query_string"]
+        with Lease(service.memory) as memory, Lease(service.slots) as slots:
+            body = await self._read_body(request, int(headers.get("content-length", 0)), memory)
+            slots.take(1)
+            async with asyncio.timeout(service.config.timeout):
+                items = await service.read(loaded.reader, content_type, body)
+                memory.take(len(items) * loaded.input_bytes)
+                rows = await loaded.predict(items, evidence, request.is_disconnected)
+        content = to_json({"model": loaded.version, "predictions": rows}, inf_nan_mode="strings")
+        return Response(content, media_type="application/json")
+
+    async def _read_body(self, request: Request, length: int, memory: Lease) -> bytes:
+        """Read a body within its limits; memory is taken as it arrives."""
+        most, seconds = self.service.config.max_body, self.service.config.body_timeout
+        too_large = HTTPException(413, f"a body may have at most {most} bytes")
+        if length > most:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(seconds):
+                async for chunk in request.stream():
+                    memory.take(len(chunk))
+                    body += chunk
+                    if len(body) > most:
+                        raise too_large
+        except TimeoutError:
+            raise HTTPException(408, f"the body took more than {seconds:g} s") from None
+        return bytes(body)
 
 
-def _as_problem(error: Exception) -> Problem:
-    if isinstance(error, Problem):
-        return error
-    if isinstance(error, HTTPException):
-        code, words = FRAMEWORK.get(error.status_code, ("bad_request", "the request is wrong"))
-        return Problem(code, words, headers=dict(error.headers or {}))
-    return Problem("internal", FAILED)
+def _add_routes(app: FastAPI, service: Service, gallery: Gallery | None) -> None:
+    bearer = Security(HTTPBearer(auto_error=False, description="If the service has a token."))
+    guarded: dict[str, Any] = {
+        "dependencies": [bearer, Depends(service.authorize)],
+        "responses": {401: {"model": Refusal}},
+    }
 
+    @app.get("/v1/model", summary="Describe the model", **guarded)
+    async def model() -> ModelInfo:
+        return service.loaded.info(None if gallery is None else gallery.drawing)
 
-#: what the framework itself refuses: its status -> our code and words
-FRAMEWORK = {
-    404: ("not_found", "there is nothing here"),
-    405: ("not_allowed", "this method is not allowed here"),
-}
+    @app.get("/v1/gallery", summary="List samples to try", **guarded)
+    async def samples() -> dict[str, Any]:
+        return {"groups": []} if gallery is None else gallery.as_dict()
 
+    @app.get("/healthz", summary="Whether the process runs")
+    @app.get("/readyz", summary="Whether the service answers requests")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
 
-def _api(app: FastAPI, service: Service) -> None:
-    @app.post(
-        "/v1/predict", operation_id="predict", summary="Predict images, arrays or rows",
-        response_class=Response, responses=predict_responses(), tags=["model"],
-    )  # fmt: skip
-    async def predict(request: Request) -> Response:
-        # The guard answers before it comes to this; here it is described, and works without one.
-        return Response(await answered(request.scope, request.receive, service), media_type=JSON)
-
-    @app.get(
-        "/v1/model", operation_id="model", summary="What is served", tags=["model"],
-        response_model=_schema.Model, responses=refused("unauthorized"),
-    )  # fmt: skip
-    async def model() -> Response:
-        limits = {name: getattr(service.settings, name) for name in _schema.Limits.model_fields}
-        about = {**service.served.about(), "drawing": service.gallery.drawing}
-        return JSONResponse({**about, "limits": limits})
-
-    @app.get(
-        "/v1/gallery", operation_id="gallery", summary="Samples to try", tags=["page"],
-        response_model=_schema.Gallery, responses=refused("unauthorized"),
-    )  # fmt: skip
-    async def gallery() -> Response:
-        return JSONResponse(service.gallery.as_dict())
-
-
-def _health(app: FastAPI, service: Service) -> None:
-    @app.get(
-        "/healthz", operation_id="health", summary="The process lives", tags=["operation"],
-        response_model=_schema.State,
-    )  # fmt: skip
-    async def healthz() -> Response:
-        return JSONResponse({"status": "ok"})
-
-    @app.get(
-        "/readyz", operation_id="ready", summary="Requests are answered", tags=["operation"],
-        response_model=_schema.State, responses=refused("not_ready"),
-    )  # fmt: skip
-    async def readyz() -> Response:
-        lacking = service.ready
-        if lacking is not None:
-            raise Problem("not_ready", lacking)
-        return JSONResponse({"status": "ready"})
-
-    @app.get(
-        "/metrics", operation_id="metrics", summary="Counts, for Prometheus", tags=["operation"],
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-                   **refused("unauthorized")},
-    )  # fmt: skip
+    @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response, **guarded)
     async def metrics() -> Response:
-        return Response(service.metrics_text(), headers={"content-type": CONTENT_TYPE})
+        content = generate_latest(service.metrics.registry)
+        return Response(content, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    @app.get("/openapi.json", include_in_schema=False, **guarded)
+    async def openapi() -> dict[str, Any]:
+        predict = describe_prediction(PREDICT, service.loaded.reader, bearer)
+        return get_openapi(title=app.title, version=app.version, routes=[predict, *app.routes])
 
 
-def _page(app: FastAPI, service: Service) -> None:
-    files = page_files(PAGE)
-    pictures = service.gallery.pngs()
-    fresh = {"cache-control": "no-cache"}
+def _add_page(app: FastAPI, gallery: Gallery | None) -> None:
+    files = {path.name: path for path in PAGE.glob("*.*")}
+    pictures = {} if gallery is None else gallery.pngs()
 
     @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return _file(files, "index.html", fresh)
-
     @app.get("/static/{name}", include_in_schema=False)
-    async def static(name: str) -> Response:
-        return _file(files, name, fresh)
+    async def static(name: str = "index.html") -> FileResponse:
+        if name not in files:
+            raise HTTPException(404)
+        return FileResponse(files[name], headers=PAGE_HEADERS)
 
-    @app.get("/gallery/{name}", include_in_schema=False)
+    @app.get("/gallery/{name}.png", include_in_schema=False)
     async def picture(name: str) -> Response:
-        content = pictures.get(name.removesuffix(".png"))
-        if content is None or not name.endswith(".png"):
-            raise Problem("not_found", "there is no such sample")
-        return Response(content, media_type="image/png", headers=fresh)
-
-
-def page_files(folder: Path) -> dict[str, Path]:
-    """The files of the page by name: those of the folder itself that have a known type."""
-    if not folder.is_dir():
-        return {}
-    found = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
-    return {name: path for name, path in found.items() if path.suffix in TYPES}
-
-
-def _file(files: dict[str, Path], name: str, headers: dict[str, str]) -> Response:
-    if name not in files:
-        raise Problem("not_found", "there is no such file")
-    path = files[name]
-    return Response(path.read_bytes(), headers={**headers, "content-type": TYPES[path.suffix]})
+        if name not in pictures:
+            raise HTTPException(404)
+        return Response(pictures[name], media_type="image/png", headers=PAGE_HEADERS)

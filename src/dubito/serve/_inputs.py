@@ -1,172 +1,174 @@
-"""From the body of a request to inputs (N, *shape) for the model."""
+"""Read request bodies: JSON, images and forms of images.
+
+Bodies come from strangers. What a body would cost is bounded before it is parsed: the brackets and
+commas of JSON, the number of files, the pixels and sides of images.
+"""
 
 from __future__ import annotations
 
-import json
+import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
+from pydantic import FailFast, Field, Strict, ValidationError, create_model
+from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
 
-from dubito.bundle import Columns
-from dubito.serve import _images
-from dubito.serve._model import Served
-from dubito.serve._multipart import files_of
-from dubito.serve._problem import Problem
-from dubito.serve._settings import Settings
+from dubito._extras import need
+from dubito.data import InputFormat
+from dubito.serve._config import ServeConfig
 
-__all__ = ["Parsed", "parse_images", "parse_json"]
+__all__ = ["InputReader", "media_type"]
 
-JSON, MULTIPART = "application/json", "multipart/form-data"
-
-
-@dataclass(frozen=True, eq=False)
-class Parsed:
-    """Inputs (N, *shape); what is added to the answer about each of them."""
-
-    inputs: npt.NDArray[np.float32]
-    extras: Sequence[dict[str, Any]] = field(default=())
-
-
-def parse_json(body: bytes, served: Served, settings: Settings) -> Parsed:
-    """Inputs from {"inputs": [...]} or, for tables, {"rows": [{...}]}."""
-    given = _loaded(body)
-    known = ("inputs", "rows") if served.kind == "table" else ("inputs",)
-    if not isinstance(given, dict) or len(given) != 1 or next(iter(given)) not in known:
-        raise Problem("bad_input", f"the body must be an object with one key: {' or '.join(known)}")
-    key, values = next(iter(given.items()))
-    if not isinstance(values, list) or not values:
-        raise Problem("bad_input", f"{key!r} must be a list of at least one input")
-    _check_count(len(values), settings)
-    columns = served.bundle.preprocessing.columns
-    if key == "rows":
-        assert columns is not None
-        return _table(values, columns)
-    inputs = _array(values, served)
-    return Parsed(inputs) if columns is None else _noted(inputs, columns.notes(inputs))
+JSON, FORM = "application/json", "multipart/form-data"
+#: media type -> Pillow's name of the format; no others are decoded
+IMAGES = {f"image/{name}": name.upper() for name in ("jpeg", "png", "webp", "gif", "bmp")}
+FORMATS = tuple(IMAGES.values())
+START_OF_SCAN = b"\xff\xda"
+#: A decoder passes over all pixels for each scan of a JPEG: a small file could take hours.
+MAX_SCANS = 100
+#: Pixels from which images are decoded one at a time and reduced first.
+LARGE = 1 << 20
+REDUCIBLE = ("L", "LA", "RGB", "RGBA")
 
 
-def _check_count(count: int, settings: Settings) -> None:
-    if count > settings.max_batch:
-        raise Problem("too_many", f"{count} inputs; a request may have {settings.max_batch}")
+def media_type(content_type: str) -> str:
+    """Return the media type in a header."""
+    return content_type.partition(";")[0].strip().lower()
 
 
-def _loaded(body: bytes) -> Any:
-    try:
-        return json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one of the former
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else _short(error)
-        raise Problem("bad_request", f"the body is no JSON: {reason}") from None
+class InputReader:
+    """Reads the inputs of requests for one model.
+
+    Args:
+        format: Inputs of the model.
+        config: Limits.
+    """
+
+    def __init__(self, format: InputFormat, config: ServeConfig) -> None:
+        self.format, self.config = format, config
+        self.media_types = (JSON, FORM, *IMAGES) if format.kind == "image" else (JSON,)
+        self.columns = [column.name for column in getattr(format, "columns", ())]
+        self.key = "rows" if self.columns else "inputs"
+        self.is_pixels = format.kind == "image" or getattr(format, "dtype", None) == "uint8"
+        several, item = Field(min_length=1, max_length=config.max_inputs), self._item_type()
+        fields: Any = {self.key: (Annotated[list[item], several, FailFast()], ...)}  # type: ignore[valid-type]
+        self.body = create_model("PredictionRequest", **fields)
+        self._large = threading.Lock()
+
+    def read(self, content_type: str, body: bytes) -> Sequence[Any]:
+        """Return the inputs of a request, as `InputFormat.encode` takes them.
+
+        Args:
+            content_type: Header of the request, with one of `media_types`.
+            body: Body of the request.
+        """
+        kind = media_type(content_type)
+        if kind == JSON:
+            return self._read_json(body)
+        return self._decode(self._files(content_type, body) if kind == FORM else [body])
+
+    def join(self, items: list[Any]) -> Any:
+        """Return inputs of several requests as one argument of `InputFormat.encode`."""
+        return items if self.columns else np.stack(items)
+
+    # --- JSON ---
+
+    def _item_type(self) -> Any:
+        """Return the type of one input in JSON, which validates and describes it."""
+        number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+        if self.columns:
+            whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
+            text = Annotated[str, Strict()]
+            cell = Annotated[whole | number | text | None, Field(union_mode="left_to_right")]
+            return TypedDict("Row", dict.fromkeys(self.columns, cell))  # type: ignore[operator]
+        kind: Any = Annotated[int, Strict(), Field(ge=0, le=255)] if self.is_pixels else number
+        for size in reversed(self.format.shape):
+            kind = Annotated[list[kind], Field(min_length=size, max_length=size), FailFast()]
+        return kind
+
+    def _read_json(self, body: bytes) -> Sequence[Any]:
+        marks = sum(map(body.count, (b"[", b"{", b",")))
+        # Rows may have further columns, and texts with commas.
+        each = 4 * len(self.columns) + 64 if self.columns else 2 * math.prod(self.format.shape) + 2
+        allowed = self.config.max_inputs * each
+        if marks > allowed:
+            raise HTTPException(413, f"{marks} brackets and commas; at most {allowed} are allowed")
+        try:
+            values: list[Any] = getattr(self.body.model_validate_json(body), self.key)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"])) or "body"
+            raise HTTPException(422, f"{place}: {first['msg']}") from None
+        if self.columns:
+            return values
+        with np.errstate(over="ignore"):  # a number beyond float32 becomes an error of its row
+            return list(np.array(values, dtype=np.uint8 if self.is_pixels else np.float32))
+
+    # --- images ---
+
+    def _files(self, content_type: str, body: bytes) -> list[bytes]:
+        """Return the files of a form; fields of other kinds are ignored."""
+        multipart = need("python_multipart", "serve")
+        files: list[bytes] = []
+
+        def add(file: Any) -> None:
+            if len(files) == self.config.max_inputs:
+                raise HTTPException(422, f"at most {self.config.max_inputs} files are allowed")
+            files.append(file.file_object.getvalue())
+
+        headers = {"Content-Type": content_type.encode("latin-1")}
+        in_memory = {"MAX_MEMORY_FILE_SIZE": self.config.max_body + 1}  # as the body is already
+        try:
+            parser = multipart.create_form_parser(headers, None, add, config=in_memory)
+            parser.write(body)
+            parser.finalize()
+        except need("python_multipart.exceptions", "serve").FormParserError:
+            raise HTTPException(422, "the form cannot be read") from None
+        if not files:
+            raise HTTPException(422, "the form has no files")
+        return files
+
+    def _decode(self, files: list[bytes]) -> list[Any]:
+        """Decode images to arrays (C, H, W)."""
+        images = [self._open(content, index) for index, content in enumerate(files)]
+        pixels, allowed = sum(math.prod(image.size) for image in images), self.config.max_pixels
+        if pixels > allowed:
+            raise HTTPException(413, f"{pixels} pixels; at most {allowed} are allowed")
+        return [self._pixels(image, index) for index, image in enumerate(images)]
+
+    def _open(self, content: bytes, index: int) -> Any:
+        """Read the header of an image."""
+        side, allowed = 2 * max(self.format.shape[1:]), self.config.max_side
+        try:
+            image = need("PIL.Image", "data").open(io.BytesIO(content), formats=FORMATS)
+            largest = max(image.size)
+            image.draft(None, (side, side))  # a JPEG is decoded at a fraction of its size
+        except Exception:  # decoders raise errors of many kinds
+            raise _unreadable(index) from None
+        if largest > allowed:
+            raise HTTPException(413, f"image {index} has a side of more than {allowed} pixels")
+        if image.format in ("JPEG", "MPO") and content.count(START_OF_SCAN) > MAX_SCANS:
+            raise HTTPException(422, f"image {index} has more than {MAX_SCANS} scans")
+        return image
+
+    def _pixels(self, image: Any, index: int) -> Any:
+        """Decode an image; large ones are reduced first, without copies at their full size."""
+        height, width = self.format.shape[1:]
+        factor = min(image.width // (2 * width), image.height // (2 * height))
+        large = math.prod(image.size) >= LARGE
+        with self._large if large else nullcontext():
+            try:
+                if large and factor > 1 and image.mode in REDUCIBLE:
+                    image = image.reduce(factor)
+                return self.format.encode([image]).checked()[0].numpy()
+            except Exception:
+                raise _unreadable(index) from None
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _short(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
-    return " ".join(str(error).split())[:100]
-
-
-# --- arrays --------------------------------------------------------------------------------------
-
-
-def _array(values: list[Any], served: Served) -> npt.NDArray[np.float32]:
-    """Nested lists, or each input in one flat list."""
-    shape = served.bundle.shape
-    flat = (math.prod(shape),)
-    for index, value in enumerate(values):
-        if not _fits(value, shape) and not _fits(value, flat):
-            wanted = " or ".join(f"{list(s)}" for s in dict.fromkeys((tuple(shape), flat)))
-            raise Problem(
-                "bad_input", f"an input must be numbers in lists of the shape {wanted}", index=index
-            )
-    with np.errstate(over="ignore"):
-        found = np.stack([_numbers(value, index, shape) for index, value in enumerate(values)])
-    for index in np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))[:1]:
-        raise Problem("bad_input", "a number is too large for float32", index=int(index))
-    if served.bundle.preprocessing.pixels:
-        outside = ((found < 0) | (found > 1)).reshape(len(found), -1).any(1)
-        for index in np.flatnonzero(outside)[:1]:
-            raise Problem("bad_input", "pixels must be numbers in [0, 1]", index=int(index))
-    return found
-
-
-def _numbers(value: Any, index: int, shape: Sequence[int]) -> npt.NDArray[np.float32]:
-    try:
-        return np.array(value, np.float32).reshape(shape)
-    except OverflowError:  # a whole number of hundreds of digits
-        raise Problem("bad_input", "a number is too large for float32", index=index) from None
-
-
-NUMBERS = frozenset({int, float})
-
-
-def _fits(value: Any, shape: Sequence[int]) -> bool:
-    """Whether nested lists have that shape and hold numbers alone; True and False are none."""
-    if not isinstance(value, list) or len(value) != shape[0]:
-        return False
-    if len(shape) == 1:
-        return NUMBERS.issuperset(map(type, value))
-    return all(_fits(inner, shape[1:]) for inner in value)
-
-
-# --- tables --------------------------------------------------------------------------------------
-
-
-def _table(rows: list[Any], columns: Columns) -> Parsed:
-    cells = [_cells(row, columns, index) for index, row in enumerate(rows)]
-    found = columns.encode(cells)
-    for index in sorted(found.errors)[:1]:
-        raise Problem("bad_input", found.errors[index], index=index)
-    return _noted(found.inputs, found.notes)
-
-
-def _noted(inputs: npt.NDArray[np.float32], notes: Mapping[int, str]) -> Parsed:
-    return Parsed(inputs, [{"note": notes[i]} if i in notes else {} for i in range(len(inputs))])
-
-
-def _cells(row: Any, columns: Columns, index: int) -> list[str]:
-    if not isinstance(row, dict):
-        raise Problem("bad_input", "a row must be an object {column: value}", index=index)
-    cells = []
-    for column in columns.columns:
-        if column.name not in row:
-            raise Problem("bad_input", f"the row lacks the column {column.name!r}", index=index)
-        value = row[column.name]
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            message = f"column {column.name!r} must be a number or a word"
-            raise Problem("bad_input", message, index=index)
-        cells.append(_cell(value))
-    return cells
-
-
-def _cell(value: str | float) -> str:
-    if isinstance(value, str):
-        return value.strip()
-    try:
-        return repr(float(value)) if isinstance(value, float) else str(value)
-    except ValueError:  # a whole number of thousands of digits
-        return "inf"
-
-
-# --- images --------------------------------------------------------------------------------------
-
-
-def parse_images(body: bytes, kind: str, served: Served, settings: Settings) -> Parsed:
-    """Inputs from the files of a form, in its order."""
-    mode = served.bundle.preprocessing.mode
-    if mode is None:
-        raise Problem("unsupported", f"this model takes {served.kind}s as {JSON}, not images")
-    files = files_of(body, kind, settings.max_batch)
-    sizes = _images.measure(files, settings.max_pixels)
-    decoded = [
-        _images.decode(content, index, served.bundle.shape, mode)
-        for index, content in enumerate(files)
-    ]
-    extras = [{"input": {"width": width, "height": height}} for width, height in sizes]
-    return Parsed(np.stack(decoded), extras)
+def _unreadable(index: int) -> HTTPException:
+    return HTTPException(422, f"image {index} is damaged, or not one of {', '.join(FORMATS)}")

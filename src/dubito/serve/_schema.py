@@ -1,181 +1,118 @@
-"""The shape of what is answered."""
+"""Response models, and the OpenAPI description of the route that is not FastAPI's."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.routing import BaseRoute
 
-from dubito.serve._problem import CODES
+from dubito.data import AnyFormat
+from dubito.policy import Policy
+from dubito.serve._inputs import FORM, IMAGES, JSON, InputReader
+from dubito.tasks import AnyTask
 
-__all__ = ["Answer", "Gallery", "Limits", "Model", "Refusal", "State"]
+__all__ = ["ModelInfo", "Predictions", "Refusal", "describe_prediction"]
 
-
-class _Exact(BaseModel):
-    """No keys but those that are described."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class State(_Exact):
-    """That the service is well."""
-
-    status: Literal["ok", "ready"]
+#: statuses of POST /v1/predict
+REFUSALS = (400, 401, 408, 413, 415, 422, 500, 503, 504)
 
 
-class Error(_Exact):
-    """What is wrong with a request."""
+class Refusal(BaseModel):
+    """Why a request was refused."""
 
-    code: Literal[tuple(CODES)] = Field(examples=["too_many"])  # type: ignore[valid-type]
-    message: str = Field(examples=["300 inputs; a request may have 256"])
-    index: int | None = Field(
-        default=None, description="Which input is at fault; absent where none is."
-    )
+    detail: str
 
 
-class Refusal(_Exact):
-    """A request that gets no answer."""
+class PredictionRow(BaseModel, extra="allow"):
+    """Prediction of one input: the columns that files have, without empty ones.
 
-    error: Error
+    - prediction: class or number; with several targets, `prediction.<name>` and so on
+    - probability: calibrated probability of the predicted class
+    - lower, upper: calibrated interval; an infinite end is a text
+    - total, aleatoric, epistemic: uncertainty before calibration
+    - accepted, reason: decision of the policy
+    - note: values outside the range of the training data
+    - error: why the model has no prediction; then there is nothing else
+    - probs: calibrated probability of each class
+    - vacuity, belief, alpha: evidence of a Dirichlet, by class, with `?evidence=true`
+    """
 
-
-class Bound(_Exact):
-    """The last value of a measure that passes."""
-
-    measure: str = Field(examples=["vacuity"])
-    value: float | Literal["inf", "-inf"] = Field(examples=[0.62])
-
-
-class Policy(_Exact):
-    """What decides whether to answer."""
-
-    version: str
-    sure: Bound
-    familiar: Bound | None
-    promise: dict[str, float]
-    seen: dict[str, float]
-    text: str
-
-
-class Limits(_Exact):
-    """What a request may have."""
-
-    max_body_bytes: int
-    max_pixels: int
-    max_batch: int
-    timeout_s: float
+    prediction: str | float | None = None
+    probability: float | None = None
+    lower: float | str | None = None
+    upper: float | str | None = None
+    total: float | None = None
+    aleatoric: float | None = None
+    epistemic: float | None = None
+    accepted: bool | None = None
+    reason: Literal["accepted", "ambiguous", "unfamiliar", "out_of_range"] | None = None
+    note: str | None = None
+    error: str | None = None
+    probs: dict[str, float] | None = None
 
 
-class Column(_Exact):
-    """A column of a table: numbers, or categories."""
+class Predictions(BaseModel):
+    """Version of the model, and predictions in the order of the inputs."""
 
-    name: str
-    categories: list[str] | None
-    span: list[float] | None
-
-
-class Scales(_Exact):
-    """The most that each uncertainty can be."""
-
-    data: float
-    distributional: float
-    total: float
+    model: str
+    predictions: list[PredictionRow]
 
 
-class Drawing(_Exact):
-    """How what a person draws is made like the training images."""
+class ModelInfo(BaseModel):
+    """The model that is served.
 
-    fill: float = Field(description="The longer side of the ink, as a share of the square's.")
-    centre: Literal["mass", "box"]
-    stroke: float = Field(description="The width of a stroke, as a share of the square's side.")
-
-
-class Model(_Exact):
-    """The model that is served."""
+    - name, version: name of its folder, and a hash of its content
+    - engine: what runs it
+    - task, inputs, method, policy: as in model.json
+    - shape: shape of an encoded input
+    - columns: columns that predictions may have
+    - unit: unit of the uncertainty
+    - evidence: whether `?evidence=true` adds columns
+    - drawing: how the page prepares drawings
+    - limits: limits of a request; see `ServeConfig`
+    """
 
     name: str
     version: str
-    method: str = Field(examples=["iedl"])
-    classes: list[str]
-    kind: Literal["image", "table", "array"]
-    shape: list[int]
-    mode: Literal["L", "RGB"] | None
-    pixels: bool = Field(description="Whether arrays hold pixels, numbers in [0, 1].")
-    columns: list[Column] | None
-    drawing: Drawing | None
-    calibrated: bool
-    evidential: bool
+    engine: Literal["torch", "onnx"]
+    task: AnyTask
+    inputs: AnyFormat
+    method: dict[str, Any]
     policy: Policy | None
-    limits: Limits
-    versions: dict[str, str]
-    scales: Scales
+    shape: tuple[int, ...]
+    columns: list[str]
+    unit: str
+    evidence: bool
+    drawing: dict[str, Any] | None
+    limits: dict[str, int]
 
 
-class Uncertainty(_Exact):
-    """In nats, before calibration: data + distributional = total."""
+def describe_prediction(path: str, reader: InputReader, security: Any) -> BaseRoute:
+    """Return a route that describes predictions; it is for the OpenAPI document only.
 
-    data: float | None = Field(description="Expected entropy: the classes overlap here.")
-    distributional: float | None = Field(description="Mutual information: evidence is lacking.")
-    total: float = Field(description="Entropy of the mean.")
+    Args:
+        path: Path of the route.
+        reader: Reader of the inputs, which determine the request.
+        security: Dependency that describes the token.
+    """
+    binary = {"type": "string", "format": "binary"}
+    form = {"type": "object", "additionalProperties": {"type": "array", "items": binary}}
+    schemas = {JSON: reader.body.model_json_schema(), FORM: form, **dict.fromkeys(IMAGES, binary)}
+    if rows := schemas[JSON].pop("$defs", None):
+        schemas[JSON]["properties"]["rows"]["items"] = rows["Row"]
+    content = {kind: {"schema": schemas[kind]} for kind in reader.media_types}
+    router = APIRouter()
 
+    @router.post(
+        path,
+        summary="Predict inputs",
+        dependencies=[security],
+        responses={status: {"model": Refusal} for status in REFUSALS},
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )
+    async def predict(evidence: bool = False) -> Predictions:
+        raise NotImplementedError
 
-class Size(_Exact):
-    """Of an image as it was sent."""
-
-    width: int
-    height: int
-
-
-class Prediction(_Exact):
-    """What is said of one input."""
-
-    label: str
-    probability: float = Field(description="Calibrated, where the model is.")
-    probabilities: list[float] | None = Field(default=None, description="Absent where lean.")
-    belief: list[float] | None = Field(default=None, description="With vacuity it sums to one.")
-    vacuity: float | None
-    alpha: list[float] | None = Field(default=None, description="Before calibration.")
-    uncertainty: Uncertainty
-    decision: Literal["accept", "abstain"] | None
-    reason: Literal["accepted", "ambiguous", "unfamiliar"] | None
-    why: str
-    input: Size | None = None
-    note: str | None = Field(default=None, description="What is strange about a row.")
-
-
-class Which(_Exact):
-    """The model that answered."""
-
-    name: str
-    version: str
-
-
-class Answer(_Exact):
-    """Predictions in the order of the inputs."""
-
-    model: Which
-    policy: str | None = Field(description="The policy's version.")
-    predictions: list[Prediction]
-
-
-class Item(_Exact):
-    """A sample."""
-
-    id: str
-    src: str
-    truth: str | None
-
-
-class Group(_Exact):
-    """Samples of one kind."""
-
-    name: str
-    kind: Literal["known", "unknown"]
-    about: str
-    items: list[Item]
-
-
-class Gallery(_Exact):
-    """Samples to try."""
-
-    groups: list[Group]
+    return router.routes[0]

@@ -1,169 +1,243 @@
-"""What the routes share: the model, its batches, the limits, and the counts."""
+"""State of a service: the model in use, limits that requests share, and metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import threading
-from collections.abc import Callable, Iterator
+import gc
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dubito.serve import _images, _model
-from dubito.serve._batcher import Batcher
-from dubito.serve._gallery import Gallery
-from dubito.serve._log import Log
-from dubito.serve._metrics import Metrics
-from dubito.serve._model import Served
-from dubito.serve._problem import Problem
-from dubito.serve._settings import Settings
+import torch
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
-__all__ = ["Service"]
+from dubito.distributions import Dirichlet, Distribution
+from dubito.model import Model
+from dubito.model.files import MODEL
+from dubito.model.model import NOT_FINITE
+from dubito.serve._batcher import Batcher, Question
+from dubito.serve._config import ServeConfig
+from dubito.serve._engine import choose
+from dubito.serve._inputs import JSON, InputReader, media_type
+from dubito.serve._schema import ModelInfo
 
-Load = Callable[[], Served]
-LAST_S = 2.0  # for the thread to end, once all requests have been answered
-FLUSH_S = 0.25  # how long lines about requests are held
+__all__ = ["Lease", "LoadedModel", "Metrics", "Quota", "Service"]
+
+log = logging.getLogger(__name__)
+#: threads that read large bodies and images
+READERS = 2
+#: JSON bodies up to this size are read without a thread, which would take longer to wake
+SMALL = 1 << 15
+#: buckets of histograms
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+UNCERTAINTIES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+Row = dict[str, Any]
 
 
-class Service:
-    """A model that answers requests; `load` reads it, now and when it is asked to again.
+class Metrics:
+    """Metrics of a service for Prometheus."""
 
-    `gallery` makes the page's samples, given the classes.
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("dubito_requests", "Requests for predictions", ["status"])
+        self.seconds = histogram("dubito_request_seconds", "Duration of requests")
+        self.batches = histogram("dubito_batch_size", "Inputs in a batch", buckets=SIZES)
+        self.predictions = counter("dubito_predictions", "Predictions", ["label", "reason"])
+        self.epistemic = histogram("dubito_epistemic", "Uncertainty", buckets=UNCERTAINTIES)
+
+    def observe_batch(self, rows: Sequence[Row]) -> None:
+        """Count predictions; when inputs drift, reasons and uncertainty change first.
+
+        Args:
+            rows: Rows of `Prediction.rows`.
+        """
+        self.batches.observe(len(rows))
+        for row in rows:
+            label, reason = row.get("prediction"), row.get("reason", "")
+            self.predictions.labels(label if isinstance(label, str) else "", reason).inc()
+            if "epistemic" in row:
+                self.epistemic.observe(row["epistemic"])
+
+
+class Quota:
+    """An amount that all requests share.
+
+    Args:
+        amount: Amount.
+        what: Its unit.
+    """
+
+    def __init__(self, amount: int, what: str) -> None:
+        self.free, self.what = amount, what
+
+
+class Lease:
+    """Part of a quota that one request has taken, until the end of a `with` block."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota, self._taken = quota, 0
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._quota.free += self._taken
+
+    def take(self, amount: int) -> None:
+        """Take more, or refuse the request.
+
+        Args:
+            amount: Amount.
+        """
+        if amount > self._quota.free:
+            message = f"too many {self._quota.what} are being processed; try again later"
+            raise HTTPException(503, message, {"retry-after": "1"})
+        self._quota.free -= amount
+        self._taken += amount
+
+
+class LoadedModel:
+    """A model with its engine, the reader of its inputs and the batcher of its requests.
+
+    Args:
+        source: Model, or its folder.
+        config: Configuration of the service.
+        metrics: Metrics of the service.
     """
 
     def __init__(
-        self,
-        load: Load,
-        settings: Settings,
-        *,
-        gallery: Callable[[tuple[str, ...]], Gallery | None] = lambda classes: None,
-        log: Log | None = None,
+        self, source: Model | str | os.PathLike[str], config: ServeConfig, metrics: Metrics
     ) -> None:
-        self.settings, self.log, self.metrics = settings, log or Log(), Metrics()
-        self._load = load
-        self.served = load()
-        self.gallery = gallery(self.served.classes) or Gallery()
-        self.stopping = False
-        self.failed = threading.Event()
-        self.connections = 0
-        self._active = self._buffered = 0
-        self._reloading = asyncio.Lock()
-        self.pool = ThreadPoolExecutor(settings.decoders, thread_name_prefix="dubito-decode")
-        self.batcher = Batcher(
-            batch_size=settings.batch_size, gather_ms=settings.gather_ms, most=settings.queue,
-            timeout_s=settings.timeout_s,
-            metrics=self.metrics, log=self.log, failed=self.failed.set,
-        )  # fmt: skip
-        _images.prepare()
+        self.config, self.metrics = config, metrics
+        if isinstance(source, Model):
+            self.model, self.name, self.version = source, "model", "unsaved"
+        else:
+            path = Path(source, MODEL).resolve()
+            self.model, self.name = Model.load(source, device=config.device), path.parent.name
+            self.version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        prepare = self.model.preprocessing
+        self.engine, self.run = choose(self.model, config.engine, config.threads, config.batch_size)
+        self.reader = InputReader(prepare.inputs, config)
+        self.batcher = Batcher(self._predict, config.batch_size)
+        self.input_bytes = 4 * torch.Size(prepare.shape).numel()
 
-    @classmethod
-    def of_folder(cls, folder: Path, settings: Settings | None = None, **options: Any) -> Service:
-        """The service of a bundle in a folder."""
-        return cls(lambda: _model.load(folder), settings or Settings(), **options)
+    async def predict(self, items: Sequence[Any], evidence: bool, is_gone: Question) -> list[Row]:
+        """Return a row for each input.
 
-    # --- life ------------------------------------------------------------------------------------
+        Args:
+            items: Inputs, as the reader returns them.
+            evidence: Whether to add the evidence of a Dirichlet.
+            is_gone: Returns whether the client has left.
+        """
+        rows = await self.batcher.submit([(item, evidence) for item in items], is_gone)
+        for index, row in enumerate(rows):
+            if row.get("error", NOT_FINITE) != NOT_FINITE:
+                raise HTTPException(422, f"{self.reader.key}.{index}: {row['error']}")
+        return rows
 
-    async def start(self) -> None:
-        """Begin to answer; in the event loop."""
-        self.batcher.start()
-        self._flush()
-        self.log.info("started", model=self.served.name, version=self.served.version)
+    def _predict(self, inputs: list[tuple[Any, bool]]) -> list[Row]:
+        """Predict a batch of inputs, each with whether to add the evidence."""
+        values, shown = zip(*inputs, strict=True)
+        prediction = self.run(self.reader.join(list(values)))
+        rows = list(prediction.rows())
+        if any(shown):
+            evidence = _evidence(prediction.distribution, self.model.task.names)
+            for row, show, more in zip(rows, shown, evidence, strict=False):
+                row.update(more if show and "error" not in row else {})
+        self.metrics.observe_batch(rows)
+        return rows
 
-    def _flush(self) -> None:
-        self.log.flush()
-        self._flusher = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+    def info(self, drawing: Any) -> ModelInfo:
+        """Describe the model.
 
-    async def stop(self) -> None:
-        """Finish what was accepted, and end."""
-        self.stopping = True
-        await self.batcher.stop(LAST_S)
-        self._flusher.cancel()
-        self.pool.shutdown(wait=False, cancel_futures=True)
-        self.log.info("stopped")
+        Args:
+            drawing: How the page prepares drawings.
+        """
+        model, limits = self.model, ("max_body", "max_inputs", "max_pixels", "max_side")
+        with torch.no_grad():
+            example = model.prediction(model(torch.zeros(1, *model.preprocessing.shape)))
+        names = (name.partition("probs.")[1].strip(".") or name for name in example.columns())
+        return ModelInfo(
+            name=self.name,
+            version=self.version,
+            engine=self.engine,
+            task=model.task,  # type: ignore[arg-type]
+            inputs=model.preprocessing.inputs,
+            method=model.method.to_dict(),
+            policy=model.policy,
+            shape=model.preprocessing.shape,
+            columns=list(dict.fromkeys(names)),
+            unit=example.distribution.unit,
+            evidence=bool(_evidence(example.distribution, model.task.names)),
+            drawing=drawing,
+            limits={name: getattr(self.config, name) for name in limits},
+        )
 
-    @property
-    def ready(self) -> str | None:
-        """None if requests are answered, else why not."""
-        if self.stopping:
-            return "the service is stopping"
-        if not self.batcher.alive:
-            return "the model's thread is not running"
-        stuck = self.batcher.busy_for()
-        if stuck > 3 * self.settings.timeout_s:
-            return f"the model has been at one batch for {stuck:.0f} s"
-        return None
 
-    async def reload(self) -> bool:
-        """Read the bundle again; a bad one is refused, and the old one goes on."""
-        async with self._reloading:
-            before = self.served
-            try:
-                found = await asyncio.to_thread(self._load)
-            except Exception as error:  # whatever is wrong with it, the old one still answers
-                self.metrics.reloads["refused"] += 1
-                reason = f"{type(error).__name__}: {error}"
-                self.log.error("reload_refused", reason=reason, kept=before.version)
-                return False
-            self.served = found
-            self.metrics.reloads["done"] += 1
-            self.log.info("reloaded", before=before.version, version=found.version)
-            return True
+def _evidence(dist: Distribution, classes: Sequence[str]) -> list[Row]:
+    """Return what the page draws of a Dirichlet, for each input; nothing if it is not one."""
+    if not isinstance(dist, Dirichlet) or "vacuity" not in dist.scores:
+        return []
+    shares = {"belief": dist.belief.tolist(), "alpha": dist.alpha.tolist()}
+    return [
+        {"vacuity": vacuity}
+        | {name: dict(zip(classes, values[row], strict=True)) for name, values in shares.items()}
+        for row, vacuity in enumerate(dist.vacuity.tolist())
+    ]
 
-    # --- requests --------------------------------------------------------------------------------
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """A place among the requests that are worked on."""
-        if self._active >= self.settings.max_requests:
-            raise Problem("busy", f"{self._active} requests are worked on; try again soon")
-        self._active += 1
+class Service:
+    """The model in use, and the limits that requests share.
+
+    Args:
+        model: Model, or its folder, which can be loaded again.
+        config: Configuration.
+    """
+
+    def __init__(self, model: Model | str | os.PathLike[str], config: ServeConfig) -> None:
+        self.config, self.metrics, self.source = config, Metrics(), model
+        self.memory = Quota(config.memory, "bytes")
+        self.slots = Quota(config.max_requests, "requests")
+        self.loaded = LoadedModel(self.source, self.config, self.metrics)
+        self._readers = ThreadPoolExecutor(READERS, "dubito-reader")
+
+    def reload(self) -> None:
+        """Load the folder again; keep the present model if that fails."""
         try:
-            yield
-        finally:
-            self._active -= 1
+            self.loaded = LoadedModel(self.source, self.config, self.metrics)
+        except Exception as error:  # whatever it is, the present model still works
+            log.error("the model was not reloaded: %s", error)
+        else:
+            gc.freeze()
+            log.info("reloaded the model, version %s", self.loaded.version)
 
-    @contextmanager
-    def buffer(self) -> Iterator[Callable[[int], None]]:
-        """Memory for a body: a function that takes some more, until it is given back."""
-        taken = 0
+    def authorize(self, request: Request) -> None:
+        """Refuse a request without the token.
 
-        def take(count: int) -> None:
-            nonlocal taken
-            if self._buffered + count > self.settings.max_buffered_bytes:
-                raise Problem("busy", "too much is being sent at the moment; try again soon")
-            self._buffered += count
-            taken += count
+        Args:
+            request: Request.
+        """
+        if self.config.token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        same = secrets.compare_digest(given.encode(), self.config.token.encode())
+        if scheme.lower() != "bearer" or not same:
+            raise HTTPException(401, "no token, or a wrong one", {"www-authenticate": "Bearer"})
 
-        try:
-            yield take
-        finally:
-            self._buffered -= taken
-
-    def allows(self, authorization: bytes) -> bool:
-        """Whether a header holds the token, where there is one; in constant time."""
-        token = self.settings.token
-        if token is None:
-            return True
-        scheme, _, given = authorization.partition(b" ")
-        right = hmac.compare_digest(given.strip(), token.encode())
-        return right and scheme.lower() == b"bearer"
-
-    def metrics_text(self) -> str:
-        """What GET /metrics answers."""
-        served = self.served
-        info = {
-            "name": served.name,
-            "version": served.version,
-            "policy": served.policy_version or "",
-            "method": served.method,
-        }
-        gauges = {
-            "ready": ("1 if requests are answered.", float(self.ready is None)),
-            "queue_inputs": ("Inputs that wait for the model.", self.batcher.waiting),
-            "requests_in_progress": ("Requests that have no answer.", self.metrics.in_progress),
-            "connections": ("Connections that are open.", self.connections),
-            "buffered_bytes": ("Bodies that are held in memory.", self._buffered),
-        }
-        return self.metrics.text(gauges, info)
+    async def read(self, reader: InputReader, content_type: str, body: bytes) -> Sequence[Any]:
+        """Read inputs, in a thread if that may take long; see `InputReader.read`."""
+        if media_type(content_type) == JSON and len(body) <= SMALL:
+            return reader.read(content_type, body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, reader.read, content_type, body)

@@ -1,28 +1,28 @@
-// Questions as they arise: the newest wins, older ones are given up.
+// Sends inputs to the service: a new input replaces an older one that has no answer yet.
 
 import * as api from "./api.js";
 import * as verdict from "./verdict.js";
 
-const PACE = 60; // ms between questions while a hand moves
-const SLOW = 400; // ms without an answer before the page says that it waits
+const PACE = 60; // ms between requests while a user draws
+const SLOW = 400; // ms without an answer before the page shows that it waits
 
-// Whether an answer is under way; screen readers wait for it, too.
+// Show whether an answer is pending, to screen readers too.
 export function waiting(flag) {
   document.getElementById("answer").setAttribute("aria-busy", flag);
 }
 
 export class Asking {
   #number = 0;
-  #current = null; // AbortController of the question under way
+  #current = null; // AbortController of the pending request
   #timer = null;
-  #last = null; // for another try
+  #last = null; // for a retry
 
-  // show(answer), fail(error) and blank(), which takes old answers from the page
-  constructor(classes, { show, fail, blank }) {
-    Object.assign(this, { classes, show, fail, blank });
+  // show(answer), fail(error), and blank(), which removes the old answer
+  constructor(model, { show, fail, blank }) {
+    Object.assign(this, { model, show, fail, blank });
   }
 
-  // A question is made when it is asked: make() promises what `api.predict` takes.
+  // make() returns a promise of a question; it is called when the request is sent.
   soon(make) {
     this.#last = make;
     waiting(true);
@@ -32,7 +32,7 @@ export class Asking {
     }, PACE);
   }
 
-  // Ask the last question anew; whether there is one.
+  // Send the last question again; return whether there is one.
   again() {
     if (this.#last) this.#ask(this.#last);
     return this.#last !== null;
@@ -56,8 +56,8 @@ export class Asking {
     const { signal } = (this.#current = new AbortController());
     const slow = setTimeout(() => verdict.busy(true), SLOW);
     try {
-      const [said] = await api.predict(await make(), this.classes, signal, (error) => newest() && this.#busy(error));
-      if (newest()) this.show(said);
+      const [answer] = await api.predict(await make(), this.model, signal, (error) => newest() && this.#busy(error));
+      if (newest()) this.show(answer);
     } catch (error) {
       if (newest() && error.name !== "AbortError") this.fail(error);
     } finally {
@@ -71,6 +71,6 @@ export class Asking {
 
   #busy({ headline, wait }) {
     this.blank();
-    verdict.trouble({ headline, message: `Asking again in ${wait} s.` }, false);
+    verdict.trouble({ headline, message: `Trying again in ${wait} s.` }, false);
   }
 }

@@ -1,4 +1,4 @@
-// Belief in each class and what is left over, as a table whose rows hold bars.
+// Belief in each class and the vacuity, or probabilities, as a table with bars.
 
 import { percent } from "./verdict.js";
 
@@ -53,8 +53,8 @@ export class Bars {
     }
     document.getElementById("beliefs-title").textContent = evidential ? "Belief" : "Probability";
     document.getElementById("beliefs-about").textContent = evidential
-      ? "The evidence for each class; what is left is doubt. Brackets: too unfamiliar for a probability."
-      : "This method weighs no evidence, so it has probabilities alone.";
+      ? "Shares of the evidence; the rest is vacuity. In brackets: not calibrated for such inputs."
+      : "In brackets: not calibrated for such inputs.";
     this.clear();
   }
 
@@ -67,13 +67,12 @@ export class Bars {
     if (this.many) this.rows.forEach((one, i) => (one.head.textContent = `${i + 1}.`));
   }
 
-  show(said) {
-    const evidential = said.belief !== null && said.vacuity !== null;
+  show({ probs, belief, vacuity, reason }) {
+    const evidential = belief !== null && vacuity !== null;
     if (evidential !== this.evidential) this.#build(evidential);
-    const probs = said.probabilities;
-    // Calibration is learnt from familiar inputs: with others its probabilities stand in brackets.
-    const probable = (share) => (said.reason === "unfamiliar" ? `(${percent(share)})` : percent(share));
-    const shares = evidential ? said.belief : probs;
+    const unfamiliar = reason === "unfamiliar" || reason === "out_of_range";
+    const probable = (share) => (unfamiliar ? `(${percent(share)})` : percent(share));
+    const shares = evidential ? belief : probs;
     const best = probs.indexOf(Math.max(...probs));
     const order = this.classes.map((_, i) => i);
     if (this.many) order.sort((a, b) => shares[b] - shares[a] || probs[b] - probs[a]);
@@ -89,6 +88,6 @@ export class Bars {
       const sum = (values) => rest.reduce((all, i) => all + values[i], 0);
       fill(this.others, sum(shares), two(sum(shares)), probable(sum(probs)));
     }
-    if (this.doubt) fill(this.doubt, said.vacuity, two(said.vacuity), "");
+    if (this.doubt) fill(this.doubt, vacuity, two(vacuity), "");
   }
 }

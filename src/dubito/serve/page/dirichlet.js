@@ -1,4 +1,4 @@
-// The density of a Dirichlet on the triangle of three classes, by logarithms throughout.
+// Density of a Dirichlet distribution on the triangle of three classes, in logarithms.
 
 const LANCZOS = [
   0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
@@ -15,8 +15,8 @@ export function logGamma(x) {
   return 0.5 * Math.log(2 * Math.PI) + (z + 0.5) * Math.log(t) - t + Math.log(sum);
 }
 
-// ln of the density over that of the uniform distribution, which has Γ(3) = 2 everywhere. If x of
-// all classes is Dirichlet, three of its components, made to sum to one, are Dirichlet of their alpha.
+// ln of the density relative to the uniform density, Γ(3) = 2. Three components of a Dirichlet vector,
+// rescaled to sum to one, have a Dirichlet distribution with their alpha.
 export function logExcess(alpha) {
   const constant = logGamma(alpha[0] + alpha[1] + alpha[2]) - alpha.reduce((sum, a) => sum + logGamma(a), 0) - Math.LN2;
   const [a, b, c] = alpha.map((value) => value - 1);

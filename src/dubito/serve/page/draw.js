@@ -1,14 +1,13 @@
-// The surface: strokes by mouse, touch, pen or keyboard, on nothing or on an image.
+// The canvas: strokes by mouse, touch, pen or keyboard, on an image if there is one.
 
-import { canvasOf, centredByMass, pictureOf, resized } from "./pixels.js";
+import { canvasOf, centeredByMass, pictureOf, resized } from "./pixels.js";
 
-const SIDE = 640; // of the surface, in its own pixels
-const GROUND = "#11151c";
+const SIDE = 640; // pixels of the canvas
 const INK = "#f4f6fa";
 const PEN = 0.085; // widths and lengths are shares of the side
-const STEP = 1 / 32; // of the pen moved by a key
-const FINE = 8; // how much finer than the model's pixels strokes are drawn before they are averaged
-const SMALLEST = 0.2; // a box of ink smaller than this is not enlarged to the full size
+const STEP = 1 / 32; // of the pen per key
+const FINE = 8; // pixels of a drawing per pixel of the model, before they are averaged
+const SMALLEST = 0.2; // smaller drawings are not enlarged to the full size
 const KEYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 function trace(context, stroke, place, width) {
@@ -17,7 +16,7 @@ function trace(context, stroke, place, width) {
   context.beginPath();
   const points = stroke.map(place);
   context.moveTo(...points[0]);
-  // Curves through the middles of the segments: a fast hand gives few points.
+  // Curves through the middles of segments: a fast hand gives few points.
   for (let i = 1; i < points.length - 1; i++) {
     const middle = [0, 1].map((axis) => (points[i][axis] + points[i + 1][axis]) / 2);
     context.quadraticCurveTo(...points[i], ...middle);
@@ -27,15 +26,16 @@ function trace(context, stroke, place, width) {
 }
 
 export class Surface extends EventTarget {
-  constructor(canvas) {
+  // drawable: whether strokes can be drawn; otherwise the canvas only shows images
+  constructor(canvas, drawable) {
     super();
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
     this.strokes = [];
-    this.image = null; // what lies below the strokes
+    this.image = null; // below the strokes
     this.pen = [0.5, 0.5];
-    this.down = false; // whether the keyboard's pen is
-    this.#listen();
+    this.down = false; // whether the pen of the keyboard is down
+    if (drawable) this.#listen();
     this.paint();
   }
 
@@ -57,7 +57,7 @@ export class Surface extends EventTarget {
     this.#changed();
   }
 
-  // Show an image, from which strokes go on.
+  // Show an image, on which strokes can be drawn.
   show(image) {
     this.strokes = [];
     this.image = image;
@@ -65,9 +65,9 @@ export class Surface extends EventTarget {
     this.#changed();
   }
 
-  // What the model is to see: (1 or 3, height, width). A drawing is fitted into the square as the
-  // digits of the training are, and gets strokes of the same width whatever its size.
-  picture(width, height, channels, { fill, centre, stroke }) {
+  // Input of the model. A drawing is moved and scaled like the training data, with strokes of one
+  // width whatever its size.
+  picture(width, height, channels, { fill, center, stroke }) {
     if (this.image) return this.#covered(width, height, channels);
     const fine = canvasOf(FINE * width, FINE * height);
     const context = fine.getContext("2d", { willReadFrequently: true });
@@ -80,15 +80,15 @@ export class Surface extends EventTarget {
     const place = ([x, y]) => [fine.width / 2 + (x - middle[0]) * scale, fine.height / 2 + (y - middle[1]) * scale];
     context.strokeStyle = "#fff";
     for (const one of this.strokes) trace(context, one, place, stroke * side);
-    const grey = resized(pictureOf(fine, fine.width, fine.height, 1, "#000"), width, height);
-    const { planes } = centre === "mass" ? centredByMass(grey) : grey;
+    const gray = resized(pictureOf(fine, fine.width, fine.height, 1, "#000"), width, height);
+    const { planes } = center === "mass" ? centeredByMass(gray) : gray;
     return { width, height, planes: Array.from({ length: channels }, () => planes[0]) };
   }
 
-  // The image with the strokes on it, as the service would resize it.
+  // The image with its strokes, resized like in the service.
   #covered(width, height, channels) {
     const { image } = this;
-    // A photograph need not be copied at full size to become a few pixels.
+    // A large photograph is reduced by the browser first, which is faster.
     const shrink = Math.min(1, Math.max((4 * width) / image.width, (4 * height) / image.height));
     const [w, h] = [Math.max(1, Math.round(image.width * shrink)), Math.max(1, Math.round(image.height * shrink))];
     const wide = this.strokes.length ? Math.max(w, FINE * width) : w;
@@ -106,7 +106,7 @@ export class Surface extends EventTarget {
     return resized(pictureOf(canvas, wide, tall, channels), width, height);
   }
 
-  // Where the image lies on the surface, whole and in its own proportions.
+  // Place of the image on the canvas, in its own proportions.
   #frame() {
     const { width, height } = this.image;
     const longer = Math.max(width, height);
@@ -116,8 +116,7 @@ export class Surface extends EventTarget {
 
   paint() {
     const { context } = this;
-    context.fillStyle = GROUND;
-    context.fillRect(0, 0, SIDE, SIDE);
+    context.clearRect(0, 0, SIDE, SIDE);
     if (this.image) {
       const [left, top, across, down] = this.#frame().map((share) => share * SIDE);
       context.imageSmoothingEnabled = this.image.width > 128;
@@ -208,7 +207,6 @@ export class Surface extends EventTarget {
       this.strokes.push([this.pen]);
       this.#changed();
     }
-    const told = this.down ? "Pen down." : "Pen up.";
-    this.dispatchEvent(new CustomEvent("pen", { detail: told }));
+    this.dispatchEvent(new CustomEvent("pen", { detail: this.down ? "Pen down." : "Pen up." }));
   }
 }

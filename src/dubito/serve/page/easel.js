@@ -1,4 +1,4 @@
-// Images to ask about: drawn, chosen, dropped, pasted or picked, then disturbed.
+// Image inputs: drawn, chosen, dropped, pasted or from the gallery, then disturbed.
 
 import * as api from "./api.js";
 import { waiting } from "./asking.js";
@@ -10,19 +10,21 @@ import { Sliders } from "./sliders.js";
 import * as verdict from "./verdict.js";
 
 const element = (id) => document.getElementById(id);
-const DRAWING = { fill: 0.72, centre: "mass", stroke: 0.1 };
-const HOW = "Draw, or choose an image or a sample of the gallery.";
+const DRAWING = { fill: 0.72, center: "mass", stroke: 0.1 };
+const LARGEST = 64; // pixels of a side up to which gray images can be drawn
 const VIEWS = ["seen", "dock-seen"];
 
 export class Easel {
-  #file = null; // {blob, pixels}: the image below the strokes, as it came
-  #plain = null; // the picture before the sliders
+  #file = null; // {blob, width, height} of the image below the strokes
+  #plain = null; // input of the model, before the sliders
   #frame = null;
-  #offers = 0; // images offered so far: a slow one must not replace a later one
+  #offers = 0; // number of images so far: one that loads slowly must not replace a later one
 
   constructor(model, asking) {
     Object.assign(this, { model, asking });
-    this.surface = new Surface(element("surface"));
+    const { size, mode } = model.inputs;
+    this.drawable = model.drawing != null || (mode === "L" && Math.max(...size) <= LARGEST);
+    this.surface = new Surface(element("surface"), this.drawable);
     this.sliders = new Sliders(model, () => this.#send());
     this.gallery = new Gallery(element("groups"), (...picked) => this.#pick(...picked));
     this.#name();
@@ -30,21 +32,35 @@ export class Easel {
   }
 
   idle() {
-    verdict.idle(HOW);
+    verdict.idle(this.drawable ? "Draw something, or choose an image." : "Choose an image.");
   }
 
   #name() {
-    const digits = this.model.classes.every((name) => /^\d$/.test(name));
+    const digits = this.model.task.classes?.every((name) => /^\d$/.test(name));
     const [, height, width] = this.model.shape;
-    element("hint-title").textContent = digits ? "Draw a digit" : "Draw here";
-    element("draw-title").textContent = digits ? "Show it a digit, or anything else" : "Show it something";
-    element("seen-size").textContent = `: ${width} × ${height} pixels`;
+    element("seen-size").textContent = `${width} × ${height} pixels`;
+    if (this.drawable) {
+      element("hint-title").textContent = digits ? "Draw a digit" : "Draw here";
+      element("draw-title").textContent = digits ? "Draw a digit, or anything else" : "Draw something";
+      return;
+    }
+    element("draw").classList.add("photo");
+    element("draw-title").textContent = "Image";
+    element("hint-title").textContent = "Choose an image";
+    element("hint-more").textContent = "or drop or paste one";
+    element("surface").removeAttribute("tabindex");
+    element("surface").setAttribute("role", "img");
+    element("surface").setAttribute("aria-label", "No image yet");
+    element("surface").removeAttribute("aria-describedby");
+    for (const id of ["undo", "draw-help"]) element(id).hidden = true;
+    element("clear").textContent = "Remove";
   }
 
   #listen() {
     const { surface } = this;
     surface.addEventListener("change", () => this.#moved());
     surface.addEventListener("pen", ({ detail }) => verdict.say(detail));
+    if (!this.drawable) element("surface").addEventListener("click", () => element("file").click());
     element("undo").addEventListener("click", () => surface.undo());
     element("clear").addEventListener("click", () => {
       this.sliders.reset();
@@ -60,7 +76,7 @@ export class Easel {
     });
   }
 
-  // A hand moves faster than pictures are shown.
+  // A pointer moves more often than the screen is painted.
   #moved() {
     waiting(true);
     this.#frame ??= requestAnimationFrame(() => this.#changed());
@@ -87,7 +103,7 @@ export class Easel {
     this.gallery.release();
     element("source").textContent = "";
     this.idle();
-    element("seen").setAttribute("aria-label", "What the model sees: nothing yet");
+    element("seen").setAttribute("aria-label", "Input of the model: none yet");
     for (const canvas of VIEWS.map(element)) canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
   }
 
@@ -95,19 +111,20 @@ export class Easel {
     if (!this.#plain) return;
     const now = this.sliders.disturbed(this.#plain);
     for (const id of VIEWS) paint(now, element(id));
-    element("seen").setAttribute("aria-label", `What the model sees: your image in ${now.width} by ${now.height} pixels`);
-    const blob = this.#asItCame() ? this.#file.blob : null;
+    element("seen").setAttribute("aria-label", `Input of the model: your image in ${now.width} by ${now.height} pixels`);
+    const blob = this.#isSendable() ? this.#file.blob : null;
     this.asking.soon(async () => ({ images: [blob ?? (await png(now))] }));
   }
 
-  // An image goes as it came, unless it was drawn upon or disturbed, or is too large to be sent.
-  #asItCame() {
-    const { limits } = this.model;
-    const fits = this.#file && this.#file.blob.size < 0.9 * limits.max_body_bytes && this.#file.pixels <= limits.max_pixels;
-    return fits && this.sliders.atRest && this.surface.strokes.length === 0;
+  // A file is sent as it is, unless it was drawn on or disturbed, or is too large.
+  #isSendable() {
+    if (!this.#file || !this.sliders.atRest || this.surface.strokes.length) return false;
+    const { blob, width, height } = this.#file;
+    const { max_body, max_pixels, max_side } = this.model.limits;
+    return blob.size < 0.9 * max_body && width * height <= max_pixels && Math.max(width, height) <= max_side;
   }
 
-  // There is an answer: the traces may follow.
+  // There is an answer: traces may follow.
   answered() {
     if (this.#plain) this.sliders.later(this.#plain);
   }
@@ -123,18 +140,19 @@ export class Easel {
     const image = await createImageBitmap(blob).catch(() => null);
     if (number !== this.#offers) return;
     if (image === null) return this.#unreadable(blob, source);
-    this.#file = { blob, pixels: image.width * image.height };
+    this.#file = { blob, width: image.width, height: image.height };
+    if (!this.drawable) element("surface").setAttribute("aria-label", `Image: ${source}`);
     element("source").textContent = source;
     return this.surface.show(image);
   }
 
-  // The browser can't show it, but the service may know the format, or say what is wrong.
+  // The service may read it, or report what is wrong.
   #unreadable(blob, source) {
     this.surface.clear();
     this.#changed();
-    element("source").textContent = `${source} This browser can’t show it.`;
+    element("source").textContent = `${source} This browser cannot show it.`;
     element("clear").disabled = false;
-    if (blob.size > this.model.limits.max_body_bytes) return this.asking.fail(new api.Trouble("too_large"));
+    if (blob.size > this.model.limits.max_body) return this.asking.fail(new api.Trouble("too_large"));
     return this.asking.soon(async () => ({ images: [blob] }));
   }
 
@@ -144,7 +162,7 @@ export class Easel {
     const blob = await fetch(image.src).then((response) => response.blob(), () => null);
     if (number !== this.#offers) return;
     if (blob === null) return this.asking.fail(new api.Trouble("unreachable"));
-    const right = truth === null ? "none of the classes is right" : `in truth ${truth}`;
+    const right = truth === null ? "none of the classes" : `class ${truth}`;
     await this.#take(blob, `${group.name}: ${right}.`, number);
     if (number === this.#offers) this.gallery.press(button);
   }

@@ -1,42 +1,53 @@
-// Inputs that are no images: a form with a field for each column, or a box of JSON.
+// Inputs that are not images: a form with a field for each column, or a box for JSON.
 
-const middle = (span) => (span ? Number(((span[0] + span[1]) / 2).toPrecision(3)) : "");
+const middle = ({ low, high }) => Number(((low + high) / 2).toPrecision(3));
+
+// Whether the training data had rows without a value.
+const optional = ({ categories, fill }) => (categories ? categories.includes("") : fill !== null && fill !== undefined);
+
+function control(column) {
+  if (column.categories) {
+    const select = document.createElement("select");
+    select.append(...column.categories.map((name) => new Option(name === "" ? "(missing)" : name, name)));
+    return select;
+  }
+  const input = document.createElement("input");
+  Object.assign(input, { type: "number", step: "any", required: !optional(column), value: middle(column) });
+  return input;
+}
 
 function field(column, place) {
   const label = document.createElement("label");
   label.textContent = column.name;
   label.htmlFor = `field-${place}`;
-  let input;
-  if (column.categories) {
-    input = document.createElement("select");
-    input.append(...column.categories.map((name) => new Option(name, name)));
-  } else {
-    input = document.createElement("input");
-    Object.assign(input, { type: "number", step: "any", required: true });
-    input.value = middle(column.span);
-  }
+  const input = control(column);
   input.id = `field-${place}`;
   const group = document.createElement("p");
   group.className = "field";
   group.append(label, input);
-  if (column.span) {
-    const span = document.createElement("small");
-    span.textContent = `in training ${column.span.map((end) => Number(end.toPrecision(4))).join(" to ")}`;
-    span.id = `span-${place}`;
-    input.setAttribute("aria-describedby", span.id);
-    group.append(span);
+  if (!column.categories) {
+    const range = document.createElement("small");
+    const ends = [column.low, column.high].map((end) => Number(end.toPrecision(4))).join(" to ");
+    range.textContent = ends + (optional(column) ? ", or empty" : "");
+    range.id = `range-${place}`;
+    input.setAttribute("aria-describedby", range.id);
+    group.append(range);
   }
   return { group, input, column };
 }
 
+function valueOf({ input, column }) {
+  if (column.categories) return input.value === "" ? null : input.value;
+  return input.value === "" ? null : Number(input.value);
+}
+
 function asForm(form, columns, ask) {
   const fields = columns.map(field);
-  form.append(...fields.map((one) => one.group));
+  form.append(...fields.map(({ group }) => group));
   const read = () => {
     const open = fields.filter(({ input }) => !input.checkValidity());
-    if (open.length) return ask(null, `Still open: ${open.map(({ column }) => column.name).join(", ")}.`);
-    const row = fields.map(({ input, column }) => [column.name, column.categories ? input.value : Number(input.value)]);
-    return ask({ json: { rows: [Object.fromEntries(row)] } }, "");
+    if (open.length) return ask(null, `Enter a number: ${open.map(({ column }) => column.name).join(", ")}.`);
+    return ask({ json: { rows: [Object.fromEntries(fields.map((one) => [one.column.name, valueOf(one)]))] } }, "");
   };
   form.addEventListener("input", read);
   form.addEventListener("submit", (event) => {
@@ -51,12 +62,12 @@ const zeros = (shape) => (shape.length === 0 ? 0 : Array.from({ length: shape[0]
 function asText(form, shape, ask) {
   const label = document.createElement("label");
   label.htmlFor = "json";
-  label.textContent = `One input of shape (${shape.join(", ")}), as JSON`;
+  label.textContent = `An array of shape (${shape.join(", ")}), as JSON`;
   const text = document.createElement("textarea");
   Object.assign(text, { id: "json", rows: 8, spellcheck: false });
   text.value = JSON.stringify(zeros(shape));
   const button = document.createElement("button");
-  Object.assign(button, { type: "submit", className: "main", textContent: "Ask" });
+  Object.assign(button, { type: "submit", className: "main", textContent: "Predict" });
   form.append(label, text, button);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -64,14 +75,14 @@ function asText(form, shape, ask) {
     try {
       value = JSON.parse(text.value);
     } catch (error) {
-      return ask(null, `This is no JSON: ${error.message}.`);
+      return ask(null, `This is not JSON: ${error.message}.`);
     }
     return ask({ json: { inputs: [value] } }, "");
   });
 }
 
-// Calls ask(question, "") or, where there is nothing to ask yet, ask(null, why).
-export function build(form, { columns, shape }, ask) {
-  if (columns) asForm(form, columns, ask);
+// Calls ask(question, ""), or ask(null, why) if the input is not complete.
+export function build(form, { inputs, shape }, ask) {
+  if (inputs.kind === "table") asForm(form, inputs.columns, ask);
   else asText(form, shape, ask);
 }

@@ -1,16 +1,16 @@
-// Images from elsewhere: chosen, dropped or pasted.
+// Images that a user chooses, drops or pastes.
 
-const NAMED = /\.(png|jpe?g|webp|bmp|gif|tiff?)$/i;
+const NAMED = /\.(png|jpe?g|webp|bmp|gif)$/i;
 
 const looksLikeImage = (file) => file.type.startsWith("image/") || (!file.type && NAMED.test(file.name));
 const inField = (target) => target instanceof Element && target.closest("input:not([type=range]):not([type=file]), textarea, select");
 
-// Calls take(file), or refuse(text) with what was wrong.
+// Calls take(file), or refuse(text) with the reason.
 function offered(files, texts, how, take, refuse) {
   const file = files.find(looksLikeImage);
   if (file) return take(file, files.length);
-  if (files.length) return refuse(`“${files[0].name}” is no image. PNG, JPEG, WebP, BMP, GIF and TIFF are read.`);
-  return refuse(texts ? `What was ${how} is text, not an image.` : `There is no image in what was ${how}.`);
+  if (files.length) return refuse(`“${files[0].name}” is not an image. The service reads JPEG, PNG, WebP, GIF and BMP.`);
+  return refuse(texts ? `You ${how} text, not an image.` : `There is no image in what you ${how}.`);
 }
 
 export function listen({ input, easel, active, take, refuse, link }) {
@@ -26,7 +26,7 @@ export function listen({ input, easel, active, take, refuse, link }) {
     offered([...data.files], data.types.some((type) => type.startsWith("text/")), "pasted", take, refuse);
   });
 
-  // The whole page catches what is dropped: a miss would make the browser leave the page for the file.
+  // The page catches every drop: otherwise the browser would open the file in its place.
   let depth = 0;
   const carried = (event) => [...(event.dataTransfer?.types ?? [])].length > 0;
   const shown = (flag) => easel.classList.toggle("dropping", flag);

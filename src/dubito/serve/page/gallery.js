@@ -1,4 +1,4 @@
-// Samples to click: those the model should know, and those it can't.
+// Samples to click, of known classes and of others.
 
 import * as api from "./api.js";
 
@@ -7,7 +7,7 @@ function card(item, group, place, pick) {
   button.type = "button";
   button.className = "sample";
   const image = document.createElement("img");
-  image.src = item.src.replace(/^\//, "");
+  image.src = item.src;
   image.width = image.height = 44;
   image.alt = item.truth === null ? `${group.name}, sample ${place}` : `${group.name}, sample ${place}: ${item.truth}`;
   button.append(image);
@@ -37,7 +37,7 @@ export class Gallery {
     Object.assign(this, { parent, pick });
   }
 
-  async hang() {
+  async load() {
     if (this.parent.childElementCount) return;
     const { groups } = await api.gallery();
     const filled = groups.filter((group) => group.items.length);
@@ -54,7 +54,7 @@ export class Gallery {
     for (const one of this.parent.querySelectorAll("[aria-pressed=true]")) one.setAttribute("aria-pressed", "false");
   }
 
-  // The sample with this address, as if it were clicked; whether there is one.
+  // Click the sample with this address; return whether there is one.
   click(address) {
     const image = [...this.parent.querySelectorAll("img")].find((one) => one.src === address);
     image?.closest("button").click();

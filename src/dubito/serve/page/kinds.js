@@ -1,71 +1,60 @@
-// The three uncertainties, each with a sentence on what it means.
+// Aleatoric, epistemic and total uncertainty.
+
+import { rounded } from "./verdict.js";
 
 const KINDS = [
-  {
-    key: "data",
-    name: "Data",
-    about: "Ambiguity: how much the input looks like several classes at once. More training data would not settle it.",
-  },
-  {
-    key: "distributional",
-    name: "Distributional",
-    about: "Unfamiliarity: how little the training data had of this. Learning from more like it would settle it.",
-  },
-  { key: "total", name: "Total", about: "How open the answer is, for both reasons: their sum." },
+  { key: "aleatoric", name: "Aleatoric", about: ["High if several classes fit the input.", "High if targets vary for such inputs."] },
+  { key: "epistemic", name: "Epistemic", about: ["High if there is little evidence for any class.", "High if there is little evidence about their mean."] },
+  { key: "total", name: "Total", about: ["Their sum.", "Their sum."] },
 ];
 
+// The value of a full bar, and what it means.
+export function scale({ task, unit }) {
+  const count = task.classes?.length;
+  if (!count) {
+    const variance = task.std.reduce((sum, std) => sum + std ** 2, 0);
+    return [variance, `Variances. A full bar is the variance of the training data, ${rounded(variance)}.`];
+  }
+  const most = unit === "nats" ? Math.log(count) : 1 - 1 / count;
+  const of = unit === "nats" ? "In nats, before calibration" : "Variance of the probabilities, before calibration";
+  return [most, `${of}. A full bar is a tie of all ${count} classes, ${most.toFixed(2)}.`];
+}
+
+function element(name, className, ...content) {
+  const made = document.createElement(name);
+  made.className = className;
+  made.append(...content);
+  return made;
+}
+
 export class Kinds {
-  constructor(list, about, scales, classes) {
-    this.scales = scales;
-    about.textContent = `From 0, certain, to ${scales.total.toFixed(2)}, a tie of all ${classes} classes. Best compared between images.`;
-    list.replaceChildren();
-    this.rows = KINDS.map(({ key, name, about }) => {
-      const term = document.createElement("dt");
-      const value = document.createElement("span");
-      value.className = "value";
-      term.append(name, value);
-      const bar = document.createElement("span");
-      bar.className = `bar ${key}`;
-      const parts = key === "total" ? ["data", "distributional"] : [key];
-      const fills = parts.map((part) => {
-        const one = document.createElement("i");
-        one.className = part;
-        return one;
-      });
-      bar.append(...fills);
-      const text = document.createElement("dd");
-      text.textContent = about;
-      const meter = document.createElement("dd");
-      meter.className = "meter";
-      meter.append(bar);
-      const group = document.createElement("div");
-      group.append(term, meter, text);
-      list.append(group);
-      return { key, value, fills, group };
+  constructor(list, about, model) {
+    [this.scale, about.textContent] = scale(model);
+    this.classification = Boolean(model.task.classes);
+    this.rows = KINDS.map(({ key, name, about: texts }) => {
+      const value = element("span", "value");
+      const parts = key === "total" ? ["aleatoric", "epistemic"] : [key]; // the bar of the total shows both parts
+      const fills = parts.map((part) => element("i", part));
+      const bar = element("span", "bar", ...fills);
+      const text = element("dd", "", texts[this.classification ? 0 : 1]);
+      return { key, value, parts, fills, group: element("div", "", element("dt", "", name, value), element("dd", "meter", bar), text) };
     });
+    list.replaceChildren(...this.rows.map(({ group }) => group));
     this.clear();
   }
 
   clear() {
     for (const { value, fills } of this.rows) {
       value.textContent = "–";
-      fills.forEach((one) => one.style.setProperty("--share", 0));
+      fills.forEach((fill) => fill.style.setProperty("--share", 0));
     }
   }
 
-  show({ uncertainty }) {
-    for (const { key, value, fills, group } of this.rows) {
-      const scale = this.scales[key] || 1;
-      const amount = uncertainty[key];
-      group.classList.toggle("untold", amount === null);
-      value.textContent = amount === null ? "not told by this method" : Math.max(0, amount).toFixed(2);
-      // The bar of the total shows of what it is made, where the method tells.
-      const parts = key !== "total" ? [amount ?? 0] : this.#parts(uncertainty);
-      fills.forEach((one, i) => one.style.setProperty("--share", Math.min(1, Math.max(0, parts[i] / scale))));
+  show(answer) {
+    for (const { key, value, parts, fills } of this.rows) {
+      const amount = Math.max(0, answer[key]);
+      value.textContent = this.classification ? amount.toFixed(2) : rounded(amount);
+      fills.forEach((fill, i) => fill.style.setProperty("--share", Math.min(1, Math.max(0, answer[parts[i]] / this.scale))));
     }
-  }
-
-  #parts({ data, distributional, total }) {
-    return data === null || distributional === null ? [total, 0] : [data, distributional];
   }
 }

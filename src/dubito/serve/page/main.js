@@ -1,25 +1,25 @@
-// The page: what is shown goes to the service, and its newest answer to all parts.
+// The page: inputs go to the service, and the newest answer to all parts of the page.
 
 import * as api from "./api.js";
 import { Asking } from "./asking.js";
 import { Bars } from "./bars.js";
 import { Easel } from "./easel.js";
 import * as fields from "./fields.js";
+import { Intervals } from "./interval.js";
 import { Kinds } from "./kinds.js";
 import { Triangle } from "./triangle.js";
 import * as verdict from "./verdict.js";
 
 const element = (id) => document.getElementById(id);
 
-let model = null; // what /v1/model said
-let parts = []; // of the answer: bars, kinds of uncertainty, triangle
+let model = null; // the answer of v1/model
+let parts = []; // of the page that show an answer
 let asking = null;
-let easel = null; // where the model takes images
+let easel = null; // if the model takes images
 
-function show(said) {
-  verdict.answer(said, model.policy);
-  element("triangle").hidden = !said.alpha || model.classes.length < 3;
-  parts.forEach((part) => part.show(said));
+function show(answer) {
+  verdict.show(answer, model);
+  parts.forEach((part) => part.show(answer));
   easel?.answered();
 }
 
@@ -35,32 +35,44 @@ function fail(error) {
   else verdict.trouble(error);
 }
 
+function guaranteed({ guarantee }) {
+  if (!guarantee) return "";
+  const { controls, level, confidence } = guarantee;
+  const sure = confidence ? `, with confidence ${verdict.rate(confidence)}` : "";
+  const what = controls === "error" ? `an error rate of at most ${verdict.rate(level)} among accepted predictions${sure}` : `that at least ${verdict.rate(level)} of predictions are accepted, on average`;
+  return `It guarantees ${what}, for inputs like the validation data.`;
+}
+
 function describe() {
-  const { name, version, method, policy, calibrated } = model;
-  element("model").textContent = `${name} · ${method} · ${version}`;
-  element("model").title = `Model ${name}, version ${version}, trained with ${method}${calibrated ? ", calibrated" : ""}`;
-  document.title = `dubito · ${name}`;
-  element("policy").textContent = policy?.text ?? "This model has no policy: it always answers.";
+  const { name, version, method, policy, task } = model;
+  element("model").textContent = `${name} · ${method.name} · ${version}`;
+  element("model").title = `Model ${name}, version ${version}, method ${method.name}`;
+  document.title = `${name} · dubito`;
+  if (task.kind === "regression") element("tagline").textContent = "Predictions with their uncertainty";
+  element("policy").textContent = policy ? `A policy decides when to abstain. ${guaranteed(policy)}` : "This model has no policy: it never abstains.";
 }
 
 function assemble() {
-  const { classes, evidential, scales } = model;
-  parts = [
-    new Bars(element("bars"), classes, evidential),
-    new Kinds(element("kinds"), element("kinds-about"), scales, classes.length),
-  ];
-  element("triangle").hidden = !evidential || classes.length < 3;
-  if (classes.length >= 3) {
-    parts.push(new Triangle(element("simplex"), element("corners"), element("follow"), element("simplex-reading"), classes));
+  const { task, evidence } = model;
+  parts = [new Kinds(element("kinds"), element("kinds-about"), model)];
+  const triangle = evidence && task.classes.length >= 3;
+  element("triangle").hidden = !triangle;
+  element("beliefs").hidden = task.kind === "regression";
+  element("values").hidden = task.kind !== "regression";
+  if (task.kind === "regression") parts.push(new Intervals(element("intervals"), model));
+  else parts.push(new Bars(element("bars"), task.classes, evidence));
+  if (triangle) {
+    parts.push(new Triangle(element("simplex"), element("corners"), element("follow"), element("simplex-reading"), task.classes));
   }
-  asking = new Asking(classes.length, { show, fail, blank });
+  asking = new Asking(model, { show, fail, blank });
 }
 
-// A form in place of the easel, for what is no image.
+// A form in place of the easel.
 function rows() {
   for (const id of ["draw", "disturb"]) element(id).hidden = true;
   element("fields").hidden = false;
-  if (!model.columns) element("fields-title").textContent = "Give an input";
+  element("page").classList.add("form");
+  if (model.inputs.kind !== "table") element("fields-title").textContent = "Enter an input";
   verdict.idle("Fill in the form.");
   fields.build(element("row"), model, (question, why) => {
     element("row-source").textContent = why;
@@ -68,7 +80,7 @@ function rows() {
   });
 }
 
-// The answer in small at the lower edge, while the headline is out of sight.
+// The answer at the lower edge of the window, while the headline is out of sight.
 function dock() {
   new IntersectionObserver(([entry]) => {
     element("dock").hidden = entry.isIntersecting;
@@ -79,30 +91,30 @@ function dock() {
 
 function enter() {
   if (api.token.read()) {
-    element("token-why").textContent = "This token was not accepted. Look for a missing or additional character.";
+    element("token-why").textContent = "This token was not accepted. Check for a missing or additional character.";
   }
   api.token.forget();
   verdict.trouble(new api.Trouble("unauthorized"));
   if (!element("token").open) element("token").showModal();
 }
 
-function build(told) {
-  model = told;
+function build(description) {
+  model = description;
   describe();
   assemble();
-  if (model.kind === "image") easel = new Easel(model, asking);
+  if (model.inputs.kind === "image") easel = new Easel(model, asking);
   else rows();
   dock();
   document.body.dataset.ready = "";
 }
 
-// The first time, with a new token, and after trouble.
+// At the beginning, with a new token, and for a retry.
 async function start() {
   try {
-    const told = await api.model();
-    if (!model) build(told);
+    const description = await api.model();
+    if (!model) build(description);
     if (!asking.again()) easel?.idle();
-    await easel?.gallery.hang();
+    await easel?.gallery.load();
   } catch (error) {
     fail(error);
   }
@@ -115,7 +127,7 @@ element("token-form").addEventListener("submit", () => {
 });
 element("again").addEventListener("click", start);
 
-// A link carries no token: where one is needed, what it leads to is asked for here, and saved.
+// A link sends no token, so that the document is fetched here and saved.
 element("api").addEventListener("click", async (event) => {
   if (!api.token.read()) return;
   event.preventDefault();

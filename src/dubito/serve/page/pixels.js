@@ -1,5 +1,5 @@
-// Pictures as arrays: made to the model's size, turned, disturbed, and written as PNG.
-// A picture is {width, height, planes}: a Float32Array of 0..255 for each of 1 (grey) or 3 channels.
+// Images as arrays: resized, rotated, disturbed, and written as PNG.
+// A picture is {width, height, planes}: a Float32Array of 0..255 for each of 1 (gray) or 3 channels.
 
 const LUMA = [0.299, 0.587, 0.114]; // as Pillow's mode "L"
 
@@ -10,7 +10,7 @@ export function canvasOf(width, height) {
   return canvas;
 }
 
-// What a canvas or an image holds, laid on white or, for drawings, on black.
+// Pixels of a canvas or an image, on white or, for drawings, on black.
 export function pictureOf(source, width, height, channels, ground = "#fff") {
   const canvas = canvasOf(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -27,24 +27,23 @@ export function pictureOf(source, width, height, channels, ground = "#fff") {
   return { width, height, planes };
 }
 
-// The weights with which each of `size` pixels over [start, start + length) mixes those of a line:
-// the triangle filter with which Pillow resizes, so that the page and the service make the same of
-// an image.
+// Weights of the pixels of a line in each of `size` pixels over [start, start + length). It is the
+// triangle filter of Pillow, so that the page and the service resize alike.
 function mixing(start, length, size, line) {
   const scale = length / size;
   const reach = Math.max(scale, 1);
   return Array.from({ length: size }, (_, i) => {
-    const centre = start + (i + 0.5) * scale;
+    const center = start + (i + 0.5) * scale;
     const taken = [];
-    for (let j = Math.max(0, Math.floor(centre - reach)); j < Math.min(line, Math.ceil(centre + reach)); j++) {
-      taken.push([j, Math.max(0, 1 - Math.abs(j + 0.5 - centre) / reach)]);
+    for (let j = Math.max(0, Math.floor(center - reach)); j < Math.min(line, Math.ceil(center + reach)); j++) {
+      taken.push([j, Math.max(0, 1 - Math.abs(j + 0.5 - center) / reach)]);
     }
     const all = taken.reduce((sum, [, weight]) => sum + weight, 0);
     return taken.map(([j, weight]) => [j, weight / all]);
   });
 }
 
-// The part `area` [left, top, width, height] of a picture, in another size.
+// The part `area` [left, top, width, height] of an image, in another size.
 export function resized(picture, width, height, area = [0, 0, picture.width, picture.height]) {
   const across = mixing(area[0], area[2], width, picture.width);
   const down = mixing(area[1], area[3], height, picture.height);
@@ -68,8 +67,8 @@ export function resized(picture, width, height, area = [0, 0, picture.width, pic
   return { width, height, planes };
 }
 
-// Moved by whole pixels so that the centre of its brightness is the centre of the square.
-export function centredByMass({ width, height, planes }) {
+// Moves the center of brightness to the center of the image, by whole pixels.
+export function centeredByMass({ width, height, planes }) {
   const [plane] = planes;
   let [mass, atX, atY] = [0, 0, 0];
   plane.forEach((value, i) => {
@@ -100,7 +99,7 @@ function borderMean(plane, width, height) {
   return sum / count;
 }
 
-// Turned clockwise about its centre; what comes in from outside has the mean colour of the border.
+// Rotates clockwise about the center; new pixels get the mean color of the border.
 export function turned(picture, degrees) {
   if (degrees % 360 === 0) return picture;
   const { width, height } = picture;
@@ -123,7 +122,7 @@ export function turned(picture, degrees) {
   return { width, height, planes };
 }
 
-// Normal deviates that are the same each time, so that a slider at one place shows one picture.
+// The same normal deviates each time, so that each position of a slider shows one image.
 function deviates(count) {
   let state = 20230723;
   const uniform = () => {
@@ -137,7 +136,7 @@ function deviates(count) {
   });
 }
 
-// With Gaussian noise of that standard deviation, where black is 0 and white is 1.
+// Adds Gaussian noise with this standard deviation, where black is 0 and white is 1.
 export function noisy(picture, deviation) {
   if (deviation === 0) return picture;
   const size = picture.width * picture.height;

@@ -1,18 +1,19 @@
-// Noise and rotation: what they make of a picture, and how doubt moves with them.
+// Noise and rotation of an image, and the uncertainty along them.
 
 import * as api from "./api.js";
+import { scale } from "./kinds.js";
 import { noisy, png, turned } from "./pixels.js";
 import { Trace } from "./trace.js";
 
 const element = (id) => document.getElementById(id);
-const STILL = 350; // ms of rest before the traces are asked for
+const STILL = 350; // ms of rest before the traces are requested
 const STEPS = 13; // of a trace
 
 const SLIDERS = {
   noise: { word: (value) => value.toFixed(2), apply: (picture, value) => noisy(picture, value) },
   turn: { word: (value) => `${value}°`, apply: (picture, value) => turned(picture, value) },
 };
-const ORDER = ["turn", "noise"]; // a picture is turned first: noise does not turn with it
+const ORDER = ["turn", "noise"]; // noise is not rotated
 
 export class Sliders {
   #rest;
@@ -20,15 +21,16 @@ export class Sliders {
 
   constructor(model, moved) {
     this.model = model;
+    [this.scale] = scale(model);
     this.traces = Object.entries(SLIDERS).map(([id, { word }]) => {
       const trace = new Trace(element(`${id}-trace`), element(`${id}-reading`), element(id), word);
       element(id).addEventListener("input", () => {
-        this.#tell();
+        this.#update();
         moved();
       });
       return { id, trace, of: null };
     });
-    this.#tell();
+    this.#update();
   }
 
   get values() {
@@ -45,7 +47,7 @@ export class Sliders {
 
   reset() {
     for (const id of ORDER) element(id).value = 0;
-    this.#tell();
+    this.#update();
   }
 
   clear() {
@@ -57,13 +59,13 @@ export class Sliders {
     }
   }
 
-  // Ask for the traces of a picture once the hand rests.
+  // Request the traces of an image once the user rests.
   later(picture) {
     clearTimeout(this.#rest);
     this.#rest = setTimeout(() => this.#sweep(picture), STILL);
   }
 
-  #tell() {
+  #update() {
     for (const { id, trace } of this.traces) {
       element(`${id}-value`).textContent = SLIDERS[id].word(Number(element(id).value));
       trace.mark();
@@ -73,33 +75,34 @@ export class Sliders {
   async #sweep(picture) {
     this.#control?.abort();
     const { signal } = (this.#control = new AbortController());
-    const count = Math.min(STEPS, this.model.limits.max_batch);
-    if (count < 2) return;
+    const { limits, shape } = this.model;
+    const count = Math.min(STEPS, limits.max_inputs);
+    const bytes = count * shape.reduce((product, size) => product * size, 1);
+    if (count < 2 || bytes > limits.max_body / 2) return; // large images have no traces
     try {
       for (const one of this.traces) await this.#trace(one, picture, count, signal);
     } catch (error) {
-      // The traces are an extra: what is wrong with the service, the headline tells.
+      // The headline reports problems of the service.
       if (error.name !== "AbortError" && !(error instanceof api.Trouble)) throw error;
     }
   }
 
-  // A trace depends on the picture and the other sliders: moving its own leaves it as it is.
+  // A trace depends on the image and the other slider, not on its own.
   async #trace(one, picture, count, signal) {
-    const held = { ...this.values, [one.id]: null };
-    const key = JSON.stringify(held);
+    const fixed = { ...this.values, [one.id]: null };
+    const key = JSON.stringify(fixed);
     if (one.of?.picture === picture && one.of.key === key) return;
     const values = one.trace.values(count);
-    const images = await Promise.all(values.map((value) => png(this.disturbed(picture, { ...held, [one.id]: value }))));
-    const said = await api.predict({ images }, this.model.classes.length, signal);
+    const images = await Promise.all(values.map((value) => png(this.disturbed(picture, { ...fixed, [one.id]: value }))));
+    const answers = await api.predict({ images }, this.model, signal);
     one.of = { picture, key };
     one.trace.show(
-      said.map((answer, i) => this.#point(answer, values[i])),
-      said[0].vacuity === null ? "Uncertainty" : "Vacuity",
+      answers.map((answer, i) => this.#point(answer, values[i])),
+      answers[0].vacuity === null ? "Uncertainty" : "Vacuity",
     );
   }
 
-  #point(said, value) {
-    const doubt = said.vacuity ?? said.uncertainty.total / this.model.scales.total;
-    return { value, doubt, accepted: said.decision === null ? null : said.decision === "accept" };
+  #point({ vacuity, total, accepted }, value) {
+    return { value, doubt: vacuity ?? total / this.scale, accepted };
   }
 }

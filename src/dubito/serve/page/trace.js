@@ -1,4 +1,4 @@
-// How doubt moves with a slider: one line, and a mark for each answer along it.
+// Uncertainty along a slider: a line, with a mark for each answer.
 
 const SVG = "http://www.w3.org/2000/svg";
 const [HEIGHT, PAD, THUMB] = [56, 6, 18]; // px; THUMB as in style.css
@@ -10,14 +10,14 @@ function draw(name, attributes) {
 }
 
 export class Trace {
-  // word(value) is how a value of the slider is written
+  // word(value) writes a value of the slider
   constructor(svg, reading, slider, word) {
     Object.assign(this, { svg, reading, slider, word });
     this.clear();
     new ResizeObserver(() => this.#paint()).observe(svg);
   }
 
-  // Values at which to ask: evenly over the slider.
+  // Values at which to predict.
   values(count) {
     const [low, high] = [Number(this.slider.min), Number(this.slider.max)];
     return Array.from({ length: count }, (_, i) => low + ((high - low) * i) / (count - 1));
@@ -30,7 +30,7 @@ export class Trace {
 
   // points: [{value, doubt in 0..1, accepted: true, false or null}]
   show(points, measure) {
-    const text = this.#told(points, measure);
+    const text = this.#summary(points, measure);
     this.#set(points, text, text);
   }
 
@@ -47,7 +47,7 @@ export class Trace {
 
   #x(value) {
     const [low, high] = [Number(this.slider.min), Number(this.slider.max)];
-    // The middle of a slider's thumb stays half its width within the track.
+    // The center of a slider's thumb stays half its width within the track.
     return THUMB / 2 + ((this.#width - THUMB) * (value - low)) / (high - low);
   }
 
@@ -79,7 +79,7 @@ export class Trace {
     this.now.setAttribute("x2", x);
   }
 
-  #told(points, measure) {
+  #summary(points, measure) {
     const [first, last] = [points[0], points.at(-1)];
     const moved = `${measure} ${first.doubt.toFixed(2)} → ${last.doubt.toFixed(2)}`;
     if (points.some((p) => p.accepted === null)) return `${moved}.`;

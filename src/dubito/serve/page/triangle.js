@@ -1,9 +1,9 @@
-// The Dirichlet of three classes on their triangle.
+// Dirichlet distribution of three classes on a triangle.
 
 import { logExcess } from "./dirichlet.js";
 import { percent } from "./verdict.js";
 
-const SPAN = Math.log(1000); // of the colours, to both sides of the uniform density
+const SPAN = Math.log(1000); // of the colors, to both sides of the uniform density
 const MARGIN = { top: 66, side: 46, bottom: 64 };
 const RAMP = ["--ramp-0", "--ramp-1", "--ramp-2", "--ramp-3", "--ramp-4"];
 
@@ -12,7 +12,7 @@ function rgb(text) {
   return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }
 
-// 256 colours between those that the style sheet names, each as the four bytes of a pixel.
+// 256 colors between those of the style sheet, as bytes of pixels.
 function ramp() {
   const style = getComputedStyle(document.documentElement);
   const stops = RAMP.map((name) => rgb(style.getPropertyValue(name)));
@@ -30,7 +30,7 @@ export class Triangle {
     Object.assign(this, { canvas, follow, reading, classes });
     this.context = canvas.getContext("2d");
     this.chosen = [0, 1, 2];
-    this.said = null;
+    this.answer = null;
     this.#corners();
     this.#grid();
     this.selects = ["Top", "Left", "Right"].map((name, i) => this.#select(corners, name, i));
@@ -49,7 +49,7 @@ export class Triangle {
     parent.append(label);
     select.addEventListener("change", () => {
       const [before, now] = [this.chosen[place], Number(select.value)];
-      // Three different classes: the corner that had this one takes what is free now.
+      // Classes differ: the corner that had this one gets the other.
       this.chosen = this.chosen.map((one) => (one === now ? before : one));
       this.chosen[place] = now;
       this.follow.checked = false;
@@ -65,7 +65,7 @@ export class Triangle {
     this.points = [[width / 2, MARGIN.top], [left, low], [left + side, low]];
   }
 
-  // The logarithms of the three shares at each pixel of the triangle, which never change.
+  // Logarithms of the three shares at each pixel of the triangle.
   #grid() {
     const { width, height } = this.canvas;
     const [[ax, ay], [bx, by], [cx, cy]] = this.points;
@@ -86,22 +86,22 @@ export class Triangle {
   }
 
   clear() {
-    this.said = null;
+    this.answer = null;
     this.draw();
   }
 
-  show(said) {
-    this.said = said.alpha ? said : null;
+  show(answer) {
+    this.answer = answer.alpha ? answer : null;
     this.draw();
   }
 
   draw() {
-    if (this.said && this.follow.checked) {
-      const { probabilities: p } = this.said;
+    if (this.answer && this.follow.checked) {
+      const { probs: p } = this.answer;
       this.chosen = p.map((_, i) => i).sort((a, b) => p[b] - p[a]).slice(0, 3);
     }
     this.selects.forEach((select, i) => (select.value = String(this.chosen[i])));
-    const alpha = this.said ? this.chosen.map((i) => this.said.alpha[i]) : null;
+    const alpha = this.answer ? this.chosen.map((i) => this.answer.alpha[i]) : null;
     this.#surface(alpha);
     this.#labels(alpha);
     this.#describe(alpha);
@@ -111,11 +111,11 @@ export class Triangle {
     const { context, canvas, pixels, logs } = this;
     const image = context.createImageData(canvas.width, canvas.height);
     const painted = new Uint32Array(image.data.buffer);
-    const colours = ramp();
+    const colors = ramp();
     const excess = alpha ? logExcess(alpha) : () => -Infinity;
     for (let i = 0; i < pixels.length; i++) {
       const log = excess(logs[3 * i], logs[3 * i + 1], logs[3 * i + 2]);
-      painted[pixels[i]] = colours[Math.round(255 * Math.min(1, Math.max(0, (log + SPAN) / (2 * SPAN))))];
+      painted[pixels[i]] = colors[Math.round(255 * Math.min(1, Math.max(0, (log + SPAN) / (2 * SPAN))))];
     }
     context.putImageData(image, 0, 0);
   }
@@ -166,7 +166,7 @@ export class Triangle {
     const all = alpha.reduce((sum, a) => sum + a, 0);
     const shares = alpha.map((a, i) => `${names[i]}: ${percent(a / all)}`).join(", ");
     const values = alpha.map((a, i) => `${names[i]}: ${a < 100 ? a.toFixed(1) : Math.round(a)}`).join(", ");
-    this.reading.textContent = `The ring is the mean: ${shares}. Alpha: ${values}.`;
+    this.reading.textContent = `Ring: the mean, ${shares}. Alpha: ${values}.`;
     this.canvas.setAttribute("aria-label", `Density of the Dirichlet distribution over ${names.join(", ")}. Mean: ${shares}. Alpha: ${values}.`);
   }
 }

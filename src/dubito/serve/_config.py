@@ -1,0 +1,48 @@
+"""Configuration of the service."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+
+__all__ = ["ServeConfig"]
+
+TOKEN = r"^[!-~]{16,}$"
+
+
+class ServeConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Engine, limits and access rules of the service."""
+
+    engine: Literal["auto", "torch", "onnx"] = "auto"
+    """What runs the model; "auto": on a CPU the faster one, else torch."""
+    device: str = "cpu"
+    """Device of the network."""
+    threads: PositiveInt = 1
+    """Threads of one computation."""
+    batch_size: PositiveInt = 64
+    """Maximum number of inputs in a batch."""
+    max_inputs: PositiveInt = 256
+    """Maximum number of inputs in a request."""
+    max_body: PositiveInt = 8 << 20
+    """Maximum size of a request's body in bytes."""
+    max_pixels: PositiveInt = 16_000_000
+    """Maximum number of pixels in a request; for a JPEG, at the size it is decoded to."""
+    max_side: PositiveInt = 16_384
+    """Maximum width and height of an image."""
+    memory: PositiveInt = 128 << 20
+    """Bytes that the bodies and inputs of all requests may take together."""
+    max_requests: PositiveInt = 256
+    """Maximum number of requests that are read or computed at a time."""
+    max_connections: PositiveInt = 1024
+    """Maximum number of connections."""
+    body_timeout: PositiveFloat = 10.0
+    """Seconds that a body may take to arrive."""
+    timeout: PositiveFloat = 10.0
+    """Seconds from the end of a body to its answer."""
+    allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
+    """Host names that requests may ask for, such as "*.example.com"; "*" allows all."""
+    token: str | None = Field(default=None, pattern=TOKEN, repr=False)
+    """Bearer token that clients must send; `serve` takes the environment variable DUBITO_TOKEN."""
+    log_json: bool = False
+    """Log JSON objects in place of text."""

@@ -1,0 +1,125 @@
+"""Engines: what runs a model.
+
+The engine "torch" is `Model.predict`. The engine "onnx" runs the file that `dubito.onnx.export`
+writes, which compares it with torch on random and extreme inputs.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import timeit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dubito._extras import need
+from dubito.data import Encoded
+from dubito.errors import DubitoError
+from dubito.model import Model, Prediction
+from dubito.model.model import NOT_FINITE
+
+__all__ = ["Engine", "OnnxEngine", "choose"]
+
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+#: function from inputs to predictions
+Engine = Callable[[Any], Prediction]
+#: calls that measure an engine
+CALLS = 20
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Computed(Prediction):
+    """Prediction whose columns are computed already."""
+
+    known: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self, scores: Sequence[str] | None = None) -> dict[str, Tensor]:
+        return {**self.known, **{name: self.score(name) for name in scores or ()}}
+
+
+class OnnxEngine:
+    """Runs the exported model with onnxruntime, on the CPU.
+
+    Args:
+        model: Any model whose method does not sample.
+        threads: Threads of one computation.
+    """
+
+    def __init__(self, model: Model, threads: int = 1) -> None:
+        self.model, runtime = model, need("onnxruntime", "onnx")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            model.export(path)
+            self._session = runtime.InferenceSession(
+                path.read_bytes(), options, providers=["CPUExecutionProvider"]
+            )
+        self._input = self._session.get_inputs()[0].name
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def __call__(self, items: Any) -> Prediction:
+        """Predict inputs as users have them, or an encoded tensor (N, *shape)."""
+        model, format = self.model, self.model.preprocessing.inputs
+        encoded = Encoded(items, {}, {}) if isinstance(items, Tensor) else format.encode(items)
+        inputs, errors, notes = encoded
+        values = self._session.run(self._outputs, {self._input: inputs.numpy()})
+        known = {n: torch.from_numpy(v) for n, v in zip(self._outputs, values, strict=True)}
+        dist = model.task.to_user_units(model.method.distribution(known.pop("outputs")))
+        label = known["prediction"]
+        for row in known["total"].isnan().nonzero().flatten().tolist():
+            errors.setdefault(row, NOT_FINITE)
+        return _Computed(
+            model.task,
+            dist,
+            model.task.point(dist) if label.is_floating_point() else label.clamp_min(0),  # or -1
+            model.calibration,
+            known.get("reason"),
+            notes=notes,
+            errors=errors,
+            known=known,
+        )
+
+
+def choose(
+    model: Model, engine: Literal["auto", "torch", "onnx"], threads: int, batch_size: int
+) -> tuple[Literal["torch", "onnx"], Engine]:
+    """Return the name of an engine and the engine.
+
+    Args:
+        model: Model to run.
+        engine: Its name; "auto": on a CPU the faster one, else torch.
+        threads: Threads of one computation.
+        batch_size: Maximum number of inputs in a batch.
+    """
+    if engine == "onnx":
+        return "onnx", OnnxEngine(model, threads)
+    by_torch: Engine = partial(model.eval().predict, on_error="report")
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    if engine == "torch" or not on_cpu or not all(map(find_spec, PACKAGES)):
+        return "torch", by_torch
+    try:
+        by_onnx = OnnxEngine(model, threads)
+    except DubitoError as error:  # such as a method that samples
+        logging.getLogger(__name__).info("engine torch: %s", error)
+        return "torch", by_torch
+    faster = _seconds(by_onnx, model, batch_size) < _seconds(by_torch, model, batch_size)
+    return ("onnx", by_onnx) if faster else ("torch", by_torch)
+
+
+def _seconds(engine: Engine, model: Model, batch_size: int) -> float:
+    """Measure calls with one input and with a full batch."""
+    format, seconds = model.preprocessing.inputs, 0.0
+    pixels = format.kind == "image" or getattr(format, "dtype", "") == "uint8"
+    for count in (1, batch_size):
+        inputs = torch.zeros(count, *format.shape, dtype=torch.uint8 if pixels else torch.float32)
+        engine(inputs)  # the first call is slow
+        seconds += timeit.timeit(lambda: list(engine(inputs).rows()), number=CALLS)  # noqa: B023
+    return seconds

@@ -1,0 +1,341 @@
+"""Predictions over HTTP: every kind of input, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from dubito.model import Model
+from dubito.serve import ServeConfig, create_app
+from tests.serve.conftest import Gate, Serve, encoded, png
+
+JSON, PNG = {"content-type": "application/json"}, {"content-type": "image/png"}
+
+
+def predictions(response: httpx.Response) -> list[dict]:
+    assert response.status_code == 200, response.text
+    return response.json()["predictions"]
+
+
+def assert_same(found: list[dict], expected: list[dict]) -> None:
+    """Compare rows; numbers may differ by rounding, because batches differ."""
+    assert len(found) == len(expected)
+    for row, other in zip(found, expected, strict=True):
+        assert list(row) == list(other)
+        for name, value in other.items():
+            assert row[name] == (
+                value if isinstance(value, str) else pytest.approx(value, rel=1e-3)
+            )
+
+
+# --- inputs ---
+
+
+def test_arrays(array_model: Model, served: Serve) -> None:
+    inputs = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    with served(array_model) as client:
+        found = client.post("/v1/predict", json={"inputs": inputs.tolist()})
+    assert_same(predictions(found), list(array_model.predict(inputs).rows()))
+
+
+def test_images_in_every_form(image_model: Model, pixels: np.ndarray, served: Serve) -> None:
+    expected = list(image_model.predict(pixels[:2]).rows())
+    files = [("images", (f"{k}.png", png(pixels[k]))) for k in range(2)]
+    with served(image_model) as client:
+        form = client.post("/v1/predict", files=files)
+        arrays = client.post("/v1/predict", json={"inputs": pixels[:2, None].tolist()})
+        raw = client.post("/v1/predict", content=png(pixels[0]), headers=PNG)
+    assert_same(predictions(form), expected)
+    assert_same(predictions(arrays), expected)
+    assert_same(predictions(raw), expected[:1])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+def test_formats(kind: str, image_model: Model, pixels: np.ndarray, served: Serve) -> None:
+    content = encoded(Image.fromarray(pixels[0]), kind)
+    headers = {"content-type": f"image/{kind.lower()}"}
+    with served(image_model) as client:
+        found = client.post("/v1/predict", content=content, headers=headers)
+    assert_same(predictions(found), list(image_model.predict([content]).rows()))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "I;16"])
+def test_large_images(mode: str, image_model: Model, served: Serve) -> None:
+    gradient = np.tile(np.linspace(0, 255, 1600, dtype=np.uint8), (1200, 1))
+    content = encoded(Image.fromarray(gradient).convert(mode))
+    with served(image_model) as client:
+        found = client.post("/v1/predict", content=content, headers=PNG)
+    (row,), (expected,) = predictions(found), image_model.predict([content]).rows()
+    assert row["probs"] == pytest.approx(expected["probs"], abs=0.02)
+
+
+def test_rows_of_a_table(table_model: Model, served: Serve) -> None:
+    rows = [{"height": 2.5, "bark": "grey", "other": 1}, {"height": 99, "bark": "blue"}]
+    with served(table_model) as client:
+        found = predictions(client.post("/v1/predict", json={"rows": rows}))
+        info = client.get("/v1/model").json()
+    assert found[0]["lower"] < found[0]["prediction"] < found[0]["upper"]
+    assert "blue" in found[1]["note"]
+    assert found[1]["reason"] == "out_of_range"
+    assert set(found[1]) <= set(info["columns"])
+
+
+def test_evidence_on_request(array_model: Model, served: Serve) -> None:
+    body = {"inputs": [[0.1, 0.2, 0.3, 0.4]]}
+    with served(array_model) as client:
+        (row,) = predictions(client.post("/v1/predict?evidence=true", json=body))
+        (plain,) = predictions(client.post("/v1/predict", json=body))
+    assert row["vacuity"] + sum(row["belief"].values()) == pytest.approx(1)
+    assert set(row) - set(plain) == {"vacuity", "belief", "alpha"}
+
+
+def test_engines_agree(array_model: Model, served: Serve) -> None:
+    pytest.importorskip("onnxruntime")
+    body = {"inputs": np.random.default_rng(2).normal(size=(70, 4)).tolist()}
+    with served(array_model) as client:
+        expected = predictions(client.post("/v1/predict", json=body))
+    with served(array_model, engine="onnx") as client:
+        assert client.get("/v1/model").json()["engine"] == "onnx"
+        found = predictions(client.post("/v1/predict", json=body))
+    assert_same(found, expected)
+
+
+def test_app_can_be_mounted(array_model: Model) -> None:
+    import asyncio
+
+    from fastapi import FastAPI
+
+    outer = FastAPI()
+    config = ServeConfig(engine="torch", allowed_hosts=("own",), token="0123456789abcdef")
+    outer.mount("/model", create_app(array_model, config))
+
+    async def ask(**options: object) -> int:
+        transport = httpx.ASGITransport(outer)
+        async with httpx.AsyncClient(transport=transport, base_url="http://own") as client:
+            body = {"inputs": [[1, 2, 3, 4]]}
+            return (await client.post("/model/v1/predict", json=body, **options)).status_code
+
+    assert asyncio.run(ask()) == 401
+    assert asyncio.run(ask(headers={"authorization": "Bearer 0123456789abcdef"})) == 200
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ('{"inputs": [[1, 2, 3, 4], [1, 2]]}', "inputs.1:"),
+        ('{"inputs": [[1, 2, 3, "4"]]}', "inputs.0.3: Input should be a valid number"),
+        ('{"inputs": [[1, 2, 3, true]]}', "inputs.0.3:"),
+        ('{"inputs": [[1, 2, 3, NaN]]}', "inputs.0.3:"),
+        ('{"inputs": [[1, 2, 3, 1e39]]}', "inputs.0: value [3] is inf"),
+        ('{"inputs": []}', "inputs: List should have at least 1 item"),
+        (json.dumps({"inputs": [[1, 2, 3, 4]] * 257}), "inputs: List should have at most 256"),
+        ('{"rows": [{}]}', "inputs: Field required"),
+        ("[" * 500, "body: Invalid JSON"),
+        ("", "body: Invalid JSON"),
+    ],
+)  # fmt: skip
+def test_bad_json(body: str, detail: str, array_model: Model, served: Serve) -> None:
+    with served(array_model) as client:
+        found = client.post("/v1/predict", content=body, headers=JSON)
+    assert found.status_code == 422
+    assert found.json()["detail"].startswith(detail)
+
+
+@pytest.mark.parametrize("height", [{}, {"height": [1]}, {"height": "tall"}, {"height": 10**400}])
+def test_bad_rows(height: dict, table_model: Model, served: Serve) -> None:
+    good = {"height": 2, "bark": "grey"}
+    with served(table_model) as client:
+        found = client.post("/v1/predict", json={"rows": [good, {"bark": "grey", **height}]})
+    assert found.status_code == 422
+    assert found.json()["detail"].startswith("rows.1")
+
+
+def test_bad_images(image_model: Model, pixels: np.ndarray, served: Serve) -> None:
+    good = png(pixels[0])
+    tall = png(np.zeros((20_000, 1), np.uint8))
+    wide = encoded(Image.new("1", (5000, 4000)))
+    scans = encoded(Image.new("L", (64, 64)), "JPEG", progressive=True)[:-2] + b"\xff\xda" * 200
+    cases = [
+        (b"", 422, "image 0 is damaged"),
+        (good[:50], 422, "image 0 is damaged"),
+        (
+            encoded(Image.fromarray(pixels[0]), "TIFF"),
+            422,
+            "image 0 is damaged, or not one of JPEG",
+        ),
+        (tall, 413, "image 0 has a side of more than 16384"),
+        (wide, 413, "20000000 pixels"),
+        (scans, 422, "image 0 has more than 100 scans"),
+    ]
+    with served(image_model) as client:
+        for content, status, detail in cases:
+            found = client.post("/v1/predict", content=content, headers=PNG)
+            assert (found.status_code, found.json()["detail"][: len(detail)]) == (status, detail)
+        second = [("a", ("a.png", good)), ("b", ("b.png", b"no image"))]
+        assert "image 1" in client.post("/v1/predict", files=second).json()["detail"]
+        many = [("images", ("a.png", good))] * 257
+        assert "at most 256 files" in client.post("/v1/predict", files=many).json()["detail"]
+        assert client.post("/v1/predict", data={"a": "b"}, files={}).status_code == 415
+
+
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(
+    image_model: Model, served: Serve
+) -> None:
+    content = encoded(Image.new("RGB", (9000, 6000), "gray"), "JPEG")  # more than max_pixels
+    with served(image_model) as client:
+        found = client.post("/v1/predict", content=content, headers={"content-type": "image/jpeg"})
+    assert len(predictions(found)) == 1
+
+
+def test_bodies_that_cost_too_much(array_model: Model, served: Serve) -> None:
+    headers = JSON
+    with served(array_model, max_body=10_000, memory=20_000) as client:
+        post = lambda **options: client.post("/v1/predict", headers=headers, **options)  # noqa: E731
+        assert post(content=b" " * 10_001).status_code == 413
+        assert post(content=(b" " * 6000 for _ in range(2))).status_code == 413  # chunked
+        assert "brackets and commas" in post(content=b"[" * 9000).json()["detail"]
+        assert (
+            client.post(
+                "/v1/predict", content=b"1", headers={"content-type": "text/html"}
+            ).status_code
+            == 415
+        )
+        encoded_body = {**headers, "content-encoding": "gzip"}
+        assert client.post("/v1/predict", content=b"1", headers=encoded_body).status_code == 415
+        assert client.service.memory.free == 20_000
+        assert client.service.slots.free == 256
+
+
+def test_a_slow_body(array_model: Model, served: Serve) -> None:
+    never = threading.Event()
+
+    def body() -> object:
+        yield b'{"inputs": '
+        never.wait(2)  # the service answers before that
+        yield b"[]}"
+
+    with served(array_model, body_timeout=0.05) as client:
+        headers = JSON
+        assert client.post("/v1/predict", content=body(), headers=headers).status_code == 408
+
+
+def test_busy(gate: Gate, gated_model: Model, served: Serve) -> None:
+    with served(gated_model, max_requests=1) as client:
+        body = {"inputs": [[1, 2]]}
+        first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
+        first.start()
+        gate.entered.acquire()
+        refused = client.post("/v1/predict", json=body)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        gate.open.set()
+        first.join()
+        assert client.post("/v1/predict", json=body).status_code == 200
+
+
+def test_memory_is_shared(gate: Gate, gated_model: Model, served: Serve) -> None:
+    with served(gated_model, memory=3000) as client:
+        body = {"inputs": [[1.0, 2.0]] * 100}
+        first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
+        first.start()
+        gate.entered.acquire()
+        assert client.post("/v1/predict", json=body).status_code == 503
+        gate.open.set()
+        first.join()
+
+
+def test_timeout(gate: Gate, gated_model: Model, served: Serve) -> None:
+    with served(gated_model, timeout=0.05) as client:
+        assert client.post("/v1/predict", json={"inputs": [[1, 2]]}).status_code == 504
+
+
+def test_a_failing_model(gate: Gate, gated_model: Model, served: Serve) -> None:
+    gate.open.set()
+    with served(gated_model) as client:
+        failed = client.post("/v1/predict", json={"inputs": [[-1, 2]]})
+        assert (failed.status_code, failed.json()) == (500, {"detail": "the model failed"})
+        assert client.post("/v1/predict", json={"inputs": [[1, 2]]}).status_code == 200
+
+
+def test_a_client_that_has_left_is_dropped(gate: Gate, gated_model: Model, served: Serve) -> None:
+    with served(gated_model) as client:
+        body = {"inputs": [[1, 2]]}
+        first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
+        first.start()
+        gate.entered.acquire()
+        with pytest.raises(httpx.ReadTimeout):  # its request is in the queue by then
+            httpx.post(f"{client.base_url}/v1/predict", json=body, timeout=3)
+        gate.open.set()
+        first.join()
+        client.post("/v1/predict", json=body)
+        assert gate.sizes == [1, 1]
+
+
+# --- access ---
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer wrong", "Basic 0123456789abcdef", "0123456789abcdef",
+     "Bearer 0123456789abcdef0", "Bearer 0123456789abcde", "Bearer  0123456789abcdef",
+     "Bearer 0123456789abcdeF", "Bearer \xe9", "bearer,0123456789abcdef"],
+)  # fmt: skip
+def test_wrong_tokens(header: str, array_model: Model, served: Serve) -> None:
+    headers = {"authorization": header.encode("latin-1")}
+    with served(array_model, token="0123456789abcdef") as client:
+        for path in ("/v1/model", "/v1/gallery", "/metrics", "/openapi.json"):
+            assert client.get(path, headers=headers).status_code == 401
+        refused = client.post("/v1/predict", json={"inputs": [[1, 2, 3, 4]]}, headers=headers)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+
+
+def test_token(array_model: Model, served: Serve) -> None:
+    headers = {"authorization": "bearer 0123456789abcdef"}
+    with served(array_model, token="0123456789abcdef") as client:
+        for path in ("/v1/model", "/v1/gallery", "/metrics", "/openapi.json"):
+            assert client.get(path, headers=headers).status_code == 200
+        for path in ("/healthz", "/readyz", "/"):
+            assert client.get(path).status_code == 200
+
+
+def test_other_hosts(array_model: Model, served: Serve) -> None:
+    with served(array_model) as client:
+        for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
+            assert client.get("/readyz", headers={"host": host}).status_code == 200
+        assert client.get("/readyz", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_short_token() -> None:
+    with pytest.raises(ValueError, match="token"):
+        ServeConfig(token="short")
+
+
+# --- other routes ---
+
+
+def test_metrics(array_model: Model, served: Serve) -> None:
+    with served(array_model) as client:
+        client.post("/v1/predict", json={"inputs": [[1, 2, 3, 4]] * 3})
+        client.post("/v1/predict", json={})
+        text = client.get("/metrics").text
+    assert 'dubito_requests_total{status="200"} 1.0' in text
+    assert 'dubito_requests_total{status="422"} 1.0' in text
+    assert "dubito_batch_size_sum 3.0" in text
+    assert "dubito_epistemic_count 3.0" in text
+
+
+def test_page(array_model: Model, served: Serve) -> None:
+    with served(array_model) as client:
+        page = client.get("/")
+        assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+        assert client.get("/static/main.js").headers["content-type"].startswith("text/javascript")
+        assert client.get("/static/..%2F_app.py").status_code == 404

@@ -1,0 +1,95 @@
+"""Batching of concurrent requests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from dubito.serve._batcher import Batcher
+
+
+class Doubler:
+    """Doubles numbers once its gate is open; fails on negative ones."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = threading.Event()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        assert self.gate.wait(60)
+        if min(items) < 0:
+            raise ValueError("negative")
+        return [2 * item for item in items]
+
+
+async def stays() -> bool:
+    return False
+
+
+async def is_gone() -> bool:
+    return True
+
+
+async def submit_while_busy(
+    double: Doubler, *requests: list[int], **options: object
+) -> list[object]:
+    """Submit requests while a first batch runs."""
+    batcher = Batcher(double, 4)
+    first = asyncio.create_task(batcher.submit([0], stays))
+    while not double.batches:
+        await asyncio.sleep(0)
+    tasks = [asyncio.create_task(batcher.submit(items, stays)) for items in requests]
+    await asyncio.sleep(0)
+    double.gate.set()
+    await first
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_requests_share_batches_of_limited_size() -> None:
+    double = Doubler()
+    found = asyncio.run(submit_while_busy(double, [1], [2, 3], [4, 5], [6, 7, 8, 9, 10]))
+    assert found == [[2], [4, 6], [8, 10], [12, 14, 16, 18, 20]]
+    assert double.batches == [[0], [1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
+
+
+def test_a_failing_request_does_not_fail_others() -> None:
+    double = Doubler()
+    good, bad = asyncio.run(submit_while_busy(double, [1], [-1]))
+    assert good == [2]
+    assert isinstance(bad, ValueError)
+
+
+def test_a_cancelled_request_is_withdrawn() -> None:
+    double = Doubler()
+
+    async def run() -> None:
+        batcher = Batcher(double, 4)
+        first = asyncio.create_task(batcher.submit([0], stays))
+        while not double.batches:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(batcher.submit([1], stays))
+        await asyncio.sleep(0)
+        second.cancel()
+        double.gate.set()
+        await first
+        assert await batcher.submit([2], stays) == [4]
+
+    asyncio.run(run())
+    assert double.batches == [[0], [2]]
+
+
+def test_a_request_without_client_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dubito.serve._batcher.IMPATIENT", -1.0)
+    double = Doubler()
+    double.gate.set()
+
+    async def run() -> None:
+        batcher = Batcher(double, 4)
+        with pytest.raises(ConnectionError):
+            await batcher.submit([1], is_gone)
+
+    asyncio.run(run())
+    assert double.batches == []

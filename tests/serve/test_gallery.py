@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dubito.errors import DubitoError
+from dubito.serve import gallery
+
+
+def write(path: Path, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, "red" if mode == "RGB" else 200).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a gallery of two classes and another group."""
+    write(tmp_path / "cat" / "a.png")
+    write(tmp_path / "dog" / "b.jpg")
+    write(tmp_path / "cars" / "c.png")
+    (tmp_path / "cars" / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def describe(folder: Path, **content: Any) -> Path:
+    (folder / "gallery.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_sub_folders_are_groups(folder: Path) -> None:
+    groups = gallery.read(folder, ["cat", "dog"]).as_dict()["groups"]
+    assert [(group["name"], group["kind"]) for group in groups] == [
+        ("Known classes", "known"),
+        ("cars", "unknown"),
+    ]
+    assert [item["truth"] for item in groups[0]["items"]] == ["cat", "dog"]
+    assert groups[1]["items"] == [{"id": "1-0", "src": "gallery/1-0.png", "truth": None}]
+
+
+def test_described_groups(folder: Path) -> None:
+    items = [{"file": "cat/a.png", "truth": "cat"}]
+    group = {"name": "Pets", "kind": "known", "about": "Two of them.", "items": items}
+    drawing = {"fill": 0.8, "center": "box", "stroke": 0.1}
+    found = gallery.read(describe(folder, groups=[group], drawing=drawing), ["cat", "dog"])
+    assert found.drawing == drawing
+    assert found.as_dict()["groups"][0]["about"] == "Two of them."
+    assert list(found.pngs()) == ["0-0"]
+
+
+def test_images_become_small_pngs(tmp_path: Path) -> None:
+    write(tmp_path / "large" / "a.jpg", (2000, 1000))
+    (content,) = gallery.read(tmp_path).pngs().values()
+    with Image.open(io.BytesIO(content)) as image:
+        assert (image.format, image.size) == ("PNG", (512, 256))
+
+
+def test_sixteen_bits_are_shown_as_the_model_gets_them(tmp_path: Path) -> None:
+    (tmp_path / "gray").mkdir()
+    pixels = np.full((4, 4), 128 << 8, np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "gray" / "a.png")
+    (content,) = gallery.read(tmp_path).pngs().values()
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.convert("L").getpixel((0, 0)) == 128
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"groups": [{"name": "a", "kind": "odd", "items": []}]}, "does not describe a gallery"),
+        ({"groups": []}, "has 0 images; a gallery has 1 to 400"),
+        ([], "does not describe a gallery"),
+    ],
+)
+def test_bad_description(tmp_path: Path, content: Any, message: str) -> None:
+    (tmp_path / "gallery.json").write_text(json.dumps(content))
+    with pytest.raises(DubitoError, match=message):
+        gallery.read(tmp_path)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(DubitoError, match="there is no folder"):
+        gallery.read(tmp_path / "nowhere")
+
+
+def test_files_outside_the_folder_are_refused(folder: Path, tmp_path: Path) -> None:
+    items = [{"file": "../secret.png"}]
+    place = describe(folder / "cars", groups=[{"name": "a", "kind": "unknown", "items": items}])
+    with pytest.raises(DubitoError, match="is not in the folder of the gallery"):
+        gallery.read(place).pngs()
+
+
+def test_damaged_image(tmp_path: Path) -> None:
+    write(tmp_path / "cars" / "a.png")
+    (tmp_path / "cars" / "a.png").write_bytes(b"damaged")
+    with pytest.raises(DubitoError, match="cannot be shown in the gallery"):
+        gallery.read(tmp_path).pngs()
