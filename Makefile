@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 DECLARED := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser-test accuracy fuzz lint minimal bench results docs clean
+.PHONY: help demo test browser-test attack-test accuracy fuzz lint minimal bench reproduce reproduce-quick results docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,11 +27,14 @@ test: $(VENV)/.stamp-dev ## run the tests, the doctests and the examples of the 
 browser-test: $(VENV)/.stamp-browser ## use the page of dubito serve in the system's Chromium
 	$(BIN)/python -m pytest -m browser tests/browser
 
+attack-test: $(VENV)/.stamp-dev ## attack dubito serve behind nginx
+	$(BIN)/python -m pytest -m attack tests/serve
+
 accuracy: $(VENV)/.stamp-dev ## run the dense accuracy sweeps (minutes)
 	$(BIN)/python -m pytest -s -m accuracy_full
 
-fuzz: $(VENV)/.stamp-dev ## damage 500 bundles and files of each kind, new ones each time (minutes)
-	DUBITO_FUZZ=500 $(BIN)/python -m pytest -n $(WORKERS) tests/test_bundle.py tests/cli/test_predict.py tests/data/test_damage.py
+fuzz: $(VENV)/.stamp-dev ## damage 500 models and files of each kind, new ones each time (minutes)
+	DUBITO_FUZZ=500 $(BIN)/python -m pytest -n $(WORKERS) tests/model/test_files.py tests/serve/test_schema.py
 
 lint: $(VENV)/.stamp-dev ## check style, formatting and types
 	$(BIN)/ruff check .
@@ -49,8 +52,14 @@ minimal: ## prove in a fresh environment that the losses need four packages only
 bench: $(VENV)/.stamp-dev ## run the benchmarks (NAMES="a b" for some of them)
 	$(BIN)/python -m benchmarks $(NAMES)
 
-results: $(VENV)/.stamp-dev ## bring the pages of results up to date with the records in results/
-	$(BIN)/python tools/results_pages.py
+reproduce: $(VENV)/.stamp-dev ## run what is missing of the paper's experiments (NAMES="table ...")
+	$(BIN)/python -m reproduction $(NAMES)
+
+reproduce-quick: $(VENV)/.stamp-tune ## run the whole reproduction on embedded data (a minute)
+	$(BIN)/python -m reproduction --quick --jobs 2
+
+results: $(VENV)/.stamp-dev ## update the tables and figures of the documentation
+	$(BIN)/python -m reproduction --pages
 
 docs: $(VENV)/.stamp-docs ## build the documentation into site/
 	$(BIN)/mkdocs build --strict --site-dir site
@@ -68,7 +77,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.stamp-base: $(DECLARED) | $(BIN)/pip
-	$(PIP) --editable .
+	$(PIP) --editable '.[cli,sklearn]'
 	@touch $@
 
 # The base set is part of the two others, so their stamps renew its stamp too. Tests interpret the GPU
@@ -82,7 +91,11 @@ $(VENV)/.stamp-docs: $(DECLARED) | $(BIN)/pip
 	$(PIP) --editable '.[docs]'
 	@touch $(VENV)/.stamp-base $@
 
+$(VENV)/.stamp-tune: $(VENV)/.stamp-dev
+	$(PIP) --editable '.[dev,tune]'
+	@touch $@
+
 # Playwright drives a Chromium that is there already (Debian: apt install chromium), and brings none.
 $(VENV)/.stamp-browser: $(VENV)/.stamp-dev
-	$(PIP) --editable '.[dev,serve,browser]'
+	$(PIP) --editable '.[dev,browser]'
 	@touch $@

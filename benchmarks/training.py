@@ -1,58 +1,239 @@
 """Training: ours against a plain PyTorch loop with a DataLoader and the textbook loss.
 
-On a CPU an MNIST epoch of the ConvNet, both loops in the same run. On a GPU whole epochs of the
-two published set-ups, and five seeds at once. MNIST is the real one where DUBITO_DATA has it; the
-images of the CIFAR-10 rows are random, as speed does not depend on them.
+On a CPU an MNIST epoch of the ConvNet, both loops in the same run; on a GPU epochs of the two
+published set-ups, and five seeds at once. Images are random: speed does not depend on them.
+
+    python benchmarks/training.py OLD NEW
+
+compares two source trees, each with a folder `src`, one of them possibly that of commit 12fd718. A
+process per tree runs the same trainings; their epochs take turns. Epoch seconds are those of the
+steps; "all" adds the validation.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks import Row
-from benchmarks.textbook import iedl
-from dubito import _legacy as methods
-from dubito import backbones, data
-from dubito.data import Arrays, Augment
-from dubito.training import Settings, fit, fit_many
-
-METHOD = methods.method("iedl", fisher_weight=0.005)
+Row = dict[str, object]
+Samples = tuple[Tensor, Tensor]
 
 
-def _random(count: int, shape: tuple[int, ...]) -> Arrays:
-    drawn = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=drawn)
-    labels = torch.randint(10, (count,), generator=drawn)
-    return Arrays(images, labels, tuple("0123456789"), "random")
+class Case(NamedTuple):
+    """A training."""
+
+    what: str
+    backbone: str
+    shape: tuple[int, ...]
+    samples: int
+    epochs: int = 6
+    seeds: int = 1
+    options: dict[str, Any] | None = None
+    augmented: bool = False
+    device: str = "cuda"
 
 
-def _mnist(count: int) -> Arrays:
-    try:
-        return data.load("mnist", "train", download=False).subset(range(count))
-    except OSError:
-        return _random(count, (1, 28, 28))
+MNIST = Case("ConvNet, 48,000 images 28x28", "convnet", (1, 28, 28), 48_000)
+VGG = Case(
+    "VGG16, 9,600 augmented images 32x32, bfloat16, compiled, five seeds",
+    "vgg16", (3, 32, 32), 9_600, epochs=4, seeds=5, augmented=True,
+    options={"precision": "bfloat16", "compile": True},
+)  # fmt: skip
+TABLE = Case("MLP, 4,000 rows of 20 features, CPU", "mlp", (20,), 4_000, epochs=30, device="cpu")
+DIGITS = Case("MLP, 1,440 images 8x8, CPU", "mlp", (1, 8, 8), 1_440, epochs=30, device="cpu")
+CONVNET = Case("ConvNet, 2,560 images 28x28, CPU", "convnet", (1, 28, 28), 2_560, device="cpu")
+ON_GPU = (
+    MNIST,
+    MNIST._replace(what=f"{MNIST.what}, five seeds", seeds=5),
+    VGG,
+    TABLE,
+)
+ON_CPU = (TABLE, DIGITS, CONVNET)
 
 
-def _ours(train: Arrays, backbone: str, epochs: int, seeds: int = 1, **options: object) -> float:
-    """Seconds of the last epoch, validation left out."""
-    shape, check = train.shape, train.subset(range(1000))
-    torch.manual_seed(0)
-    models = [backbones.build(backbone, shape, 10) for _ in range(seeds)]
+def samples(case: Case) -> tuple[Samples, Samples]:
+    """Return random training and validation samples."""
+    generator = torch.Generator().manual_seed(0)
+
+    def part(count: int) -> Samples:
+        target = torch.randint(10, (count,), generator=generator)
+        if len(case.shape) == 1:
+            return torch.randn(count, *case.shape, generator=generator), target
+        size = (count, *case.shape)
+        return torch.randint(256, size, dtype=torch.uint8, generator=generator), target
+
+    return part(case.samples), part(1_000)
+
+
+Report = Callable[[int, float], None]
+
+
+def train_new(case: Case, report: Report) -> None:
+    """Train with this library; `report` gets each epoch and its seconds."""
+    from dubito.data import ArrayFormat, Augment
+    from dubito.model import Model, Preprocessing
+    from dubito.tasks import Classification
+    from dubito.training import Progress, TrainConfig, Trainer
+
+    train, validation = samples(case)
+    task = Classification(classes=tuple("0123456789"))
+    dtype: Any = str(train[0].dtype).removeprefix("torch.")
+    preprocessing = Preprocessing(inputs=ArrayFormat(shape=case.shape, dtype=dtype))
+    seeds = range(case.seeds)
+    models = [Model.build("iedl", task, preprocessing, case.backbone, seed=seed) for seed in seeds]
+    config = TrainConfig(
+        epochs=case.epochs, validate_every=1, patience=0,
+        augment=Augment() if case.augmented else None, **(case.options or {}),
+    )  # fmt: skip
+
+    def callback(progress: Progress) -> None:
+        if progress.record is not None and progress.seed == case.seeds - 1:
+            report(progress.epoch, progress.record["seconds"])
+
+    trainer = Trainer(config, callbacks=[callback], device=case.device)
+    trainer.fit_many(models, train, validation, seeds=seeds)
+
+
+def train_old(case: Case, report: Report) -> None:
+    """Train with the library of commit 12fd718."""
+    from dubito import backbones, methods
+    from dubito.data import Arrays, Augment
+    from dubito.training import Settings, fit_many
+
+    classes = tuple("0123456789")
+    parts = [Arrays(x, target, classes).to(case.device) for x, target in samples(case)]
+    method = methods.method("iedl")
+    models = []
+    for seed in range(case.seeds):
+        torch.manual_seed(seed)
+        models.append(backbones.build(case.backbone, case.shape, 10))
+    augment = Augment() if case.augmented else None
     settings = [
-        Settings(epochs=epochs, validate_every=epochs, seed=seed, **options)  # type: ignore[arg-type]
-        for seed in range(seeds)
-    ]
-    runs = fit_many(METHOD, models, train, check, settings)
-    return min(entry["seconds"] for entry in runs[0].history[1:] or runs[0].history)
+        Settings(
+            epochs=case.epochs, validate_every=1, patience=0, seed=seed, augment=augment,
+            **(case.options or {}),
+        )
+        for seed in range(case.seeds)
+    ]  # fmt: skip
+
+    def callback(entry: dict[str, Any]) -> None:
+        if entry["seed"] == case.seeds - 1:
+            report(entry["epoch"], entry["seconds"])
+
+    fit_many(method, models, *parts, settings, callback=callback)
 
 
-def _written_plainly() -> nn.Module:
-    """The ConvNet as one writes it down: each convolution with its ReLU, then its pool."""
+# --- two trees ---
+
+
+def cases() -> tuple[Case, ...]:
+    """Return what this machine can run."""
+    return ON_GPU if torch.cuda.is_available() else ON_CPU
+
+
+def work() -> None:
+    """Run all cases in this process; each epoch waits for a line from the parent."""
+    import dubito.training
+
+    train = train_new if hasattr(dubito.training, "Trainer") else train_old
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+    def report(epoch: int, seconds: float) -> None:
+        print(json.dumps([epoch, seconds]), flush=True)
+        sys.stdin.readline()
+
+    for case in cases():
+        train(case, report)
+
+
+class Tree:
+    """A process that trains with one source tree."""
+
+    def __init__(self, root: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(self._path(root))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @staticmethod
+    def _path(root: str) -> list[str]:
+        inherited = os.environ.get("PYTHONPATH")
+        return [str(Path(root).resolve() / "src"), *([inherited] if inherited else [])]
+
+    def go(self) -> None:
+        """Let the process begin its next epoch."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def seconds(self) -> float:
+        """Wait for the end of an epoch and return the time of its steps."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a worker ended with status {self.process.wait()}")
+        return float(json.loads(line)[1])
+
+
+def compare(old: str, new: str) -> list[Row]:
+    """Run all cases with both trees, their epochs in turns.
+
+    Args:
+        old: Folder of one tree.
+        new: Folder of the other.
+    """
+    trees = {"old": Tree(old), "new": Tree(new)}
+    rows: list[Row] = []
+    for case in cases():
+        for tree in trees.values():  # the first epochs together: torch.compile takes a minute
+            tree.seconds()
+        steps: dict[str, list[float]] = {name: [] for name in trees}
+        complete: dict[str, list[float]] = {name: [] for name in trees}
+        for _ in range(case.epochs - 1):
+            for name, tree in trees.items():
+                start = time.perf_counter()
+                tree.go()
+                steps[name].append(tree.seconds())
+                complete[name].append(time.perf_counter() - start)
+        for tree in trees.values():
+            tree.go()
+        row: Row = {"what": case.what}
+        for label, times in (("epoch", steps), ("all", complete)):
+            row |= {f"{label}_old": min(times["old"]), f"{label}_new": min(times["new"])}
+            ratios = [a / b for a, b in zip(times["old"], times["new"], strict=True)]
+            row |= {f"{label}_ratio": min(times["old"]) / min(times["new"])}
+            row |= {f"{label}_median_ratio": median(ratios)}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+# --- a plain loop ---
+
+
+def _ours(case: Case) -> float:
+    """Return the seconds of the fastest epoch after the first."""
+    times: list[float] = []
+    train_new(case, lambda _, seconds: times.append(seconds))
+    return min(times[1:] or times)
+
+
+def _plain_network() -> nn.Module:
+    """Build the ConvNet as one writes it down: each convolution with its ReLU, then its pool."""
     layers: list[nn.Module] = []
     for channels in (1, 64, 64):
         layers += [nn.Conv2d(channels, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
@@ -62,81 +243,47 @@ def _written_plainly() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
-def _plain(train: Arrays, device: torch.device, network: nn.Module) -> Callable[[], float]:
-    """What one writes without a library: a DataLoader over the tensors, the paper's formula."""
-    model = network.to(device)
+def _plain(case: Case) -> float:
+    """Return the seconds of the fastest of three epochs of a loop without a library."""
+    from benchmarks.textbook import iedl
+
+    (x, target), _ = samples(case)
+    model = _plain_network().to(case.device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    loader = DataLoader(TensorDataset(train.floats().cpu(), train.labels.cpu()), 64, shuffle=True)
+    loader = DataLoader(TensorDataset(x / 255, target), 64, shuffle=True)
 
     def epoch() -> float:
         start = time.perf_counter()
-        for x, y in loader:
+        for batch, labels in loader:
             optimizer.zero_grad()
-            iedl(model(x.to(device)), y.to(device), 0.005, 0.5).mean().backward()
+            loss = iedl(model(batch.to(case.device)), labels.to(case.device), 0.005, 0.5)
+            loss.mean().backward()
             optimizer.step()
-        if device.type == "cuda":
+        if case.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    return epoch
-
-
-def _row(what: str, ours: float, images: int, plain: float | None = None) -> Row:
-    row: Row = {"what": what, "seconds": round(ours, 4), "images_per_s": round(images / ours)}
-    return row | ({"plain_s": round(plain, 4), "ratio": round(plain / ours, 2)} if plain else {})
+    return min(epoch() for _ in range(3))
 
 
 def run() -> list[Row]:
-    """One row a set-up."""
-    if torch.cuda.is_available():
-        return _on_gpu()
-    train = _mnist(6400)
-    cpu, same = torch.device("cpu"), backbones.build("convnet", train.shape, 10)
-    plain, like = (_plain(train, cpu, one) for one in (_written_plainly(), same))
-    times = [(plain(), like(), _ours(train, "convnet", 1)) for _ in range(4)]
-    theirs, like_ours, ours = (min(values[1:]) for values in zip(*times, strict=True))
-    what = "ConvNet, 6,400 MNIST images, batch 64, CPU"
-    return [
-        _row(what, ours, len(train), theirs),
-        _row("the same, plain loop with our network", ours, len(train), like_ours),
-        *_three_epochs(),
-    ]
+    """Return one row per set-up."""
+    rows: list[Row] = []
+    for case in cases():
+        ours = _ours(case)
+        images = case.samples * case.seeds
+        row: Row = {"what": case.what, "seconds": ours, "samples_per_s": round(images / ours)}
+        if case.backbone == "convnet" and case.seeds == 1:
+            plain = _plain(case)
+            row |= {"plain_s": plain, "ratio": plain / ours}
+        rows.append(row)
+    return rows
 
 
-def _three_epochs() -> list[Row]:
-    """The test accuracy of I-EDL after each of three epochs, on the real MNIST alone.
-
-    The network starts as He et al. do: with the published start the signal fades, and the first
-    epoch is spent on finding it.
-    """
-    try:
-        full, test = (data.load("mnist", part, download=False) for part in ("train", "test"))
-    except OSError:
-        return []
-    train, _, _ = data.split(full, 0.8, seed=0)
-    torch.manual_seed(0)
-    model = backbones.build("convnet", train.shape, 10, init="he")
-    run = fit(METHOD, model, train, test, Settings(epochs=3, validate_every=1))
-    return [
-        _row(f"48,000 images, epoch {entry['epoch']}", entry["seconds"], len(train))
-        | {"test_accuracy": entry["validation_accuracy"]}
-        for entry in run.history
-    ]
-
-
-def _on_gpu() -> list[Row]:
-    device = torch.device("cuda")
-    mnist, cifar = _mnist(48_000).to(device), _random(47_500, (3, 32, 32)).to(device)
-    paper = {"augment": Augment()}
-    plain = _plain(mnist, device, _written_plainly())
-    plain()
-    one = _ours(mnist, "convnet", 4)
-    five = _ours(mnist, "convnet", 4, seeds=5)
-    return [
-        _row("ConvNet, 48,000 MNIST images, batch 64", one, 48_000, plain()),
-        _row("the same, five seeds at once", five, 5 * 48_000) | {"ratio_to_one": five / one},
-        _row("the same, float32", _ours(mnist, "convnet", 4, precision="float32"), 48_000),
-        _row("the same, bfloat16", _ours(mnist, "convnet", 4, precision="bfloat16"), 48_000),
-        _row("VGG16, 47,500 augmented images", _ours(cifar, "vgg16", 3, **paper), 47_500),
-        _row("the same, bfloat16", _ours(cifar, "vgg16", 3, precision="bfloat16", **paper), 47_500),
-    ]
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--worker"]:
+        work()
+    elif len(sys.argv) == 3:
+        compare(sys.argv[1], sys.argv[2])
+    else:
+        sys.exit("usage: python benchmarks/training.py OLD NEW")

@@ -1,13 +1,12 @@
-"""What evidence is not: a map of the plane around three clouds, and evidence against sample size.
+"""What evidence is not: a map of the plane around three classes, and evidence over sample size.
 
-Three Gaussian clouds are the classes, two of them overlap. The map shows what the network says of
-places between them and far away from them. Then networks learn from ten up to ten thousand samples
-a class, with equally many steps: does uncertainty vanish where ever more samples were seen? Run it
-with
+Three normal distributions are the classes, two of them overlap. The map shows the uncertainty
+between them and far away from them. Then networks are trained on 10 to 10,000 samples per class, in
+equally many steps: does uncertainty vanish where there are ever more samples? Run it with
 
     python examples/plane.py [--seeds 3] [--steps 1000] [--out plane]
 
-which prints a table and writes plane/map.png and plane/samples.png.
+which prints a table and writes map.png and samples.png.
 """
 
 from __future__ import annotations
@@ -17,47 +16,46 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from shared import MARKS, Curve, panels, plain, save, sweep
 from torch import Tensor, nn
 
 from dubito import Dirichlet, IEDLLoss
-from dubito.report.figures import Curve, sweep
-from dubito.report.figures.style import MARKS, drawn, panels, plain
 
-CENTRES = torch.tensor([[0.0, 2.0], [1.2, -1.0], [-1.2, -1.0]])
+CENTERS = torch.tensor([[0.0, 2.0], [1.2, -1.0], [-1.2, -1.0]])
 SPREAD = 0.7
-SIZES = (10, 100, 1_000, 10_000)  # samples a class
-#: places in the plane, each with what is there
+SIZES = (10, 100, 1_000, 10_000)  # samples per class
+#: points in the plane
 PLACES = {
-    "amid a cloud": (0.0, 2.0),
-    "between two": (0.0, -1.0),
+    "inside a class": (0.0, 2.0),
+    "between two classes": (0.0, -1.0),
     "far above": (0.0, 12.0),
     "far aside": (10.0, 6.0),
 }
 MAPPED = {
-    "expected_entropy": "data",
-    "mutual_information": "distributional",
-    "vacuity": "vacuity",
+    "expected_entropy": "Aleatoric",
+    "mutual_information": "Epistemic",
+    "vacuity": "Vacuity",
 }
 
 
-def samples(count: int, drawn: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`count` points of each cloud: (3 count, 2), (3 count,)."""
+def samples(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw `count` points of each class: (3 count, 2), (3 count,)."""
     label = torch.arange(3).repeat(count)
-    return CENTRES[label] + SPREAD * torch.randn(len(label), 2, generator=drawn), label
+    return CENTERS[label] + SPREAD * torch.randn(len(label), 2, generator=generator), label
 
 
-def learn(count: int, steps: int, seed: int) -> nn.Module:
-    """A network after so many steps with batches of so many samples a class."""
+def train(count: int, steps: int, seed: int) -> nn.Module:
+    """Train a network on `count` samples per class."""
     torch.manual_seed(seed)
-    drawn = torch.Generator().manual_seed(seed)
-    x, label = samples(count, drawn)
+    generator = torch.Generator().manual_seed(seed)
+    x, label = samples(count, generator)
     network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     network.append(nn.Linear(64, 3))
     criterion = IEDLLoss(fisher_weight=0.05, kl_ramp=10, scale="paper")
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     for step in range(steps):
         criterion.set_epoch(20 * step // steps)
-        batch = torch.randint(len(x), (64,), generator=drawn)
+        batch = torch.randint(len(x), (64,), generator=generator)
         optimizer.zero_grad()
         criterion(network(x[batch]), label[batch]).backward()
         optimizer.step()
@@ -65,20 +63,20 @@ def learn(count: int, steps: int, seed: int) -> nn.Module:
 
 
 @torch.no_grad()
-def ask(network: nn.Module, x: Tensor) -> Dirichlet:
-    """What the network says of points (..., 2)."""
+def predict(network: nn.Module, x: Tensor) -> Dirichlet:
+    """Predict points (..., 2)."""
     return Dirichlet.from_logits(network(x))
 
 
 def draw_map(path: Path, network: nn.Module, count: int) -> None:
-    """Three measures over the plane, each from its least to its largest value there."""
+    """Draw three scores over the plane, each on its own scale."""
     side = torch.linspace(-12, 12, 161)
     grid = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1)
-    said = ask(network, grid)
-    figure, axes = panels(len(MAPPED), len(MAPPED), (3.0, 2.7))
+    dist = predict(network, grid)
+    figure, axes = panels(len(MAPPED), (3.0, 2.7))
     x, label = samples(count, torch.Generator().manual_seed(0))
     for ax, (name, title) in zip(axes, MAPPED.items(), strict=True):
-        values = said.score(name).numpy()
+        values = dist.score(name).numpy()
         image = ax.pcolormesh(side.numpy(), side.numpy(), values, cmap="cividis")
         for k in range(3):
             first, second = x[label == k].T.numpy()
@@ -86,46 +84,45 @@ def draw_map(path: Path, network: nn.Module, count: int) -> None:
         figure.colorbar(image, ax=ax, shrink=0.75)
         ax.set_aspect("equal")
         plain(ax, title)
-    path.write_bytes(drawn(figure)["png"])
+    save(figure, path)
 
 
 def draw_samples(path: Path, found: dict[str, dict[str, Tensor]]) -> None:
-    """Vacuity and the distributional part at each place against samples a class: (sizes, seeds)."""
-    words = {"vacuity": "Vacuity", "mutual_information": "Distributional"}
+    """Draw vacuity and epistemic uncertainty at each point over the samples per class."""
+    titles = {"vacuity": "Vacuity", "mutual_information": "Epistemic"}
     curves = {
         title: {
             place: Curve(SIZES, values.mean(-1).tolist(), values.std(-1, correction=0).tolist())
             for place, values in found[name].items()
         }
-        for name, title in words.items()
+        for name, title in titles.items()
     }
-    figure = sweep(curves, "samples a class", ("vacuity", "mutual information (nats)"))
+    figure = sweep(curves, "samples per class", ("vacuity", "nats"), (3.9, 3.4))
     for ax in figure.axes:
         ax.set_ylim(bottom=0)
         ax.tick_params(axis="x", rotation=0)
-    path.write_bytes(drawn(figure)["png"])
+    save(figure, path)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train, print, draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("plane"))
-    given = parser.parse_args(words)
-    given.out.mkdir(parents=True, exist_ok=True)
-    networks = [[learn(size, given.steps, seed) for seed in range(given.seeds)] for size in SIZES]
+    given = parser.parse_args(argv)
+    networks = [[train(size, given.steps, seed) for seed in range(given.seeds)] for size in SIZES]
     spots = torch.tensor(list(PLACES.values()))
-    said = [[ask(network, spots) for network in row] for row in networks]
+    dists = [[predict(network, spots) for network in row] for row in networks]
     found = {
         name: {
-            place: torch.tensor([[s.score(name)[i] for s in row] for row in said])
+            place: torch.tensor([[dist.score(name)[i] for dist in row] for row in dists])
             for i, place in enumerate(PLACES)
         }
         for name in ("vacuity", "mutual_information")
     }
     for name, places in found.items():
-        print(f"{name:22}" + "".join(f"{size:>9}" for size in SIZES) + "  samples a class")
+        print(f"{name:22}" + "".join(f"{size:>9}" for size in SIZES) + "  samples per class")
         for place, values in places.items():
             print(f"  {place:20}" + "".join(f"{mean:9.3f}" for mean in values.mean(-1).tolist()))
     draw_map(given.out / "map.png", networks[1][0], SIZES[1])

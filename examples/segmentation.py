@@ -1,13 +1,13 @@
-"""Segmentation with I-EDL: which digit is each pixel part of, and where does the network not know?
+"""Segmentation with I-EDL: the digit of each pixel, and the uncertainty of each pixel.
 
-Scenes are made of scikit-learn's digits. A patch of a photograph, which training never shows, lies
-in each test scene. Nothing is downloaded. Run it with
+Scenes are made of scikit-learn's digits. Each test scene also has a patch of a photograph; training
+scenes have none. Run it with
 
     python examples/segmentation.py [--scenes 500] [--epochs 16] [--seed 0] [--out segmentation.png]
 
-Settings were chosen on validation digits with patches of one photograph; what is printed and drawn
-is of test digits with patches of another. The line on bright pixels was added after a first look at
-the test figures, to see what the dark ones do; nothing else was changed then.
+Settings were chosen on validation digits with patches of one photograph; results are of test digits
+with patches of another. The line about bright pixels was added after a first look at the test
+results, to find out what the dark ones do; nothing else was changed then.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from shared import Samples, patches, train_and_test_digits
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, max_pool2d, pad
 
 from dubito import Dirichlet, IEDLLoss, metrics
-from dubito.data import Arrays, embedded
 
 CELL, CELLS, DIGITS = 16, 3, 6  # a scene is 3 x 3 cells of 16 x 16 pixels, six of them digits
 INK = 0.3  # a pixel brighter than this belongs to its digit
 BACKGROUND = 10
 CLASSES = 11
-# Steep: evidence grows with the exponential of a logit, and few steps bring vacuity down.
+# exp reaches low vacuity in few steps
 EVIDENCE = "exp"
-# of the ten digits, meant for colour-blind readers too (Paul Tol's muted scheme), and background
-COLOURS = "#332288 #88CCEE #117733 #DDCC77 #CC6677 #AA4499 #44AA99 #999933 #882255 #6699CC #F2F2F2"
+# of the ten digits, distinguishable with color blindness (Paul Tol, muted), and of background
+COLORS = "#332288 #88CCEE #117733 #DDCC77 #CC6677 #AA4499 #44AA99 #999933 #882255 #6699CC #F2F2F2"
 
 
 class Scenes(NamedTuple):
-    """Pixels (N, 1, H, W), their classes (N, H, W), and which are a photograph's (N, H, W)."""
+    """Pixels (N, 1, H, W), their classes (N, H, W), and which belong to a photograph (N, H, W)."""
 
     x: Tensor
     y: Tensor
-    foreign: Tensor
+    photo: Tensor
 
 
-def scenes(digits: Arrays, count: int, seed: int, photographs: Tensor | None = None) -> Scenes:
-    """Six digits a scene, and one of the photographs (N, 1, h, w), if any, in a free cell."""
-    drawn = torch.Generator().manual_seed(seed)
-    chosen = torch.randint(len(digits), (count, CELLS**2), generator=drawn)
-    place = torch.rand(count, CELLS**2, generator=drawn).argsort(1)
-    large = pad(_resized(digits.floats(), CELL - 2), (1, 1, 1, 1))  # apart by two pixels
+def scenes(digits: Samples, count: int, seed: int, photographs: Tensor | None = None) -> Scenes:
+    """Draw scenes of six digits, and of one of the photographs (N, 1, h, w) in a free cell."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(digits.x), (count, CELLS**2), generator=generator)
+    place = torch.rand(count, CELLS**2, generator=generator).argsort(1)
+    large = pad(_resized(digits.x, CELL - 2), (1, 1, 1, 1))  # two pixels between neighbors
     x = large[chosen].where(_spread(place < DIGITS), 0)
-    y = torch.where(x > INK, _spread(digits.labels[chosen]), BACKGROUND)
-    foreign = _spread(place == DIGITS) & torch.full_like(y, photographs is not None).bool()
+    y = torch.where(x > INK, _spread(digits.y[chosen]), BACKGROUND)
+    photo = _spread(place == DIGITS) & torch.full_like(y, photographs is not None).bool()
     if photographs is not None:
         x[place == DIGITS] = _resized(photographs, CELL)
-    return Scenes(_joined(x).unsqueeze(1), _joined(y), _joined(foreign))
+    return Scenes(_joined(x).unsqueeze(1), _joined(y), _joined(photo))
 
 
 def _resized(images: Tensor, side: int) -> Tensor:
@@ -62,12 +62,12 @@ def _resized(images: Tensor, side: int) -> Tensor:
 
 
 def _spread(cells: Tensor) -> Tensor:
-    """A value a cell, for all of its pixels: (N, cells) -> (N, cells, 1, 1)."""
+    """Broadcast over the pixels of a cell: (N, cells) -> (N, cells, 1, 1)."""
     return cells[..., None, None]
 
 
 def _joined(cells: Tensor) -> Tensor:
-    """Cells (N, 9, 16, 16) beside and below each other: (N, 48, 48)."""
+    """Join cells (N, 9, 16, 16) to scenes (N, 48, 48)."""
     grid: Tensor = cells.unflatten(1, (CELLS, CELLS))
     return grid.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
@@ -84,7 +84,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(w2, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of each pixel."""
+        """Return the logits of each pixel."""
         kept = []
         for block in self.down:
             x = block(x)
@@ -106,7 +106,7 @@ def _block(*channels: int) -> nn.Module:
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int = 8) -> None:
-    """A plain loop: the loss is all that evidential learning changes."""
+    """Train with a plain loop; only the loss is evidential."""
     weight = torch.ones(CLASSES)
     weight[BACKGROUND] = 0.3  # most pixels are background, and it is easy
     criterion = IEDLLoss(
@@ -135,25 +135,25 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int = 8) -
 
 
 def predict(model: nn.Module, x: Tensor) -> Dirichlet:
-    """What the network says of each pixel: (N, H, W) predictions."""
+    """Predict each pixel: batch shape (N, H, W)."""
     model.eval()
     with torch.no_grad():
         return Dirichlet.from_logits(model(x), EVIDENCE, class_dim=1)
 
 
-def tell(seen: Scenes, said: Dirichlet) -> None:
-    """Print how right the network is, and how its vacuity tells photographs from the rest."""
-    known = {"digits": (seen.y != BACKGROUND) & ~seen.foreign, "all but photographs": ~seen.foreign}
+def report(test: Scenes, dist: Dirichlet) -> None:
+    """Print accuracy, and how well vacuity detects photographs."""
+    known = {"digits": (test.y != BACKGROUND) & ~test.photo, "all but photographs": ~test.photo}
     for name, where in known.items():
-        accuracy = (said.probs.argmax(-1) == seen.y)[where].double().mean()
-        print(f"{name}: accuracy {100 * accuracy:.1f} %, {_mean(said.vacuity[where])}")
-    # A photograph's dark pixels look like background, and are told as such.
-    bright = seen.foreign & (seen.x[:, 0] > INK)
-    share = bright.sum() / seen.foreign.sum()
-    for name, where in {"all": seen.foreign, f"the bright {share:.0%}": bright}.items():
-        print(f"photographs, {name}: {_mean(said.vacuity[where])}", end=", AUROC")
+        accuracy = (dist.probs.argmax(-1) == test.y)[where].double().mean()
+        print(f"{name}: accuracy {100 * accuracy:.1f} %, {_mean(dist.vacuity[where])}")
+    # Dark pixels of a photograph look like background.
+    bright = test.photo & (test.x[:, 0] > INK)
+    share = bright.sum() / test.photo.sum()
+    for name, where in {"all": test.photo, f"the bright {share:.0%}": bright}.items():
+        print(f"photographs, {name}: {_mean(dist.vacuity[where])}", end=", AUROC")
         for against, others in known.items():
-            pixels = torch.cat([-said.vacuity[others], -said.vacuity[where]])
+            pixels = torch.cat([-dist.vacuity[others], -dist.vacuity[where]])
             familiar = torch.arange(len(pixels)) < others.sum()
             print(f" {metrics.auroc(pixels, familiar):.3f} against {against}", end="")
         print()
@@ -163,30 +163,30 @@ def _mean(vacuity: Tensor) -> str:
     return f"mean vacuity {vacuity.mean():.2f}"
 
 
-def draw(path: Path, seen: Scenes, said: Dirichlet) -> None:
-    """Scenes below each other: pixels, classes, what was said, and how much is not known."""
+def draw(path: Path, test: Scenes, dist: Dirichlet) -> None:
+    """Draw pixels, true and predicted classes, and vacuity of each scene."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch, Rectangle
 
-    classes = ListedColormap(COLOURS.split())
+    classes = ListedColormap(COLORS.split())
     styles: dict[str, dict[str, Any]] = {
         "scene": {"cmap": "gray", "vmin": 0, "vmax": 1},
         "true class": {"cmap": classes, "vmin": -0.5, "vmax": CLASSES - 0.5},
         "predicted class": {"cmap": classes, "vmin": -0.5, "vmax": CLASSES - 0.5},
         "vacuity": {"cmap": "viridis", "vmin": 0, "vmax": 1},
     }
-    figure = Figure(figsize=(9.4, 2.15 * len(seen.x) + 0.7), layout="constrained")
-    axes = figure.subplots(len(seen.x), len(styles), squeeze=False)
-    truth = seen.y.where(~seen.foreign, BACKGROUND)
+    figure = Figure(figsize=(9.4, 2.15 * len(test.x) + 0.7), layout="constrained")
+    axes = figure.subplots(len(test.x), len(styles), squeeze=False)
+    truth = test.y.where(~test.photo, BACKGROUND)
     for i, row in enumerate(axes):
-        images = (seen.x[i, 0], truth[i], said.probs[i].argmax(-1), said.vacuity[i])
-        top, left = seen.foreign[i].nonzero()[0].tolist()
+        images = (test.x[i, 0], truth[i], dist.probs[i].argmax(-1), dist.vacuity[i])
+        top, left = test.photo[i].nonzero()[0].tolist()
         for ax, image, (title, style) in zip(row, images, styles.items(), strict=True):
             picture = ax.imshow(image.numpy(), interpolation="nearest", **style)
             ax.set_axis_off()
             ax.set_title(title if i == 0 else "", fontsize=11)
-            hatch = "////" if title == "true class" else None  # no class of these is true
+            hatch = "////" if title == "true class" else None  # none of the classes
             corner = (left - 0.5, top - 0.5)
             ax.add_patch(Rectangle(corner, CELL, CELL, fill=False, ec="#D55E00", lw=2, hatch=hatch))
     figure.colorbar(picture, ax=axes[:, -1], shrink=0.7)
@@ -207,17 +207,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("segmentation.png"))
     given = parser.parse_args()
     torch.manual_seed(given.seed)
-    digits = embedded.digits()
+    train_digits, test_digits = train_and_test_digits()
     model = UNet(CLASSES)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on CPUs
-    x, y, _ = scenes(digits.train, given.scenes, seed=given.seed)
+    x, y, _ = scenes(train_digits, given.scenes, seed=given.seed)
     train(model, x, y, given.epochs)
     count = 100
-    photographs = embedded.patches(2 * count)[count:]  # of the second photograph alone
-    seen = scenes(digits.test, count, seed=10_000, photographs=photographs)
-    said = predict(model, seen.x)
-    tell(seen, said)
-    draw(given.out, Scenes(*(part[:3] for part in seen)), said[:3])
+    photographs = patches(2 * count)[count:]  # of the second photograph alone
+    test = scenes(test_digits, count, seed=10_000, photographs=photographs)
+    dist = predict(model, test.x)
+    report(test, dist)
+    draw(given.out, Scenes(*(part[:3] for part in test)), dist[:3])
     print(given.out)
 
 

@@ -1,12 +1,11 @@
-"""What the weights of I-EDL do: lambda and the KL weight, swept on scikit-learn's digits.
+"""The Fisher weight and the KL weight of I-EDL, swept on scikit-learn's digits.
 
-All settings and seeds train side by side, on the same batches and from the same starts. Then test
-digits are classified, and told from patches of photographs, which training never shows. Run it with
+All settings and seeds are trained together, on the same batches and from the same initial weights.
+The networks then predict test digits and patches of photographs. Run it with
 
     python examples/weights.py [--seeds 3] [--epochs 30] [--out weights]
 
-which prints a table and writes weights/fisher.png and weights/kl.png. Nothing is chosen here by
-what comes out: all that was tried is shown.
+which prints a table of everything that was tried and writes fisher.png and kl.png.
 """
 
 from __future__ import annotations
@@ -18,22 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from shared import Curve, patches, save, sweep, train_and_test_digits
 from torch import Tensor, nn
 
 from dubito import Dirichlet, IEDLLoss, metrics
-from dubito.data import embedded
-from dubito.report.figures import Curve, sweep
-from dubito.report.figures.style import drawn
 
 FISHER = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5)
 KL = (0.0, 0.01, 0.1, 1.0, 10.0)
 RAMPS = (0, 1, 3, 10, 30)
-DEFAULT = (0.05, 1.0, 10)  # lambda, the KL weight, and the epochs over which it rises
+BASE = (0.05, 1.0, 10)  # Fisher weight, KL weight, epochs over which the KL weight rises
 Setting = tuple[float, float, int]
 #: name -> label of the axis, values, and the settings of each curve
 SWEEPS: dict[str, tuple[str, tuple[float, ...], dict[str, list[Setting]]]] = {
     "fisher": (
-        "λ",
+        "Fisher weight",
         FISHER,
         {
             "KL weight 1": [(w, 1.0, 10) for w in FISHER],
@@ -43,7 +40,10 @@ SWEEPS: dict[str, tuple[str, tuple[float, ...], dict[str, list[Setting]]]] = {
     "kl": (
         "KL weight",
         KL,
-        {"λ = 0.05": [(0.05, w, 10) for w in KL], "λ = 0": [(0.0, w, 10) for w in KL]},
+        {
+            "Fisher weight 0.05": [(0.05, w, 10) for w in KL],
+            "Fisher weight 0": [(0.0, w, 10) for w in KL],
+        },
     ),
 }
 Networks = Callable[[Tensor], Tensor]
@@ -51,17 +51,17 @@ Networks = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Figures:
-    """What one setting came to, a value a seed: (S,)."""
+    """Figures of one setting, one per seed: (S,)."""
 
     accuracy: Tensor
     ece: Tensor
     inside: Tensor  # median alpha0 of digits
     outside: Tensor  # and of patches
-    told_apart: Tensor  # AUROC of alpha0
+    auroc: Tensor  # of alpha0, digits against patches
 
 
 def criterion(setting: Setting) -> IEDLLoss:
-    """The loss of a setting; without a ramp the KL weight is there from the first step."""
+    """Build the loss of a setting."""
     fisher, kl, ramp = setting
     return IEDLLoss(fisher, kl, kl_ramp=ramp)
 
@@ -69,10 +69,10 @@ def criterion(setting: Setting) -> IEDLLoss:
 def train(
     settings: Sequence[Setting], x: Tensor, y: Tensor, seeds: int, epochs: int, hidden: int = 128
 ) -> Networks:
-    """A network for each setting and seed, (N, D) -> (settings, seeds, N, K), trained together."""
-    drawn = torch.Generator().manual_seed(0)
+    """Train a network per setting and seed, together: (N, D) -> (settings, seeds, N, K)."""
+    generator = torch.Generator().manual_seed(0)
     sizes = ((x.shape[1], hidden), (hidden, int(y.max()) + 1))
-    layers = [_layer(*size, seeds, len(settings), drawn) for size in sizes]
+    layers = [_layer(*size, seeds, len(settings), generator) for size in sizes]
     (w1, b1), (w2, b2) = layers
     losses = [criterion(setting) for setting in settings]
 
@@ -85,10 +85,10 @@ def train(
     for epoch in range(epochs):
         for loss in losses:
             loss.set_epoch(epoch)
-        for batch in torch.randperm(len(x), generator=drawn).split(64):
+        for batch in torch.randperm(len(x), generator=generator).split(64):
             optimizer.zero_grad()
             found, target = logits(x[batch]), y[batch].expand(seeds, -1)
-            # Of a mean over seeds each would see only its share.
+            # The loss is a mean over seeds: multiply, so that each seed gets its full gradient.
             parts = [loss(f, target) for loss, f in zip(losses, found, strict=True)]
             (seeds * torch.stack(parts).sum()).backward()
             optimizer.step()
@@ -96,14 +96,14 @@ def train(
 
 
 def _layer(
-    entering: int, leaving: int, seeds: int, settings: int, drawn: torch.Generator
+    entering: int, leaving: int, seeds: int, settings: int, generator: torch.Generator
 ) -> tuple[nn.Parameter, nn.Parameter]:
-    """Weights and biases as torch's Linear draws them; every setting starts from the same."""
+    """Draw weights and biases as `nn.Linear` does, the same for every setting."""
     bound = 1 / math.sqrt(entering)
     shapes = (seeds, entering, leaving), (seeds, 1, leaving)
     first, second = (
         nn.Parameter(
-            torch.empty(shape).uniform_(-bound, bound, generator=drawn).repeat(settings, 1, 1)
+            torch.empty(shape).uniform_(-bound, bound, generator=generator).repeat(settings, 1, 1)
         )
         for shape in shapes
     )
@@ -111,8 +111,8 @@ def _layer(
 
 
 @torch.no_grad()
-def judge(networks: Networks, x: Tensor, y: Tensor, outside: Tensor) -> list[Figures]:
-    """The figures of each setting."""
+def evaluate(networks: Networks, x: Tensor, y: Tensor, outside: Tensor) -> list[Figures]:
+    """Return the figures of each setting."""
     inner, outer = (Dirichlet.from_logits(networks(part)) for part in (x, outside))
     target = y.expand(inner.batch_shape)
     positive = torch.arange(len(x) + len(outside)) < len(x)
@@ -128,7 +128,7 @@ def judge(networks: Networks, x: Tensor, y: Tensor, outside: Tensor) -> list[Fig
 
 
 def draw(path: Path, name: str, found: Mapping[Setting, Figures]) -> None:
-    """Accuracy, evidence and detection against a weight; bars are one deviation of the seeds."""
+    """Draw accuracy, evidence and detection over a weight, with one deviation of the seeds."""
     xlabel, tried, curves = SWEEPS[name]
 
     def curve(settings: Sequence[Setting], values: Callable[[Figures], Tensor]) -> Curve:
@@ -138,42 +138,40 @@ def draw(path: Path, name: str, found: Mapping[Setting, Figures]) -> None:
     panels: dict[str, Callable[[Figures], Tensor]] = {
         "Accuracy": lambda f: 100 * f.accuracy,
         "Evidence for digits": lambda f: f.inside,
-        "Digits told from patches": lambda f: 100 * f.told_apart,
+        "Digits against patches": lambda f: 100 * f.auroc,
     }
     given = {
         title: {label: curve(settings, values) for label, settings in curves.items()}
         for title, values in panels.items()
     }
-    ylabels = ("right (%)", "median α₀", "AUROC of α₀ (%)")
-    figure = sweep(given, xlabel, ylabels, DEFAULT[0] if name == "fisher" else DEFAULT[1])
-    figure.set_size_inches(9, 3.3)  # as wide as a page, so that its text keeps its size
+    ylabels = ("accuracy (%)", "median α₀", "AUROC of α₀ (%)")
+    marked = BASE[0] if name == "fisher" else BASE[1]
+    figure = sweep(given, xlabel, ylabels, (3.0, 3.3), marked)
     figure.axes[1].set_yscale("log")
     figure.axes[1].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    path.write_bytes(drawn(figure)["png"])
+    save(figure, path)
 
 
 def _deviation(values: Tensor) -> float:
     return values.std(correction=0).item()
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train, print, draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("weights"))
-    given = parser.parse_args(words)
-    given.out.mkdir(parents=True, exist_ok=True)
-    digits = embedded.digits()
+    given = parser.parse_args(argv)
+    training, test = train_and_test_digits()
     swept = [s for *_, curves in SWEEPS.values() for chosen in curves.values() for s in chosen]
-    settings = list(dict.fromkeys([*swept, *((*DEFAULT[:2], ramp) for ramp in RAMPS)]))
-    train_x, x = (part.floats().flatten(1) for part in (digits.train, digits.test))
-    networks = train(settings, train_x, digits.train.labels, given.seeds, given.epochs)
-    patches = embedded.patches(len(x)).flatten(1)
-    found = dict(zip(settings, judge(networks, x, digits.test.labels, patches), strict=True))
-    print("lambda     KL  ramp  accuracy   ECE  alpha0: digits  patches  AUROC")
+    settings = list(dict.fromkeys([*swept, *((*BASE[:2], ramp) for ramp in RAMPS)]))
+    networks = train(settings, training.x.flatten(1), training.y, given.seeds, given.epochs)
+    ood = patches(len(test.x)).flatten(1)
+    found = dict(zip(settings, evaluate(networks, test.x.flatten(1), test.y, ood), strict=True))
+    print("Fisher     KL  ramp  accuracy   ECE  alpha0: digits  patches  AUROC")
     for setting, f in found.items():
-        accuracy, ece, auroc = (100 * v.mean().item() for v in (f.accuracy, f.ece, f.told_apart))
+        accuracy, ece, auroc = (100 * v.mean().item() for v in (f.accuracy, f.ece, f.auroc))
         inside, outside = f.inside.mean().item(), f.outside.mean().item()
         print(
             f"{setting[0]:6g} {setting[1]:6g} {setting[2]:5d} {accuracy:9.1f} {ece:5.1f} "
