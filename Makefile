@@ -34,7 +34,7 @@ accuracy: $(VENV)/.stamp-dev ## run the dense accuracy sweeps (minutes)
 	$(BIN)/python -m pytest -s -m accuracy_full
 
 fuzz: $(VENV)/.stamp-dev ## damage 500 models and files of each kind, new ones each time (minutes)
-	DUBITO_FUZZ=500 $(BIN)/python -m pytest -n $(WORKERS) tests/model/test_files.py tests/serve/test_schema.py
+	DUBITO_FUZZ=500 $(BIN)/python -m pytest -n $(WORKERS) tests/model/test_folder.py tests/serve/test_schema.py
 
 lint: $(VENV)/.stamp-dev ## check style, formatting and types
 	$(BIN)/ruff check .

@@ -26,9 +26,10 @@ from torch.nn.functional import softplus
 from benchmarks import Row, seconds
 from benchmarks.textbook import _alpha, _removed_kl
 from dubito.distributions import Dirichlet
-from dubito.fewshot import Engine, Features, Setting, read_features
-from dubito.fewshot.episodes import Episodes
-from dubito.methods import build
+from dubito.fewshot import Features, read_features
+from dubito.fewshot._engine import Engine
+from dubito.fewshot._episodes import Episodes, Setting
+from dubito.methods.base import build
 
 T = TypeVar("T")
 

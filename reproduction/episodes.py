@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dubito import fewshot
-from dubito.data.files import data_folder
+from dubito.data._files import data_folder
 from dubito.errors import DubitoError
-from dubito.fewshot import Choice, Features, Setting
-from dubito.methods import from_dict
+from dubito.fewshot import Features
+from dubito.fewshot._episodes import Setting
+from dubito.fewshot._tuning import Choice
+from dubito.methods.base import from_dict
 from reproduction import quick
 from reproduction.recipes import Cell
 from reproduction.store import Record

@@ -16,12 +16,14 @@ from torch import Tensor
 from dubito import __version__, data, evaluation, metrics
 from dubito.calibration import Calibration
 from dubito.data import Source
-from dubito.data.humans import human_counts
 from dubito.distributions import Categorical, Dirichlet, Distribution
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification, Task
-from dubito.training import Callback, History, Progress, Trainer
+from dubito.training import Progress, Trainer
+from dubito.training._history import History
+from dubito.training.callbacks import Callback
 from reproduction import quick
+from reproduction.humans import human_counts
 from reproduction.recipes import Cell, Recipe
 from reproduction.results import SCORES
 from reproduction.store import FORMAT, Record

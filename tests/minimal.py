@@ -12,7 +12,8 @@ from torch import nn
 from dubito import Dirichlet, IEDLLoss, iedl
 from dubito.calibration import Calibration
 from dubito.evaluation import evaluate
-from dubito.methods import METHODS, Method, build
+from dubito.methods import METHODS, Method
+from dubito.methods.base import build
 from dubito.policy import Policy
 from dubito.tasks import Classification, Regression
 

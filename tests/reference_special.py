@@ -1,4 +1,4 @@
-"""Exact values of the functions of special.py, by the names they have there."""
+"""Exact values of the functions of _special.py, by the names they have there."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 
 LAYERS: list[list[str]] = [
     ["errors"],
-    ["special"],
+    ["_special"],
     # Kernels leave second derivatives to the closed forms of the distributions.
     ["kernels", "distributions"],
     ["losses"],
@@ -37,7 +37,7 @@ LAYERS: list[list[str]] = [
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 SPECIAL_FUNCTIONS = {"lgamma", "digamma", "polygamma", "gammaln", "psi", "mvlgamma", "multigammaln"}
-SPECIAL_HOMES = {"special", "distributions", "kernels"}
+SPECIAL_HOMES = {"_special", "distributions", "kernels"}
 
 
 def rank(unit: str) -> int:
@@ -156,13 +156,13 @@ def causes(error: BaseException | None) -> Iterator[ImportError]:
 @pytest.mark.parametrize(
     ("module", "text", "wanted"),
     [
-        ("dubito.special", "from dubito.losses import edl", ["losses"]),
-        ("dubito.special", "import dubito.distributions", ["distributions"]),
+        ("dubito._special", "from dubito.losses import edl", ["losses"]),
+        ("dubito._special", "import dubito.distributions", ["distributions"]),
         ("dubito.losses", "def f():\n    from .methods import METHODS", ["methods"]),
-        ("dubito.losses", "from . import training, special", ["training"]),
+        ("dubito.losses", "from . import training, _special", ["training"]),
         ("dubito.methods.iedl", "from ..training import fit", ["training"]),
-        ("dubito.report.html", "from dubito import Dirichlet", ["dubito"]),
-        ("dubito._checks", "import dubito.losses as x, dubito.report.html", ["losses", "report"]),
+        ("dubito.report._html", "from dubito import Dirichlet", ["dubito"]),
+        ("dubito._checks", "import dubito.losses as x, dubito.report._html", ["losses", "report"]),
         ("dubito.training", "if TYPE_CHECKING:\n    from dubito.cli.train import x", ["cli"]),
     ],
 )
@@ -174,7 +174,7 @@ def test_upward_imports_are_found(module: str, text: str, wanted: list[str]) -> 
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("dubito.losses", "import torch\nfrom dubito.special import Gamma\nfrom . import _checks"),
+        ("dubito.losses", "import torch\nfrom dubito._special import Gamma\nfrom . import _checks"),
         ("dubito.methods.iedl", "from . import edl\nfrom ..losses import fisher"),
         ("dubito.api", "from dubito.report import table\nfrom dubito import losses"),
         ("dubito.model", "from dubito import __version__"),
@@ -200,6 +200,6 @@ def test_a_module_without_a_layer_is_named() -> None:
 def test_special_calls_are_found(call: str) -> None:
     for outside in ("dubito.losses", "dubito.methods._base"):
         assert len(special_calls(f"x = {call}", outside)) == 1
-    homes = ("dubito.special", "dubito.distributions", "dubito.kernels.fisher", "dubito._exact")
+    homes = ("dubito._special", "dubito.distributions", "dubito.kernels.fisher", "dubito._exact")
     for home in homes:
         assert special_calls(f"x = {call}", home) == []

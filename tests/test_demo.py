@@ -13,7 +13,7 @@ from PIL import Image
 
 from dubito import cli
 from dubito.demo import demo
-from dubito.report.demo import sentence, tables
+from dubito.report._demo import sentence, tables
 
 FILES = ["densities.png", "report.html", "results.json"]
 

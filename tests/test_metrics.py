@@ -61,7 +61,6 @@ SCORED: dict[str, Metric] = {
     "auroc": m.auroc,
     "fpr95": m.fpr95,
     "aurc": m.aurc,
-    "excess_aurc": m.excess_aurc,
 }
 LABELLED: dict[str, Metric] = {
     "accuracy": m.accuracy,
@@ -227,8 +226,6 @@ def test_aurc_without_ties_equals_its_definition(size: int) -> None:
     order = (-confidence).numpy().argsort(-1)
     rows = [c[o] for c, o in zip(correct.numpy(), order, strict=True)]
     close(m.aurc(confidence, correct), [aurc_in_order(row) for row in rows], 1e-12)
-    best = [aurc_in_order(row) - aurc_in_order(np.sort(row)[::-1]) for row in rows]
-    close(m.excess_aurc(confidence, correct), best, 1e-12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
@@ -241,16 +238,6 @@ def test_aurc_of_ties_is_the_mean_over_all_orders(samples: list[tuple[int, bool]
     confidence = torch.tensor([float(level) for level, _ in samples], dtype=torch.float64)
     correct = torch.tensor([right for _, right in samples])
     close(m.aurc(confidence, correct), np.mean(orders), 1e-12)
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=7))
-@settings(max_examples=30)
-def test_the_oracle_of_excess_aurc_is_the_best_of_all_orders(right: list[bool]) -> None:
-    best = min(aurc_in_order(np.array(order)) for order in set(permutations(right)))
-    correct = torch.tensor(right)
-    confidence = torch.arange(len(right), dtype=torch.float64)
-    close(m.aurc(confidence, correct) - m.excess_aurc(confidence, correct), best, 1e-12)
-    assert m.excess_aurc(correct.double(), correct) == 0
 
 
 def test_aurc_of_useless_confidence_is_the_error_rate() -> None:
@@ -424,7 +411,6 @@ def test_bounds(data: tuple[Tensor, Tensor]) -> None:
     assert (m.auroc(positive.double(), positive) == 1).all()
     assert (m.aupr(positive.double(), positive) == 1).all()
     assert (m.fpr95(positive.double(), positive) == 0).all()
-    assert (m.excess_aurc(positive.double(), positive) == 0).all()
 
 
 # --- shapes, layouts, dtypes, devices ------------------------------------------------------------
@@ -594,15 +580,14 @@ def test_ranking_errors(
         RANKING[name][0](*arguments)
 
 
-@pytest.mark.parametrize("metric", [m.aurc, m.excess_aurc])
-def test_risk_errors_name_their_own_arguments(metric: Metric) -> None:
+def test_risk_errors_name_their_own_arguments() -> None:
     with pytest.raises(ValueError, match=r"confidence: got NaN at index \(1, 1\)"):
-        metric(NAN, mask([0, 1], [0, 1]))
+        m.aurc(NAN, mask([0, 1], [0, 1]))
     with pytest.raises(ValueError, match=r"confidence, correct: got shapes \(3,\) and \(2,\)"):
-        metric(S, P[:2])
+        m.aurc(S, P[:2])
     with pytest.raises(TypeError, match=r"correct: got torch.float32"):
-        metric(S, P.float())
-    assert metric(S, P | True) == 0  # a single class is not an error here
+        m.aurc(S, P.float())
+    assert m.aurc(S, P | True) == 0  # a single class is not an error here
 
 
 LABELLED_ERRORS = [

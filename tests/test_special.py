@@ -1,4 +1,4 @@
-"""Functions of special.py against mpmath, in float32 and float64."""
+"""Functions of _special.py against mpmath, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dubito import special
+from dubito import _special
 from dubito._coefficients import MU
 from tests.accuracy import LARGEST, MEDIAN, relative
 from tests.reference import MP, Real, exact, polygammas
@@ -71,7 +71,7 @@ def test_gamma_is_exact(name: str, dtype: type) -> None:
         scale += magnitudes([p * polygammas(p)[2] for p in points])
     if name == "log_inverse_trigamma":
         scale += 1
-    seen = getattr(special.Gamma(torch.from_numpy(x)), name)
+    seen = getattr(_special.Gamma(torch.from_numpy(x)), name)
     check(seen, wanted, scale, SPECIAL_LARGEST, SPECIAL_MEDIAN)
 
 
@@ -81,7 +81,7 @@ def test_differences_of_remainders_are_exact(name: str, dtype: type) -> None:
     first, last = DIFFERENCES[name][dtype]
     x = arguments(dtype, max(first, 1e-6))
     near = x < last
-    seen = getattr(special.Gamma(torch.from_numpy(x)), name)
+    seen = getattr(_special.Gamma(torch.from_numpy(x)), name)
     wanted = [MEMBERS[name](p) for p in exact(x[near])]
     check(seen[torch.from_numpy(near)], wanted, magnitudes(wanted))
     far = torch.from_numpy(~near)
@@ -93,7 +93,7 @@ def test_single_polynomials_in_float64_are_as_exact_as_float32() -> None:
     x = arguments(np.float64)
     for name in ("mu", "delta", "tau", "sigma"):
         wanted = [MEMBERS[name](p) for p in exact(x)]
-        seen = getattr(special.Gamma(torch.from_numpy(x), single=True), name)
+        seen = getattr(_special.Gamma(torch.from_numpy(x), single=True), name)
         check(seen.float(), wanted, magnitudes(wanted), SPECIAL_LARGEST, SPECIAL_MEDIAN)
 
 
@@ -122,21 +122,21 @@ def test_gamma_above_one_is_exact(name: str) -> None:
     scale += 1 if name == "log_inverse_trigamma" else 0
     # delta is added to logarithms, which are far larger
     median = 3e-6 if name == "delta" else MEDIAN
-    seen = getattr(special.GammaAboveOne(torch.from_numpy(x)), name)
+    seen = getattr(_special.GammaAboveOne(torch.from_numpy(x)), name)
     check(seen, wanted, scale, median=median)
 
 
 def test_scaled_gap_above_one_is_exact() -> None:
     x = arguments(np.float32, least=1)
     wanted = [p * MEMBERS["digamma_gap"](p) for p in exact(x)]
-    seen = special.GammaAboveOne(torch.from_numpy(x)).digamma_gap_scaled
+    seen = _special.GammaAboveOne(torch.from_numpy(x)).digamma_gap_scaled
     check(seen, wanted, magnitudes(wanted))
 
 
 @pytest.mark.parametrize("b", [1.0, 1.5, 2.0, 10.0, 1e4])
 def test_stirling_coefficients_are_those_of_the_second_order(b: float) -> None:
     """((x - b) z)^2 M(z) is mu(b) - mu(x) - (x - b) delta(x), with the polynomial of mu."""
-    coefficients = special.stirling_coefficients(b)
+    coefficients = _special.stirling_coefficients(b)
     for e in (1e-6, 1e-2, 0.7, 5.0, 1e3, 1e12):
         x = MP.mpf(b) + MP.mpf(e)
         z = 1 / (x + MP.mpf(1) / 2)
@@ -155,7 +155,7 @@ def test_log_gap_is_exact(dtype: type) -> None:
     wanted = [log_gap(v) for v in exact(t)]
     # Near t = -1 the rounded ratio counts: 1 + t moves by a last place.
     scale = magnitudes(wanted) + np.where(t < -0.5, 1.0, 0.0)
-    check(special.log_gap(torch.from_numpy(t), torch.from_numpy(ratio)), wanted, scale)
+    check(_special.log_gap(torch.from_numpy(t), torch.from_numpy(ratio)), wanted, scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -172,13 +172,13 @@ def test_bregman_excess_is_exact(apart: str, dtype: type) -> None:
     a = (b * factor[apart]).astype(dtype)
     wanted = [bregman_excess(u, v) for u, v in zip(exact(a), exact(b), strict=True)]
     first, second = torch.from_numpy(a), torch.from_numpy(b)
-    check(special.bregman_excess(first, second), wanted, magnitudes(wanted))
+    check(_special.bregman_excess(first, second), wanted, magnitudes(wanted))
     if apart == "one":
-        seen = special.bregman_excess_from_one(first)
+        seen = _special.bregman_excess_from_one(first)
         check(seen, wanted, magnitudes(wanted))
 
 
-@pytest.mark.parametrize("rule", [special._GAUSS, special._GAUSS_WIDE])
+@pytest.mark.parametrize("rule", [_special._GAUSS, _special._GAUSS_WIDE])
 def test_gauss_rules_integrate_polynomials(rule: tuple[tuple[float, float], ...]) -> None:
     """n nodes for the weight theta on [0, 1] are exact below the power 2n."""
     for power in range(2 * len(rule)):

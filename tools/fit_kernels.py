@@ -1,9 +1,9 @@
-"""Fit the polynomials of `dubito.kernels.triton_fits` and print that module.
+"""Fit the polynomials of `dubito.kernels._triton_fits` and print that module.
 
 Each is of least largest error (by Lawson's reweighting) over evidence e >= 0: relative to the
 function, or absolute where it is added to what is larger. Needs mpmath and numpy:
 
-    python tools/fit_kernels.py > src/dubito/kernels/triton_fits.py
+    python tools/fit_kernels.py > src/dubito/kernels/_triton_fits.py
 """
 
 from __future__ import annotations

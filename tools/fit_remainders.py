@@ -1,6 +1,6 @@
 """Fit the polynomials of `dubito._coefficients` and print that module.
 
-For x >= FIRST each remainder of `dubito.special` is x**-p times a smooth function of
+For x >= FIRST each remainder of `dubito._special` is x**-p times a smooth function of
 y = 1/(x + 1/2), which is interpolated at the Chebyshev nodes of (0, 1/(FIRST + 1/2)] in 60 digits.
 The shorter polynomials for float32 and x >= 1 have the least largest error. Needs mpmath and numpy:
 
@@ -60,7 +60,7 @@ def fit(remainder: Callable[[mp.mpf], mp.mpf], decay: int, first: int, degree: i
 def main() -> None:
     """Print the module."""
     mp.mp.dps = 60
-    print('"""Polynomials of `special.py`; made by tools/fit_remainders.py."""\n')
+    print('"""Polynomials of `_special.py`; made by tools/fit_remainders.py."""\n')
     print("from __future__ import annotations\n")
     print("#: dtype name -> x from which the polynomials hold")
     firsts = ", ".join(f'"{name}": {first}' for name, (first, _) in FITS.items())

@@ -1,4 +1,4 @@
-"""dubito: evidential deep learning for PyTorch, classifiers that know when they don't know.
+"""dubito: evidential deep learning for PyTorch, models that know when they don't know.
 
 Names are imported when they are first used: `import dubito` takes no time.
 """
@@ -9,17 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dubito import (
-        calibration,
-        distributions,
-        evaluation,
-        losses,
-        methods,
-        metrics,
-        policy,
-        special,
-        tasks,
-    )
     from dubito.api import calibrate, evaluate, export, load, predict, train
     from dubito.distributions import (
         Categorical,
@@ -27,61 +16,45 @@ if TYPE_CHECKING:
         FlexibleDirichlet,
         NormalInverseGamma,
     )
+    from dubito.errors import DubitoError
     from dubito.losses import EDLLoss, IEDLLoss, edl, iedl, uce
     from dubito.model import Model
-    from dubito.sklearn import EvidentialClassifier
+    from dubito.sklearn import EvidentialClassifier, EvidentialRegressor
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
-    "Categorical",
-    "Dirichlet",
-    "EDLLoss",
-    "EvidentialClassifier",
-    "FlexibleDirichlet",
-    "IEDLLoss",
-    "Model",
-    "NormalInverseGamma",
-    "calibrate",
-    "calibration",
-    "distributions",
-    "edl",
-    "evaluate",
-    "evaluation",
-    "export",
-    "iedl",
-    "load",
-    "losses",
-    "methods",
-    "metrics",
-    "policy",
-    "predict",
-    "special",
-    "tasks",
-    "train",
-    "uce",
-]
+    "Categorical", "Dirichlet", "DubitoError", "EDLLoss", "EvidentialClassifier",
+    "EvidentialRegressor", "FlexibleDirichlet", "IEDLLoss", "Model", "NormalInverseGamma",
+    "calibrate", "edl", "evaluate", "export", "iedl", "load", "predict", "train", "uce",
+]  # fmt: skip
 
-#: module of each exported object; other names of `__all__` are modules
-_MODULES = {
-    **dict.fromkeys(
-        ("Categorical", "Dirichlet", "FlexibleDirichlet", "NormalInverseGamma"), "distributions"
-    ),
-    **dict.fromkeys(("EDLLoss", "IEDLLoss", "edl", "iedl", "uce"), "losses"),
-    "EvidentialClassifier": "sklearn",
-    "Model": "model",
-    **dict.fromkeys(("calibrate", "evaluate", "export", "load", "predict", "train"), "api"),
+#: module -> names that it provides here
+_PROVIDED = {
+    "api": ("calibrate", "evaluate", "export", "load", "predict", "train"),
+    "distributions": ("Categorical", "Dirichlet", "FlexibleDirichlet", "NormalInverseGamma"),
+    "errors": ("DubitoError",),
+    "losses": ("EDLLoss", "IEDLLoss", "edl", "iedl", "uce"),
+    "model": ("Model",),
+    "sklearn": ("EvidentialClassifier", "EvidentialRegressor"),
 }
+#: modules that are attributes without having been imported
+_MODULES = (
+    *("calibration", "data", "distributions", "evaluation", "losses", "methods", "metrics"),
+    *("policy", "scores", "tasks", "training"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_MODULES.get(name, name)}")
-    value = getattr(module, name) if name in _MODULES else module
-    globals()[name] = value
-    return value
+    for module, names in _PROVIDED.items():
+        if name in names:
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

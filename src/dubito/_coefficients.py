@@ -1,4 +1,4 @@
-"""Polynomials of `special.py`; made by tools/fit_remainders.py."""
+"""Polynomials of `_special.py`; made by tools/fit_remainders.py."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from dubito._threads import one_thread
 from dubito.methods import EDL, IEDL, Method
 from dubito.model import Model, Preprocessing
 from dubito.policy import Policy
-from dubito.report import demo as page
+from dubito.report import _demo as page
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
 

@@ -20,7 +20,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.tasks import Curve, Task
 
-__all__ = ["Evaluation", "error_detection", "evaluate", "ood_detection", "risk_coverage"]
+__all__ = ["error_detection", "evaluate", "ood_detection"]
 
 Detection = dict[str, dict[str, float]]
 

@@ -30,14 +30,12 @@ from dubito import _checks, kernels
 from dubito._eager import eager_cache
 from dubito.distributions import Categorical, Dirichlet, Distribution, _closed_forms
 from dubito.errors import DubitoError
-from dubito.kernels.spec import REDUCTIONS, LossSpec, loss_spec
+from dubito.kernels._spec import REDUCTIONS, LossSpec, loss_spec
 
 __all__ = [
-    "ClosedForm", "EDLLoss", "IEDLLoss", "LossModule", "LossOptions", "Reduction", "Term",
-    "cross_entropy", "differential_entropy", "edl", "expected_cross_entropy", "fisher_bias",
-    "fisher_penalty", "fisher_variance", "forward_kl", "iedl", "kl_from_uniform", "kl_to_uniform",
-    "label_removed_kl", "marginal_nll", "mse_bias", "mse_variance", "named", "reverse_kl", "uce",
-    "value_and_gradient", "weighted_sums",
+    "EDLLoss", "IEDLLoss", "cross_entropy", "differential_entropy", "edl",
+    "expected_cross_entropy", "fisher_bias", "fisher_penalty", "fisher_variance", "forward_kl",
+    "iedl", "label_removed_kl", "marginal_nll", "mse_bias", "mse_variance", "reverse_kl", "uce",
 ]  # fmt: skip
 
 Reduction = Literal["mean", "sum", "none"]
@@ -98,12 +96,6 @@ r"""Expected cross entropy, psi(alpha0) - psi(alpha_y)."""
 differential_entropy = ClosedForm("differential_entropy")
 r"""Differential entropy of Dir(alpha); independent of the target."""
 
-kl_to_uniform = ClosedForm("kl_to_uniform")
-r"""KL(Dir(alpha) || Dir(1)); independent of the target."""
-
-kl_from_uniform = ClosedForm("kl_from_uniform")
-r"""KL(Dir(1) || Dir(alpha)); independent of the target."""
-
 
 @eager_cache
 def reverse_kl(beta: float) -> ClosedForm:
@@ -112,8 +104,11 @@ def reverse_kl(beta: float) -> ClosedForm:
     Penalizes probability where the prior has none (mode seeking).
 
     Args:
-        beta: Prior concentration of the labeled class.
+        beta: Prior concentration of the labeled class; with 1 the prior is uniform, and the term
+            does not depend on the target.
     """
+    if beta == 1:
+        return ClosedForm("kl_to_uniform")
     return ClosedForm("reverse_kl", _checks.positive(beta, "beta"))
 
 
@@ -124,8 +119,11 @@ def forward_kl(beta: float) -> ClosedForm:
     Penalizes missing probability where the prior has some (mass covering).
 
     Args:
-        beta: Prior concentration of the labeled class.
+        beta: Prior concentration of the labeled class; with 1 the prior is uniform, and the term
+            does not depend on the target.
     """
+    if beta == 1:
+        return ClosedForm("kl_from_uniform")
     return ClosedForm("forward_kl", _checks.positive(beta, "beta"))
 
 

@@ -1,10 +1,9 @@
-"""Metrics: ranking, calibration, selective prediction, regression and the distance of two samples.
+"""Metrics: ranking, calibration, selective prediction, regression, distance between samples.
 
-All functions are batched over leading axes and keep them. Counts are integers
-and averages float64, so that ten million samples lose no unit; the result comes back as float64
-for float64 input and as float32 otherwise. Half precision is computed in float32. Ties count as
-ties: unless stated otherwise, the order of the samples does not matter, and no figure changes from
-run to run. A metric is a measurement: it carries no gradient.
+All functions take batches: they reduce the sample axis and keep leading axes (...). Counts are
+integers and averages float64, so that ten million samples lose nothing. The result is float64 for
+float64 input and float32 otherwise. Half precision is computed in float32. Ties count as ties:
+unless stated otherwise, the order of the samples does not matter. Metrics have no gradient.
 """
 
 from __future__ import annotations
@@ -20,21 +19,23 @@ from dubito.errors import DubitoError
 
 __all__ = [
     "accuracy", "aupr", "aurc", "auroc", "brier", "coverage",
-    "ece", "energy_distance", "excess_aurc", "fpr95", "mae", "nll", "rmse",
+    "ece", "energy_distance", "fpr95", "mae", "nll", "rmse",
 ]  # fmt: skip
 
 # --- ranking: scores (..., N), the higher the more positive --------------------------------------
 
 
 def aupr(scores: Tensor, positive: Tensor) -> Tensor:
-    """Average precision: the area under the precision-recall steps, positive class = `positive`.
+    """Compute the average precision, the area under the precision-recall steps; higher is better.
 
         AP = sum_t (R_t - R_{t-1}) P_t        over the distinct thresholds t, from the highest down
 
-    Tied scores share one threshold, so this is scikit-learn's `average_precision_score`.
-    Infinite scores are ranked like any other. Higher is better.
+    Tied scores share one threshold, as in scikit-learn's `average_precision_score`. Infinite
+    scores are ranked like any other.
 
-    Shapes: scores (..., N), higher = more positive; positive (..., N), bool or 0/1 -> (...).
+    Args:
+        scores: Scores (..., N); higher means more positive.
+        positive: Which samples are positive, (..., N): bool, or 0 and 1.
 
     >>> aupr(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, False]))
     tensor(0.8333)
@@ -49,13 +50,15 @@ def aupr(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def auroc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Area under the ROC curve: the chance that a positive outranks a negative, ties counting half.
+    """Compute the area under the ROC curve; higher is better.
 
         AUROC = P(s+ > s-) + P(s+ = s-) / 2
 
-    The pairs are counted in integers: the one rounding is the last division. Higher is better.
+    Pairs are counted in integers, so that only the final division rounds.
 
-    Shapes: scores (..., N), higher = more positive; positive (..., N), bool or 0/1 -> (...).
+    Args:
+        scores: Scores (..., N); higher means more positive.
+        positive: Which samples are positive, (..., N): bool, or 0 and 1.
 
     >>> auroc(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, False]))
     tensor(0.7500)
@@ -70,13 +73,16 @@ def auroc(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def fpr95(scores: Tensor, positive: Tensor, tpr: float = 0.95) -> Tensor:
-    """False positive rate at the highest threshold that still finds a share `tpr` of the positives.
+    """Compute the false positive rate at a true positive rate of 95 %; lower is better.
 
         min { FPR_t : TPR_t >= tpr }        over the distinct thresholds t
 
-    Nothing is interpolated: a group of ties is admitted whole. Lower is better.
+    Nothing is interpolated: tied scores share one threshold.
 
-    Shapes: scores (..., N), higher = more positive; positive (..., N), bool or 0/1 -> (...).
+    Args:
+        scores: Scores (..., N); higher means more positive.
+        positive: Which samples are positive, (..., N): bool, or 0 and 1.
+        tpr: Another true positive rate, in (0, 1].
 
     >>> fpr95(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, False]))
     tensor(0.5000)
@@ -96,15 +102,16 @@ def fpr95(scores: Tensor, positive: Tensor, tpr: float = 0.95) -> Tensor:
 
 
 def aurc(confidence: Tensor, correct: Tensor) -> Tensor:
-    """Area under the risk-coverage curve: the error rate of the k surest, averaged over all k.
+    """Compute the area under the risk-coverage curve; lower is better.
 
         AURC = (1/N) sum_{k=1..N} E_k / k        E_k: errors among the k most confident
 
-    Within ties the order is taken as random and E_k as its expectation: after a samples with E_a
-    errors, k - a of the next m tied ones, e of them wrong, bring (k - a) e / m more on average.
-    Lower is better.
+    Within ties the order is random and E_k its expectation: after a samples with E_a errors, k - a
+    of the next m tied ones, e of them wrong, add (k - a) e / m on average.
 
-    Shapes: confidence (..., N); correct (..., N), bool or 0/1, 1 = a right prediction -> (...).
+    Args:
+        confidence: Confidence of each prediction, (..., N).
+        correct: Which predictions are correct, (..., N): bool, or 0 and 1.
 
     >>> aurc(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, True]))
     tensor(0.2708)
@@ -113,83 +120,73 @@ def aurc(confidence: Tensor, correct: Tensor) -> Tensor:
     return _mean_risk(confidence, correct).to(confidence.dtype)
 
 
-def excess_aurc(confidence: Tensor, correct: Tensor) -> Tensor:
-    """AURC above that of the best possible order, which puts every error after every success.
-
-        E-AURC = AURC - (1/N) sum_{k>N-r} (k - (N - r)) / k        r: errors among the N samples
-
-    The optimum is that of the finite sample, not its limit; zero is perfect, lower is better.
-
-    Shapes: confidence (..., N); correct (..., N), bool or 0/1, 1 = a right prediction -> (...).
-
-    >>> excess_aurc(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, True, True, False]))
-    tensor(0.)
-    """
-    confidence, correct = _scored("confidence", confidence, "correct", correct)
-    successes = correct.sum(-1, keepdim=True)
-    rank = torch.arange(1, correct.shape[-1] + 1, device=correct.device)
-    oracle = ((rank - successes).clamp_min(0).double() / rank).mean(-1)
-    return (_mean_risk(confidence, correct) - oracle).to(confidence.dtype)
-
-
 # --- probabilities: probs (..., N, K), target (..., N) -------------------------------------------
 
 
 def accuracy(probs: Tensor, target: Tensor) -> Tensor:
-    """Share of the samples whose most probable class is the target; ties go to the lower class.
+    """Compute the share of samples whose most probable class is the target.
 
-    Shapes: probs (..., N, K); target (..., N), integer in [0, K) -> (...). Higher is better.
+    Ties go to the lower class.
+
+    Args:
+        probs: Class probabilities, (..., N, K).
+        target: Class indices, (..., N).
 
     >>> accuracy(torch.tensor([[0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 0]))
     tensor(0.5000)
     """
-    probs, target = _labelled(probs, target)
+    probs, target = _labeled(probs, target)
     return (probs.argmax(-1) == target).double().mean(-1).to(probs.dtype)
 
 
 def nll(probs: Tensor, target: Tensor) -> Tensor:
-    """Negative log-likelihood of the targets, in nats.
+    """Compute the negative log-likelihood of the targets, in nats; lower is better.
 
         NLL = -(1/N) sum_n ln p_{n, y_n}
 
-    A target of probability zero makes it infinite: nothing is clipped. Lower is better.
+    It is infinite if a target has probability zero: nothing is clipped.
 
-    Shapes: probs (..., N, K); target (..., N), integer in [0, K) -> (...).
+    Args:
+        probs: Class probabilities, (..., N, K).
+        target: Class indices, (..., N).
 
     >>> nll(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))
     tensor(0.3466)
     """
-    probs, target = _labelled(probs, target)
+    probs, target = _labeled(probs, target)
     chosen = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     return (0.0 - chosen.double().log().mean(-1)).to(probs.dtype)
 
 
 def brier(probs: Tensor, target: Tensor) -> Tensor:
-    """Brier score in its multi-class form, from 0 to 2.
+    """Compute the Brier score of all classes, from 0 to 2; lower is better.
 
         BS = (1/N) sum_n sum_k (p_{n,k} - [k = y_n])^2
 
-    Shapes: probs (..., N, K); target (..., N), integer in [0, K) -> (...). Lower is better.
+    Args:
+        probs: Class probabilities, (..., N, K).
+        target: Class indices, (..., N).
 
     >>> brier(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))
     tensor(0.2500)
     """
-    probs, target = _labelled(probs, target)
+    probs, target = _labeled(probs, target)
     truth = target.unsqueeze(-1) == torch.arange(probs.shape[-1], device=probs.device)
     squares = (probs - truth.to(probs.dtype)).square()
     return squares.sum(-1, dtype=torch.float64).mean(-1).to(probs.dtype)
 
 
 def ece(probs: Tensor, target: Tensor, bins: int = 15, scheme: str = "width") -> Tensor:
-    """Expected calibration error of the top class: how far confidence is from accuracy, by bins.
+    """Compute the expected calibration error of the most probable class; lower is better.
 
         ECE = sum_b (n_b / N) |accuracy_b - confidence_b|
 
-    scheme "width": bins ((b-1)/B, b/B] of equal width. scheme "mass": the samples in order of
-    confidence, cut in B groups whose sizes differ by one at most, the larger first; there, and only
-    there, ties across a cut keep the order of the data. Lower is better.
-
-    Shapes: probs (..., N, K); target (..., N), integer in [0, K) -> (...).
+    Args:
+        probs: Class probabilities, (..., N, K).
+        target: Class indices, (..., N).
+        bins: Number of bins B.
+        scheme: "width" for bins ((b-1)/B, b/B]; "mass" for bins of equal size, the larger ones
+            first, where ties across a boundary keep the order of the data.
 
     >>> ece(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0]), bins=10)
     tensor(0.3500)
@@ -198,7 +195,7 @@ def ece(probs: Tensor, target: Tensor, bins: int = 15, scheme: str = "width") ->
         raise DubitoError(f"scheme: got {scheme!r}, expected one of {sorted(_SCHEMES)}")
     if not isinstance(bins, int) or bins < 1:
         raise DubitoError(f"bins: got {bins!r}, expected an integer of at least 1")
-    probs, target = _labelled(probs, target)
+    probs, target = _labeled(probs, target)
     confidence, label = probs.max(dim=-1)
     confidence, order = confidence.sort(dim=-1, stable=True)
     right = (label == target).gather(-1, order)
@@ -220,7 +217,9 @@ def rmse(prediction: Tensor, target: Tensor) -> Tensor:
 
         RMSE = sqrt( (1/N) sum_n (prediction_n - target_n)^2 )
 
-    Shapes: prediction (..., N), target (..., N), finite -> (...).
+    Args:
+        prediction: Predicted numbers, (..., N).
+        target: Targets, (..., N).
 
     >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(1.4142)
@@ -235,7 +234,9 @@ def mae(prediction: Tensor, target: Tensor) -> Tensor:
 
         MAE = (1/N) sum_n |prediction_n - target_n|
 
-    Shapes: prediction (..., N), target (..., N), finite -> (...).
+    Args:
+        prediction: Predicted numbers, (..., N).
+        target: Targets, (..., N).
 
     >>> mae(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(1.)
@@ -247,7 +248,10 @@ def mae(prediction: Tensor, target: Tensor) -> Tensor:
 def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
     """Compute the share of targets inside their closed intervals [lower, upper].
 
-    Shapes: lower, upper and target (..., N); bounds may be infinite -> (...).
+    Args:
+        lower: Lower ends, (..., N); may be infinite.
+        upper: Upper ends, (..., N); may be infinite.
+        target: Targets, (..., N).
 
     >>> coverage(torch.zeros(2), torch.ones(2), torch.tensor([1.0, 1.5]))
     tensor(0.5000)
@@ -265,15 +269,17 @@ def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
 
 
 def energy_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Energy distance between two samples of a scalar, in the square-root form.
+    """Compute the energy distance between two samples of a number.
 
         D = sqrt( 2 E|X - Y| - E|X - X'| - E|Y - Y'| ) = sqrt( 2 integral (F - G)^2 )
 
-    The right-hand form is the one computed, from one sort of both samples: it holds only the gaps
-    between neighbours, so nothing cancels however far from zero the samples lie. It is symmetric,
-    never negative, and exactly zero for equal samples. Agrees with `scipy.stats.energy_distance`.
+    The second form is computed from one sort of both samples. It has only the gaps between
+    neighbors, so nothing cancels however far from zero the samples are. It agrees with
+    `scipy.stats.energy_distance`.
 
-    Shapes: x (..., N), y (..., M), finite -> (...).
+    Args:
+        x: First sample, (..., N).
+        y: Second sample, (..., M).
 
     >>> energy_distance(torch.tensor([0.0, 0.0]), torch.tensor([2.0]))
     tensor(2.)
@@ -418,7 +424,7 @@ def _class_sizes(found: Tensor) -> tuple[Tensor, Tensor]:
     return positives, negatives
 
 
-def _labelled(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _labeled(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities (..., N, K) and their targets (..., N)."""
     working = _sample("probs", probs)
     if probs.dim() < 2 or probs.shape[-2] == 0:

@@ -34,7 +34,7 @@ from dubito.methods import MCDropout
 from dubito.model import Model, Prediction
 from dubito.policy import REASONS, Threshold
 
-__all__ = ["Differences", "ExportError", "Exported", "export"]
+__all__ = ["export"]
 
 #: largest difference from torch, relative for values above 1
 TOLERANCE = 1e-4

@@ -59,9 +59,7 @@ from dubito.calibration import conformal_rank
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 
-__all__ = [
-    "REASONS", "Decision", "Guarantee", "OperatingPoint", "Policy", "Threshold", "Validation",
-]  # fmt: skip
+__all__ = ["Policy"]
 
 Array = np.ndarray[Any, Any]
 #: reasons of a decision, by code

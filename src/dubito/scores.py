@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dubito import _checks
 from dubito.errors import DubitoError
 
-__all__ = ["SCORES", "Energy", "Score", "build", "register"]
+__all__ = ["SCORES", "Score", "register"]
 
 
 class Score(nn.Module, ABC):
@@ -72,7 +72,11 @@ S = TypeVar("S", bound=type[Score])
 
 
 def register(name: str) -> Callable[[S], S]:
-    """Register a score under a name, for files and the command line."""
+    """Register a score under a name, for files and the command line.
+
+    Args:
+        name: Name, such as "energy".
+    """
 
     def add(score: S) -> S:
         SCORES[name] = score

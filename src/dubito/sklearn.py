@@ -48,7 +48,8 @@ from dubito.methods.base import to_method
 from dubito.methods.posterior_network import DensityHead
 from dubito.model import Model, Prediction, Preprocessing
 from dubito.tasks import Classification, Regression, Task
-from dubito.training import Callback, TrainConfig, Trainer
+from dubito.training import TrainConfig, Trainer
+from dubito.training.callbacks import Callback
 
 __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
 

@@ -25,7 +25,7 @@ from dubito import _checks, metrics
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 
-__all__ = ["AnyTask", "Classification", "Monitor", "Regression", "Task"]
+__all__ = ["Classification", "Regression"]
 
 Curve = dict[str, list[float]]
 Mode = Literal["min", "max"]

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import batch_norm, conv2d, max_pool2d
 
-from dubito.backbones import BACKBONES, build, default_for
+from dubito.backbones import BACKBONES
+from dubito.backbones.base import build, default_for
 from dubito.errors import DubitoError
 
 #: name -> shape of an input, and options that make the network small

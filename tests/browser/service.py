@@ -7,7 +7,7 @@ from pathlib import Path
 
 from browser import models
 from dubito.serve import ServeConfig, serve
-from dubito.serve.demo import GALLERY, MODEL, make_demo
+from dubito.serve._demo import GALLERY, MODEL, make_demo
 
 TOKEN = "token-of-the-browser-tests"
 CONFIGS = {"species": {"max_body": 200_000}, "table": {"token": TOKEN}}

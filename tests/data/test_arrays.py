@@ -9,6 +9,7 @@ import torch
 
 from dubito import data
 from dubito.data import ArrayFormat, ImageFormat
+from dubito.data.sources import parts
 from dubito.errors import DubitoError
 
 
@@ -114,7 +115,7 @@ def test_npz_parts(tmp_path: Path) -> None:
         x_test=np.ones((1, 2)),
         y_test=[["cat"]],
     )
-    assert data.parts(path) == ("train", "test")
+    assert parts(path) == ("train", "test")
     assert data.open(path).target.tolist() == ["cat", "dog", "dog"]
     assert data.open(path, "test").load().tolist() == [[1, 1]]
     assert data.open(path, "all").target.tolist() == ["cat", "dog", "dog", "cat"]

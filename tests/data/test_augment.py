@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dubito.data import Augment
+from dubito.data._augment import Augment
 from dubito.errors import DubitoError
 
 

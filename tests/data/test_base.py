@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dubito import data
-from dubito.data import Encoded
+from dubito.data.base import Encoded
 from dubito.errors import DubitoError
 
 

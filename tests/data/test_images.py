@@ -11,6 +11,7 @@ from PIL import Image
 
 from dubito import data
 from dubito.data import ImageFormat
+from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.tasks import Classification
 
@@ -161,7 +162,7 @@ def test_folder_with_parts(put: Any, make: Any, tmp_path: Path) -> None:
     for name in ("train/cat/a", "train/dog/a", "train/eel/a", "test/dog/a", "test/cat/b"):
         put(f"zoo/{name}.png", make.png(make.noise(4, 4)))
     zoo = tmp_path / "zoo"
-    assert data.parts(zoo) == ("train", "test")
+    assert parts(zoo) == ("train", "test")
     assert data.open(zoo).target.tolist() == ["cat", "dog", "eel"]
     assert data.open(zoo, "test").target.tolist() == ["cat", "dog"]
     assert len(data.open(zoo, "all")) == 5
@@ -169,7 +170,7 @@ def test_folder_with_parts(put: Any, make: Any, tmp_path: Path) -> None:
 
 
 def test_folder_without_parts_has_no_test_part(pets: Path) -> None:
-    assert data.parts(pets) == ()
+    assert parts(pets) == ()
     with pytest.raises(DubitoError, match=r"no part 'test'.*dubito\.data\.split"):
         data.open(pets, "test")
 

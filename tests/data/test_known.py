@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 from dubito import data
 from dubito.data import DATASETS, ImageFormat
+from dubito.data.sources import parts
 from dubito.errors import DubitoError
 
 PUBLISHED = {
@@ -34,7 +35,7 @@ def test_digits() -> None:
 
 def test_names_and_parts() -> None:
     assert {*PUBLISHED, "svhn", "digits"} <= set(DATASETS)
-    assert data.parts("cifar-10") == ("train", "test")
+    assert parts("cifar-10") == ("train", "test")
     with pytest.raises(DubitoError, match="digits has no part 'valid'; known: 'train', 'test'"):
         data.open("digits", "valid")
 

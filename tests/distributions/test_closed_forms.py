@@ -24,7 +24,7 @@ from dubito.distributions._closed_forms import (
     weighted_sums,
     weighted_sums_reference,
 )
-from dubito.kernels.spec import LossSpec
+from dubito.kernels._spec import LossSpec
 from tests.accuracy import LARGEST, MEDIAN, Errors, Quantity, compare, measure
 from tests.accuracy_grid import CLASSES, SETTINGS, Case, Grid, cases, point
 from tests.distributions.quantities import QUANTITIES, SCALES, kl_from_uniform, removed

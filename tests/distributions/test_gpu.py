@@ -8,7 +8,7 @@ import torch
 from distributions.examples import EXAMPLES, build, outputs_of
 from dubito import Dirichlet, IEDLLoss, iedl, kernels
 from dubito.methods import METHODS
-from dubito.methods import build as build_method
+from dubito.methods.base import build as build_method
 from methods.digits import data_of, untrained
 
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dubito.fewshot.design import Design
+from dubito.fewshot._design import Design
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 12), (3, 20, 12)], ids=["narrow", "tall"])

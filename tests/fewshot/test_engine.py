@@ -11,9 +11,11 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from dubito import Dirichlet
 from dubito.errors import DubitoError
-from dubito.fewshot import Engine, Features, Setting, summarize
-from dubito.fewshot.engine import evaluate_scores
-from dubito.methods import build
+from dubito.fewshot import Features
+from dubito.fewshot._engine import Engine, evaluate_scores
+from dubito.fewshot._episodes import Setting
+from dubito.fewshot._results import summarize
+from dubito.methods.base import build
 from fewshot.samples import made
 
 PAPER = {"scale": "paper"}

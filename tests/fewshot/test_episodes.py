@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dubito.errors import DubitoError
-from dubito.fewshot import Features, Setting
-from dubito.fewshot.episodes import Sampler
+from dubito.fewshot import Features
+from dubito.fewshot._episodes import Sampler, Setting
 from fewshot.samples import made
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dubito.fewshot import Engine, Setting
-from dubito.methods import build
+from dubito.fewshot._engine import Engine
+from dubito.fewshot._episodes import Setting
+from dubito.methods.base import build
 from fewshot.samples import made
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dubito.fewshot import Setting, Solver
-from dubito.fewshot.design import Design
-from dubito.fewshot.episodes import Sampler
-from dubito.fewshot.lbfgs import minimize
-from dubito.fewshot.objective import Objective
+from dubito.fewshot._design import Design
+from dubito.fewshot._episodes import Sampler, Setting
+from dubito.fewshot._lbfgs import Solver, minimize
+from dubito.fewshot._objective import Objective
 from dubito.losses import weighted_sums
-from dubito.methods import build
+from dubito.methods.base import build
 from fewshot.samples import made
 
 WAYS = 4

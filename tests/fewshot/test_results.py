@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from dubito.errors import DubitoError
-from dubito.fewshot import Engine, Setting, results, summarize
-from dubito.methods import build
+from dubito.fewshot import _results
+from dubito.fewshot._engine import Engine
+from dubito.fewshot._episodes import Setting
+from dubito.fewshot._results import summarize
+from dubito.methods.base import build
 from fewshot.samples import made
 
 
@@ -19,7 +22,7 @@ def engine(shots: int = 1) -> Engine:
 
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "PART", 20)
+    monkeypatch.setattr(_results, "PART", 20)
 
 
 def test_interrupted_run_continues(tmp_path: Path) -> None:
@@ -33,32 +36,32 @@ def test_interrupted_run_continues(tmp_path: Path) -> None:
 
     seen: list[int] = []
     with pytest.raises(Stopped):
-        results.run(engine(), 50, tmp_path, stop)
+        _results.run(engine(), 50, tmp_path, stop)
     assert [path.stem for path in (tmp_path / "parts").iterdir()] == ["000000"]
     computed: list[int] = []
-    found = results.run(engine(), 50, tmp_path, computed.append)
+    found = _results.run(engine(), 50, tmp_path, computed.append)
     assert sum(computed) == 30
-    assert found["metrics"] == results.run(engine(), 50)["metrics"]
+    assert found["metrics"] == _results.run(engine(), 50)["metrics"]
 
 
 def test_more_episodes_reuse_what_there_is(tmp_path: Path) -> None:
-    results.run(engine(), 40, tmp_path)
+    _results.run(engine(), 40, tmp_path)
     computed: list[int] = []
-    results.run(engine(), 50, tmp_path, computed.append)
+    _results.run(engine(), 50, tmp_path, computed.append)
     assert sum(computed) == 10
 
 
 def test_folder_of_another_run_is_an_error(tmp_path: Path) -> None:
-    results.run(engine(), 10, tmp_path)
+    _results.run(engine(), 10, tmp_path)
     with pytest.raises(DubitoError, match="has episodes of another run"):
-        results.run(engine(shots=2), 10, tmp_path)
+        _results.run(engine(shots=2), 10, tmp_path)
 
 
 def test_damaged_part_is_an_error(tmp_path: Path) -> None:
-    results.run(engine(), 10, tmp_path)
+    _results.run(engine(), 10, tmp_path)
     (tmp_path / "parts" / "000000.safetensors").write_bytes(b"?")
     with pytest.raises(DubitoError, match=r"cannot read .*000000.safetensors.* delete it"):
-        results.run(engine(), 10, tmp_path)
+        _results.run(engine(), 10, tmp_path)
 
 
 def test_metric_that_no_episode_has_is_none() -> None:

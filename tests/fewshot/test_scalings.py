@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dubito.errors import DubitoError
-from dubito.fewshot import PRESETS, scale
-from dubito.methods import from_dict
+from dubito.fewshot._scalings import PRESETS, scale
+from dubito.methods.base import from_dict
 from fewshot.samples import made
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dubito.fewshot import Setting, tune
-from dubito.methods import build
+from dubito.fewshot._episodes import Setting
+from dubito.fewshot._tuning import tune
+from dubito.methods.base import build
 from fewshot.samples import made
 
 optuna = pytest.importorskip("optuna")

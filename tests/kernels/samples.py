@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dubito.distributions._closed_forms import weighted_sums_reference
 from dubito.kernels import weighted_sums
-from dubito.kernels.spec import LossSpec, loss_spec
+from dubito.kernels._spec import LossSpec, loss_spec
 
 IEDL = ("fisher_bias", "fisher_variance", "fisher_penalty", "label_removed_kl")
 _PRIOR_NETWORK: dict[str, Any] = {"evidence": "exp", "prior": 0.0}

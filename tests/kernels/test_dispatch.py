@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dubito import kernels
-from dubito.kernels.spec import LossSpec
+from dubito.kernels._spec import LossSpec
 from tests.kernels.samples import hard_values, labels, soft_targets, spec_of, weights_of
 
 
@@ -27,9 +27,9 @@ def call(
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpret the Triton kernels here."""
     pytest.importorskip("triton")
-    from dubito.kernels import triton_math
+    from dubito.kernels import _triton_math
 
-    if triton_math.COMPILED.value:
+    if _triton_math.COMPILED.value:
         pytest.skip("the Triton kernels are not interpreted")
     monkeypatch.setattr(kernels, "_DEVICE", "cpu")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dubito.kernels.spec import loss_spec
+from dubito.kernels._spec import loss_spec
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 
 from dubito import kernels
 from dubito.distributions._closed_forms import weighted_sums_reference
-from dubito.kernels import triton_backend, triton_math
-from dubito.kernels.spec import LossSpec
+from dubito.kernels import _triton_backend, _triton_math
+from dubito.kernels._spec import LossSpec
 from tests.kernels.samples import (
     LOSSES,
     SOFT,
@@ -29,7 +29,7 @@ from tests.kernels.samples import (
     weights_of,
 )
 
-DEVICE = "cuda" if triton_math.COMPILED.value else "cpu"
+DEVICE = "cuda" if _triton_math.COMPILED.value else "cpu"
 pytestmark = [
     # numpy warns where a lane that is not chosen overflows
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -91,7 +91,7 @@ def test_reductions_class_weights_and_ignored_labels(name: str, reduction: str) 
 def test_weights_of_many_rows_are_added_up_first(
     rows: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_backend, "_MANY_BLOCKS", 2)
+    monkeypatch.setattr(_triton_backend, "_MANY_BLOCKS", 2)
     spec = spec_of("iedl", ignore_index=3)
     values, target = inputs(spec, rows, classes)
     target[2] = 3
@@ -349,7 +349,7 @@ def test_operator_matches_its_schema() -> None:
     encoded = json.dumps(spec_of("iedl", reduction="none"))
     given = (values.requires_grad_(), target, weights_of(spec, DEVICE), None, encoded, True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(triton_backend.operator, given, test_utils=tests)
+    torch.library.opcheck(_triton_backend.operator, given, test_utils=tests)
 
 
 # --- scores --------------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dubito import kernels
-from dubito.kernels import triton_math
-from dubito.kernels.spec import FORMS, loss_spec
+from dubito.kernels import _triton_math
+from dubito.kernels._spec import FORMS, loss_spec
 from tests import reference_dirichlet
 from tests.accuracy import Quantity, measure
 from tests.accuracy_grid import SETTINGS, Case, Grid, cases
 from tests.distributions import quantities
 from tests.reference import Concentration, Point, Truth, truth
 
-DEVICE = "cuda" if triton_math.COMPILED.value else "cpu"
+DEVICE = "cuda" if _triton_math.COMPILED.value else "cpu"
 pytestmark = [
     # numpy warns where a lane that is not chosen overflows
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

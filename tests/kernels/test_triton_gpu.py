@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dubito import kernels
-from dubito.kernels.spec import LossSpec, loss_spec
+from dubito.kernels._spec import LossSpec, loss_spec
 from tests.accuracy import measure
 from tests.accuracy_grid import Grid, cases
 from tests.distributions.quantities import QUANTITIES

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dubito.methods as methods
-from dubito.methods import METHODS, Method, MethodLoss, build, from_dict
+from dubito.methods import METHODS, Method, MethodLoss
+from dubito.methods.base import build, from_dict
 from methods.digits import data_of, loss_of, predict, task_of, trained, untrained
 
 CHEAPER = {"ensemble": {"size": 2}, "mc_dropout": {"samples": 4}}

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributions import Dirichlet, kl_divergence
 from torch.nn.functional import one_hot, softplus
 
-from dubito.methods import EDL, IEDL, REDL, Method, build
+from dubito.methods import EDL, IEDL, REDL, Method
+from dubito.methods.base import build
 from dubito.methods.edl import fisher_limit
 from methods.digits import task_of
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Dirichlet
 
 from dubito.methods import PosteriorNetwork
-from dubito.methods.flows import RadialFlows
+from dubito.methods._flows import RadialFlows
 from dubito.methods.posterior_network import DensityHead
 from methods.digits import digits, predict, trained, untrained
 

@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Dirichlet, kl_divergence
 
 from dubito import metrics
-from dubito.methods import build
+from dubito.methods.base import build
 from methods.digits import digits, predict, trained
 
 

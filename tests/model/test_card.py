@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dubito.model import TrainingRecord
-from dubito.model.card import card
+from dubito.model._card import card
+from dubito.model._folder import TrainingRecord
 from model import models
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from dubito.calibration import Calibration
 from dubito.evaluation import evaluate, ood_detection
-from dubito.methods import Ensemble, build, from_dict
+from dubito.methods import Ensemble
+from dubito.methods.base import build, from_dict
 from dubito.policy import Policy
 from dubito.tasks import Classification
 from methods.digits import Backbone, digits, predict

@@ -15,11 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from dubito import data, report
+from dubito import data
 from dubito.data import Source
 from dubito.errors import DubitoError
-from dubito.methods import build
-from dubito.model import Model, Preprocessing, TrainingRecord
+from dubito.methods.base import build
+from dubito.model import Model, Preprocessing
+from dubito.model._folder import TrainingRecord
+from dubito.report._training import write
 from dubito.tasks import Classification, Regression, Task
 
 HISTORY = [
@@ -53,7 +55,7 @@ def digits() -> tuple[Model, Source]:
 def text(digits: tuple[Model, Source], tmp_path_factory: pytest.TempPathFactory) -> str:
     """Page of the digits."""
     folder = tmp_path_factory.mktemp("digits")
-    return report.write(digits[0], folder, digits[1], history=HISTORY).read_text("utf-8")
+    return write(digits[0], folder, digits[1], history=HISTORY).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def table() -> pd.DataFrame:
 def page(tmp_path: Path) -> Callable[..., str]:
     def written(*arguments: Any, **options: Any) -> str:
         model, *rest = arguments
-        return report.write(model, tmp_path / "new", *rest, **options).read_text("utf-8")
+        return write(model, tmp_path / "new", *rest, **options).read_text("utf-8")
 
     return written
 

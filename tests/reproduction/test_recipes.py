@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dubito.errors import DubitoError
-from dubito.methods import from_dict
+from dubito.methods.base import from_dict
 from reproduction.recipes import FOLDER, Cell, Recipe, read_recipes, select
 
 Recipes = dict[str, Recipe]

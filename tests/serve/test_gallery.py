@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dubito.errors import DubitoError
-from dubito.serve import gallery
+from dubito.serve import _gallery
 
 
 def write(path: Path, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:
@@ -34,7 +34,7 @@ def describe(folder: Path, **content: Any) -> Path:
 
 
 def test_sub_folders_are_groups(folder: Path) -> None:
-    groups = gallery.read(folder, ["cat", "dog"]).as_dict()["groups"]
+    groups = _gallery.read(folder, ["cat", "dog"]).as_dict()["groups"]
     assert [(group["name"], group["kind"]) for group in groups] == [
         ("Known classes", "known"),
         ("cars", "unknown"),
@@ -47,7 +47,7 @@ def test_described_groups(folder: Path) -> None:
     items = [{"file": "cat/a.png", "truth": "cat"}]
     group = {"name": "Pets", "kind": "known", "about": "Two of them.", "items": items}
     drawing = {"fill": 0.8, "center": "box", "stroke": 0.1}
-    found = gallery.read(describe(folder, groups=[group], drawing=drawing), ["cat", "dog"])
+    found = _gallery.read(describe(folder, groups=[group], drawing=drawing), ["cat", "dog"])
     assert found.drawing == drawing
     assert found.as_dict()["groups"][0]["about"] == "Two of them."
     assert list(found.pngs()) == ["0-0"]
@@ -55,7 +55,7 @@ def test_described_groups(folder: Path) -> None:
 
 def test_images_become_small_pngs(tmp_path: Path) -> None:
     write(tmp_path / "large" / "a.jpg", (2000, 1000))
-    (content,) = gallery.read(tmp_path).pngs().values()
+    (content,) = _gallery.read(tmp_path).pngs().values()
     with Image.open(io.BytesIO(content)) as image:
         assert (image.format, image.size) == ("PNG", (512, 256))
 
@@ -64,7 +64,7 @@ def test_sixteen_bits_are_shown_as_the_model_gets_them(tmp_path: Path) -> None:
     (tmp_path / "gray").mkdir()
     pixels = np.full((4, 4), 128 << 8, np.uint16)
     Image.fromarray(pixels).save(tmp_path / "gray" / "a.png")
-    (content,) = gallery.read(tmp_path).pngs().values()
+    (content,) = _gallery.read(tmp_path).pngs().values()
     with Image.open(io.BytesIO(content)) as image:
         assert image.convert("L").getpixel((0, 0)) == 128
 
@@ -80,23 +80,23 @@ def test_sixteen_bits_are_shown_as_the_model_gets_them(tmp_path: Path) -> None:
 def test_bad_description(tmp_path: Path, content: Any, message: str) -> None:
     (tmp_path / "gallery.json").write_text(json.dumps(content))
     with pytest.raises(DubitoError, match=message):
-        gallery.read(tmp_path)
+        _gallery.read(tmp_path)
 
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(DubitoError, match="there is no folder"):
-        gallery.read(tmp_path / "nowhere")
+        _gallery.read(tmp_path / "nowhere")
 
 
 def test_files_outside_the_folder_are_refused(folder: Path, tmp_path: Path) -> None:
     items = [{"file": "../secret.png"}]
     place = describe(folder / "cars", groups=[{"name": "a", "kind": "unknown", "items": items}])
     with pytest.raises(DubitoError, match="is not in the folder of the gallery"):
-        gallery.read(place).pngs()
+        _gallery.read(place).pngs()
 
 
 def test_damaged_image(tmp_path: Path) -> None:
     write(tmp_path / "cars" / "a.png")
     (tmp_path / "cars" / "a.png").write_bytes(b"damaged")
     with pytest.raises(DubitoError, match="cannot be shown in the gallery"):
-        gallery.read(tmp_path).pngs()
+        _gallery.read(tmp_path).pngs()

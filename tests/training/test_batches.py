@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dubito.data import ArrayFormat, Augment
+from dubito.data import ArrayFormat
+from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from dubito.data import Augment
+from dubito.data._augment import Augment
 from dubito.training import TrainConfig
 
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito.data import ArrayFormat, Augment
+from dubito.data import ArrayFormat
+from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification, Regression
-from dubito.training import NonFiniteLoss, TrainConfig, Trainer
+from dubito.training import TrainConfig, Trainer
+from dubito.training._run import NonFiniteLoss
 from tests.training.helpers import Stream, stop_in, weights
 
 pytestmark = [

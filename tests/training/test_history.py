@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dubito.training import History
+from dubito.training._history import History
 
 
 def history(*values: float | None, best: int = 0) -> History:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from dubito import methods
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.training import History, NonFiniteLoss, Progress, TrainConfig, Trainer
+from dubito.training import Progress, TrainConfig, Trainer
+from dubito.training._history import History
+from dubito.training._run import NonFiniteLoss
 from tests.training.helpers import (
     SHORT,
     TRAIN,

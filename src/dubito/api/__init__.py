@@ -33,13 +33,10 @@ from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 
 if TYPE_CHECKING:
-    from dubito.api.config import DataConfig, PolicyConfig, RunConfig
+    from dubito.api.config import RunConfig
     from dubito.api.runs import calibrate, evaluate, train
 
-__all__ = [
-    "DataConfig", "PolicyConfig", "RunConfig", "calibrate", "evaluate", "export", "load", "predict",
-    "train",
-]  # fmt: skip
+__all__ = ["RunConfig", "calibrate", "evaluate", "export", "load", "predict", "train"]
 
 AnyPath = str | os.PathLike[str]
 #: a model, or the folder of one

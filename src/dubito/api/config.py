@@ -21,7 +21,7 @@ from dubito.methods.base import to_method
 from dubito.tasks import Task
 from dubito.training import TrainConfig
 
-__all__ = ["DataConfig", "PolicyConfig", "RunConfig", "read_config", "validated"]
+__all__ = ["RunConfig"]
 
 M = TypeVar("M", bound=BaseModel)
 METHOD, AUTO = "iedl", "auto"

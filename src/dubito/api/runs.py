@@ -19,12 +19,17 @@ from dubito._plugins import load_plugins
 from dubito.api import AnyModel, AnyPath, find_device, load_model
 from dubito.api.config import DataConfig, PolicyConfig, RunConfig, validated
 from dubito.data import Source
+from dubito.data.sources import parts
 from dubito.errors import DubitoError
-from dubito.methods import Method, from_dict
-from dubito.model import Model, Prediction, Preprocessing, TrainingRecord
+from dubito.methods import Method
+from dubito.methods.base import from_dict
+from dubito.model import Model, Prediction, Preprocessing
+from dubito.model._folder import TrainingRecord
 from dubito.tasks import Classification, Regression, Task
-from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
-from dubito.training.run import CHECKPOINT
+from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
+from dubito.training._history import History
+from dubito.training._run import CHECKPOINT
+from dubito.training.callbacks import Callback
 
 __all__ = ["calibrate", "evaluate", "train"]
 
@@ -92,7 +97,7 @@ def train(
         runs = {Path(out) / f"seed-{s}": RunConfig.merge(run, {"seed": s}) for s in seeds}
     if not runs or len(runs) < len(seeds or ()):
         raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
-    with parallel.process_group() as own:
+    with _parallel.process_group() as own:
         place = find_device(device) if own is None else own
         prepared = _prepare(run, source)
         models = {path: _finished(path, one, prepared) for path, one in runs.items()}
@@ -148,7 +153,7 @@ def _finished(folder: Path, run: RunConfig, prepared: _Prepared) -> Model | None
                 f"{folder} holds another run: its {key} is {found.get(key)!r}, not {value!r}; "
                 "choose another folder"
             )
-    if before.policy != run.policy and parallel.rank() == 0:
+    if before.policy != run.policy and _parallel.rank() == 0:
         model.record = model.record.model_copy(update={"config": run.model_dump(mode="json")})
         _calibrate(model, prepared.validation, run.policy.model_dump())
         model.save(folder)
@@ -180,7 +185,7 @@ def _fit(
         class_weight=_class_weight(run.data, task), out=list(runs),
     )  # fmt: skip
     for folder, model, history in zip(runs, models, histories, strict=True):
-        if parallel.rank() == 0:
+        if _parallel.rank() == 0:
             _finish(model, folder, runs[folder], prepared, history, report)
     return dict(zip(runs, models, strict=True))
 
@@ -236,7 +241,7 @@ def _finish(
     prediction = _calibrate(model, prepared.validation, run.policy.model_dump())
     model.save(folder)
     if report:
-        from dubito.report import write
+        from dubito.report._training import write
 
         records = history.records
         write(model, folder, prepared.validation, history=records, prediction=prediction)
@@ -307,7 +312,7 @@ def _evaluate(
 
 
 def _test_part(source: Any) -> str:
-    return "test" if "test" in datasets.parts(source) else "all"
+    return "test" if "test" in parts(source) else "all"
 
 
 def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str]:

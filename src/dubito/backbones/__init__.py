@@ -11,6 +11,6 @@ A method adds its own head. Any module from (N, *shape) to features (N, D) with 
 `out_features` will do; register a function that builds it to use it by name.
 """
 
-from dubito.backbones.base import BACKBONES, build, default_for, register
+from dubito.backbones.base import BACKBONES, register
 
-__all__ = ["BACKBONES", "build", "default_for", "register"]
+__all__ = ["BACKBONES", "register"]

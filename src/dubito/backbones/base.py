@@ -11,23 +11,27 @@ from torch import nn
 from dubito import _checks
 from dubito.errors import DubitoError
 
-__all__ = ["BACKBONES", "build", "default_for", "register"]
+__all__ = ["BACKBONES", "register"]
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
 B = TypeVar("B", bound=Builder)
 #: name -> function (shape, *, dropout=None, ...) that builds the module, or where it is registered
 BUILT_IN: dict[str, Any] = {
-    "mlp": "dubito.backbones.mlp",
-    "convnet": "dubito.backbones.convnet",
-    "vgg16": "dubito.backbones.vgg",
-    "wide_resnet": "dubito.backbones.wide_resnet",
+    "mlp": "dubito.backbones._mlp",
+    "convnet": "dubito.backbones._convnet",
+    "vgg16": "dubito.backbones._vgg",
+    "wide_resnet": "dubito.backbones._wide_resnet",
 }
 BACKBONES: _checks.Registry[Builder] = _checks.Registry(BUILT_IN)
 
 
 def register(name: str) -> Callable[[B], B]:
-    """Register a backbone under a name, for configs, files and the command line."""
+    """Register a backbone under a name, for configs, files and the command line.
+
+    Args:
+        name: Name, such as "mlp".
+    """
 
     def add(builder: B) -> B:
         BACKBONES[name] = builder

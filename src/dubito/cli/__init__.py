@@ -15,7 +15,7 @@ from dubito import __version__
 from dubito._extras import need
 from dubito.errors import DubitoError
 
-__all__ = ["main"]
+__all__: list[str] = []
 
 FAILED = 2  # exit status
 

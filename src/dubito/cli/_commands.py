@@ -147,7 +147,7 @@ def _backbone_settings(name: str) -> Iterator[Setting]:
 def _train(run: Run, *, out: str, verbose: bool = False, **values: Any) -> None:
     """Train with a progress display, and summarize the models."""
     from dubito.cli._progress import shown
-    from dubito.model.card import format_metric
+    from dubito.model._card import format_metric
 
     is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     console = Console(quiet=not is_first, soft_wrap=True)
@@ -229,7 +229,7 @@ def _serve(run: Run, *, model: str | None = None, demo: bool = False, **values: 
     from dubito.serve import ServeConfig
 
     if demo:
-        from dubito.serve.demo import GALLERY, MODEL, make_demo
+        from dubito.serve._demo import GALLERY, MODEL, make_demo
 
         with Console(stderr=True).status("training a model of digits ..."):
             folder = make_demo()
@@ -276,7 +276,7 @@ def _section(values: dict[str, Any], section: str) -> dict[str, Any]:
 def _demo(run: Run, *, out: str = "dubito-demo", **values: Any) -> None:
     """Run the demo with a progress display, and print its tables."""
     from dubito.cli._tables import demo_table
-    from dubito.report.demo import sentence, tables
+    from dubito.report._demo import sentence, tables
 
     console = Console()
     with console.status("training EDL and I-EDL on digits ..."):

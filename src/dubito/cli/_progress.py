@@ -13,8 +13,9 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
-from dubito.model.card import format_metric
-from dubito.training import Callback, Progress
+from dubito.model._card import format_metric
+from dubito.training import Progress
+from dubito.training.callbacks import Callback
 
 __all__ = ["shown"]
 

@@ -97,7 +97,7 @@ def demo_table(content: Any) -> Table:
     """Return a table of the demo; the best cells are bold.
 
     Args:
-        content: One of `dubito.report.demo.tables`.
+        content: One of `dubito.report._demo.tables`.
     """
     table = _table(content.title, content.columns)
     for name, cells in content.rows:

@@ -5,17 +5,15 @@ from typing import Annotated
 from pydantic import Field
 
 from dubito.data.arrays import ArrayFormat
-from dubito.data.augment import Augment
-from dubito.data.base import Encoded, InputFormat, Source, split
+from dubito.data.base import Source, split
 from dubito.data.images import ImageFormat
 from dubito.data.known import DATASETS, register
-from dubito.data.sources import open, parts
+from dubito.data.sources import open
 from dubito.data.tables import TableFormat
 
 #: any format, discriminated by `kind`
 AnyFormat = Annotated[ImageFormat | TableFormat | ArrayFormat, Field(discriminator="kind")]
 
 __all__ = [
-    "DATASETS", "AnyFormat", "ArrayFormat", "Augment", "Encoded", "ImageFormat", "InputFormat",
-    "Source", "TableFormat", "open", "parts", "register", "split",
+    "DATASETS", "ArrayFormat", "ImageFormat", "Source", "TableFormat", "open", "register", "split",
 ]  # fmt: skip

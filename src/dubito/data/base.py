@@ -22,7 +22,7 @@ from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.tasks import Classification
 
-__all__ = ["Encoded", "InputFormat", "Source", "split"]
+__all__ = ["Source", "split"]
 
 #: problems that one message lists
 LISTED = 10

@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from dubito._extras import need
+from dubito.data._files import Release, fetch
+from dubito.data._parsers import PARSERS, Array
 from dubito.data.base import Items, Source, split
-from dubito.data.files import Release, fetch
 from dubito.data.images import ImageFormat
-from dubito.data.parsers import PARSERS, Array
 
 __all__ = ["DATASETS", "register"]
 

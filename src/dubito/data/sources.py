@@ -21,7 +21,7 @@ from dubito.data.known import DATASETS
 from dubito.data.tables import TableFormat
 from dubito.errors import DubitoError
 
-__all__ = ["open", "parts"]
+__all__ = ["open"]
 
 Array = np.ndarray[Any, Any]
 TABLES = (".csv", ".tsv", ".parquet")

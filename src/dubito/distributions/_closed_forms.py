@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from dubito import _eager
+from dubito._special import constants
 from dubito.distributions._dirichlet_terms import KL, FastTerms, Terms
 from dubito.distributions._dissonance import dissonance_slope, dissonance_value
-from dubito.kernels.spec import EXP_BOUND, LossSpec
-from dubito.special import constants
+from dubito.kernels._spec import EXP_BOUND, LossSpec
 
 Tensors = tuple[Tensor, ...]
 

@@ -1,6 +1,6 @@
 """Quantities that the closed forms of a Dirichlet share.
 
-Nothing cancels in float32: what is large and equal is removed in algebra (`special.py`), and the
+Nothing cancels in float32: what is large and equal is removed in algebra (`_special.py`), and the
 class with the largest alpha, which may hold nearly all of alpha0, is treated apart from the rest.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dubito._lazy import lazy
-from dubito.special import (
+from dubito._special import (
     Gamma,
     GammaAboveOne,
     bregman_excess,

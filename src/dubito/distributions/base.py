@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from dubito import _checks
 from dubito.errors import DubitoError
 
-__all__ = ["Distribution", "cached_tensor", "confidence_score", "uncertainty_score"]
+__all__ = ["Distribution", "confidence_score", "uncertainty_score"]
 
 T = TypeVar("T")
 Higher = Literal["confidence", "uncertainty"]
@@ -159,6 +159,9 @@ class Distribution(ABC):
         """Return the distribution to compute a loss of, its target, and how many members it has.
 
         The loss of a mixture is the mean loss of its members.
+
+        Args:
+            target: Targets of the batch.
         """
         return self, target, 1
 
@@ -217,11 +220,19 @@ class Distribution(ABC):
         return value if self.higher(name) == "confidence" else -value
 
     def higher(self, name: str) -> Higher:
-        """Return "confidence" or "uncertainty": what a higher value of the score means."""
+        """Return "confidence" or "uncertainty": what a higher value of the score means.
+
+        Args:
+            name: Name of a score.
+        """
         return self._declaration(self._resolve(name)).higher
 
     def label(self, name: str) -> str:
-        """Return the short name of a score for tables."""
+        """Return the short name of a score for tables.
+
+        Args:
+            name: Name of a score.
+        """
         name = self._resolve(name)
         return self._declaration(name).label or name
 
@@ -277,7 +288,12 @@ class Distribution(ABC):
         return self._map(lambda tensor: tensor[full])
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Convert the tensors as `torch.Tensor.to` does."""
+        """Convert the tensors.
+
+        Args:
+            *args: As for `torch.Tensor.to`.
+            **kwargs: As for `torch.Tensor.to`.
+        """
         return self._map(lambda tensor: tensor.to(*args, **kwargs))
 
     def detach(self) -> Self:

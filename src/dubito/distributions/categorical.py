@@ -48,9 +48,10 @@ class Categorical(ClassDistribution):
 
     @classmethod
     def from_probs(cls, probs: Tensor) -> Categorical:
-        """Create from class probabilities (..., K).
+        """Create from class probabilities; a probability of zero has the logit -inf.
 
-        A probability of zero has the logit -inf.
+        Args:
+            probs: Class probabilities, (..., K).
         """
         return cls(_checks.shaped(probs, "probs").log())
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
+from dubito._special import log_gap
+from dubito.distributions._mixture import Mixture
 from dubito.distributions.base import Distribution, cached_tensor, confidence_score
-from dubito.distributions.mixture import Mixture
-from dubito.special import log_gap
 
-__all__ = ["CategoricalPredictive", "ClassDistribution", "ClassMixture"]
+__all__ = ["ClassDistribution"]
 
 _LOG_TINY = math.log(torch.finfo(torch.float32).tiny)
 
@@ -99,6 +99,10 @@ class ClassDistribution(Distribution):
 
         KL(p || q), for entropies. Its terms p ln(p/q) - p + q are never negative, so that nothing
         cancels; where p is far below q the ratio could underflow and the logarithms are separate.
+
+        Args:
+            p: Class probabilities, (..., K).
+            q: Their mean, (..., K).
         """
         positive = (p > 0) & (q > 0)
         p_safe, q_safe = torch.where(positive, p, 1), torch.where(positive, q, 1)

@@ -120,11 +120,19 @@ class NormalInverseGamma(RealDistribution):
     # --- loss terms ---
 
     def nll(self, target: Tensor) -> Tensor:
-        """Negative log-likelihood of a target (..., T) under the Student-t predictive: (...)."""
+        """Negative log-likelihood under the Student-t predictive: (...).
+
+        Args:
+            target: Targets, (..., T).
+        """
         return -self.predictive.log_prob(target)
 
     def evidence_penalty(self, target: Tensor) -> Tensor:
-        """Absolute error times the total evidence, |y - gamma| (2 nu + alpha): (...)."""
+        """Absolute error times the total evidence, |y - gamma| (2 nu + alpha): (...).
+
+        Args:
+            target: Targets, (..., T).
+        """
         return ((target - self.gamma).abs() * self._evidence).sum(-1)
 
     # --- predictive ---

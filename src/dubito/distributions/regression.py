@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
+from dubito._special import Gamma, log_gap
+from dubito.distributions._mixture import Mixture, MixturePredictive
 from dubito.distributions.base import Distribution, cached_tensor
-from dubito.distributions.mixture import Mixture, MixturePredictive
-from dubito.special import Gamma, log_gap
 
-__all__ = ["RealDistribution", "RealMixture", "StudentT"]
+__all__ = ["RealDistribution"]
 
 # Gauss-Legendre nodes and weights on [0, 1], for the Student-t cdf
 _NODES, _WEIGHTS = (

@@ -11,16 +11,9 @@ method of classification, and evaluated on queries and out-of-distribution queri
 (True, 100)
 """
 
-from dubito.fewshot.commands import features, fewshot
-from dubito.fewshot.engine import Engine
-from dubito.fewshot.episodes import Features, Setting
-from dubito.fewshot.files import read_features, write_features
-from dubito.fewshot.lbfgs import Solver
-from dubito.fewshot.results import summarize
-from dubito.fewshot.scalings import PRESETS, SCALINGS, scale
-from dubito.fewshot.tuning import Choice, tune
+from dubito.fewshot._commands import features, fewshot
+from dubito.fewshot._episodes import Features
+from dubito.fewshot._files import read_features, write_features
+from dubito.fewshot._tuning import tune
 
-__all__ = [
-    "PRESETS", "SCALINGS", "Choice", "Engine", "Features", "Setting", "Solver",
-    "features", "fewshot", "read_features", "scale", "summarize", "tune", "write_features",
-]  # fmt: skip
+__all__ = ["Features", "features", "fewshot", "read_features", "tune", "write_features"]

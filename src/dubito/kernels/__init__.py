@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from dubito._eager import PLAIN, is_transformed
-from dubito.kernels.spec import LossSpec
+from dubito.kernels._spec import LossSpec
 
-__all__ = ["MODES", "calls", "switched_on", "uncertainty", "weighted_sums"]
+__all__: list[str] = []
 
 #: values of DUBITO_KERNELS
 MODES = ("auto", "off")
@@ -126,13 +126,13 @@ _available.__dict__["_dynamo_marked_constant"] = True
 
 @cache
 def _loss() -> _Loss:
-    from dubito.kernels.triton_backend import weighted_sums
+    from dubito.kernels._triton_backend import weighted_sums
 
     return weighted_sums
 
 
 @cache
 def _scores() -> Callable[[Tensor, str], dict[str, Tensor] | None]:
-    from dubito.kernels.triton_scores import uncertainty
+    from dubito.kernels._triton_scores import uncertainty
 
     return uncertainty

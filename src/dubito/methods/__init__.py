@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dubito.methods import base
-from dubito.methods.base import METHODS, Method, MethodLoss, Network, build, from_dict, register
+from dubito.methods.base import METHODS, Method, MethodLoss, build, register
 
 if TYPE_CHECKING:
     from dubito.methods.der import DER
@@ -37,26 +37,10 @@ if TYPE_CHECKING:
     from dubito.methods.softmax import LabelSmoothing, Softmax
 
 __all__ = [
-    "DER",
-    "EDL",
-    "FEDL",
-    "IEDL",
-    "METHODS",
-    "REDL",
-    "Ensemble",
-    "KLPriorNetwork",
-    "LabelSmoothing",
-    "MCDropout",
-    "Method",
-    "MethodLoss",
-    "Network",
-    "PosteriorNetwork",
-    "ReverseKLPriorNetwork",
-    "Softmax",
-    "build",
-    "from_dict",
-    "register",
-]
+    "DER", "EDL", "FEDL", "IEDL", "METHODS", "REDL", "Ensemble", "KLPriorNetwork",
+    "LabelSmoothing", "MCDropout", "Method", "MethodLoss", "PosteriorNetwork",
+    "ReverseKLPriorNetwork", "Softmax", "build", "register",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -17,10 +17,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.losses import LossModule, LossOptions, Term, weighted_sums
 
-__all__ = [
-    "CONFIG", "METHODS", "Method", "MethodLoss", "Network", "NonNegative", "Positive", "Ramp",
-    "Scale", "build", "from_dict", "ramp", "register",
-]  # fmt: skip
+__all__ = ["METHODS", "Method", "MethodLoss", "register"]
 
 #: pydantic configuration of every method; field docstrings become help texts
 CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
@@ -63,13 +60,21 @@ class Method(ABC):
     # --- head ---
 
     def outputs(self, task: TaskLike) -> int:
-        """Return the number of outputs M of the head."""
+        """Return the number of outputs M of the head.
+
+        Args:
+            task: Task of the network.
+        """
         return task.size
 
     def head(self, in_features: int, task: TaskLike) -> nn.Module:
         """Build the last layers, features (N, D) to outputs (N, M).
 
         State that is fitted after training lives in buffers.
+
+        Args:
+            in_features: Number of features D.
+            task: Task of the network.
         """
         return nn.Linear(in_features, self.outputs(task))
 
@@ -85,13 +90,22 @@ class Method(ABC):
         return Network(backbone, self.head(int(backbone.out_features), task))  # type: ignore[arg-type]
 
     def finish(self, network: nn.Module, batches: Batches) -> None:  # noqa: B027
-        """Fit what is fitted after training, such as a density of features; default: nothing."""
+        """Fit what is fitted after training, such as a density of features; default: nothing.
+
+        Args:
+            network: Trained network.
+            batches: Training samples: inputs and targets.
+        """
 
     # --- distribution ---
 
     @abstractmethod
     def distribution(self, outputs: Tensor) -> Distribution:
-        """Read outputs (..., M); a pure function, the same in training and evaluation."""
+        """Read the outputs of a network; a pure function, the same in training and evaluation.
+
+        Args:
+            outputs: Outputs of the network, (..., M).
+        """
 
     # --- terms ---
 
@@ -122,7 +136,12 @@ class Method(ABC):
         return dict.fromkeys([*self.terms, *self.ood_terms], 1.0)
 
     def weight_tensor(self, epoch: int, epochs: int) -> Tensor:
-        """Return `weights` as a tensor in the order of `terms`, then `ood_terms`."""
+        """Return `weights` as a tensor in the order of `terms`, then `ood_terms`.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            epochs: Number of epochs in all.
+        """
         names, weights = [*self.terms, *self.ood_terms], self.weights(epoch, epochs)
         if weights.keys() != set(names):
             raise ValueError(
@@ -168,7 +187,11 @@ class Method(ABC):
         return total + more, torch.cat([sums, more_sums])
 
     def warning(self, task: TaskLike) -> str | None:
-        """Return a warning about hyperparameters that cannot learn the task, or None."""
+        """Return a warning about hyperparameters that cannot learn the task, or None.
+
+        Args:
+            task: Task of the network.
+        """
         return None
 
     # --- serialization ---
@@ -273,6 +296,9 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
     """Register a method under a name, for configs, files and the command line.
 
     The class becomes a frozen dataclass.
+
+    Args:
+        name: Name, such as "iedl".
     """
 
     def add(method: type[T]) -> type[T]:

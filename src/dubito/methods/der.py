@@ -19,6 +19,8 @@ from dubito.distributions import NormalInverseGamma
 from dubito.losses import Term
 from dubito.methods.base import Method, NonNegative, TaskLike, register
 
+__all__ = ["DER"]
+
 
 @register("der")
 class DER(Method):

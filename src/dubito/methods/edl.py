@@ -32,6 +32,8 @@ from dubito.methods.base import (
     register,
 )
 
+__all__ = ["EDL"]
+
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class EvidentialMethod(Method):

@@ -17,6 +17,8 @@ from dubito.distributions import Distribution
 from dubito.losses import Term
 from dubito.methods.base import CONFIG, AnyMethod, Batches, Count, Method, TaskLike, register
 
+__all__ = ["Ensemble"]
+
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MixtureMethod(Method):

@@ -21,6 +21,8 @@ from dubito.distributions import FlexibleDirichlet
 from dubito.losses import Term
 from dubito.methods.base import Method, TaskLike, register
 
+__all__ = ["FEDL"]
+
 
 @register("fedl")
 class FEDL(Method):

@@ -18,6 +18,8 @@ from dubito.losses import ClosedForm, Term
 from dubito.methods.base import NonNegative, Positive, register
 from dubito.methods.edl import EvidentialMethod
 
+__all__ = ["IEDL"]
+
 
 @register("iedl")
 class IEDL(EvidentialMethod):

@@ -22,6 +22,8 @@ from dubito.errors import DubitoError
 from dubito.methods.base import Batches, Count, TaskLike, register
 from dubito.methods.ensemble import MixtureMethod
 
+__all__ = ["MCDropout"]
+
 
 @register("mc_dropout")
 class MCDropout(MixtureMethod):

@@ -20,8 +20,10 @@ from dubito import losses
 from dubito.distributions import Dirichlet
 from dubito.errors import DubitoError
 from dubito.losses import Term
+from dubito.methods._flows import RadialFlows
 from dubito.methods.base import Count, Method, NonNegative, TaskLike, register
-from dubito.methods.flows import RadialFlows
+
+__all__ = ["PosteriorNetwork"]
 
 
 @register("posterior_network")

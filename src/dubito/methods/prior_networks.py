@@ -26,6 +26,8 @@ from dubito.distributions import Dirichlet
 from dubito.losses import Term
 from dubito.methods.base import CONFIG, Method, NonNegative, register
 
+__all__ = ["KLPriorNetwork", "ReverseKLPriorNetwork"]
+
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class PriorNetwork(Method):
@@ -59,7 +61,7 @@ class KLPriorNetwork(PriorNetwork):
     @property
     def ood_terms(self) -> Mapping[str, Term]:
         """KL(Dir(1) || Dir(alpha))."""
-        return {"ood_kl": losses.kl_from_uniform}
+        return {"ood_kl": losses.forward_kl(1.0)}
 
 
 @register("rkl_pn")
@@ -77,4 +79,4 @@ class ReverseKLPriorNetwork(PriorNetwork):
     @property
     def ood_terms(self) -> Mapping[str, Term]:
         """KL(Dir(alpha) || Dir(1))."""
-        return {"ood_kl": losses.kl_to_uniform}
+        return {"ood_kl": losses.reverse_kl(1.0)}

@@ -20,6 +20,8 @@ from dubito.losses import Term
 from dubito.methods.base import Positive, register
 from dubito.methods.edl import EvidentialMethod
 
+__all__ = ["REDL"]
+
 
 @register("redl")
 class REDL(EvidentialMethod):

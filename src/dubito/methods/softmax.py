@@ -19,6 +19,8 @@ from dubito.distributions import Categorical
 from dubito.losses import Term
 from dubito.methods.base import Method, register
 
+__all__ = ["LabelSmoothing", "Softmax"]
+
 
 @register("softmax")
 class Softmax(Method):

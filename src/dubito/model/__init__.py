@@ -1,8 +1,7 @@
 """Models: a network with everything that its predictions need."""
 
-from dubito.model.files import ModelFile, TrainingRecord
 from dubito.model.model import Model
 from dubito.model.prediction import Prediction
 from dubito.model.preprocessing import Preprocessing
 
-__all__ = ["Model", "ModelFile", "Prediction", "Preprocessing", "TrainingRecord"]
+__all__ = ["Model", "Prediction", "Preprocessing"]

@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dubito import _checks, evaluation, methods, scores
+from dubito import _checks, evaluation, scores
 from dubito.calibration import Calibration
-from dubito.data import ArrayFormat, Encoded, Source
+from dubito.data import ArrayFormat, Source
+from dubito.data.base import Encoded
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.methods import Method, Network
-from dubito.methods.base import to_method
-from dubito.model import files, networks
-from dubito.model.files import ModelFile, TrainingRecord
+from dubito.methods import Method
+from dubito.methods.base import Network, from_dict, to_method
+from dubito.model import _folder, _networks
+from dubito.model._folder import ModelFile, TrainingRecord
 from dubito.model.prediction import Prediction
 from dubito.model.preprocessing import Preprocessing
 from dubito.policy import REASONS, Policy
@@ -106,8 +107,8 @@ class Model(nn.Module):
         if callable(backbone):
             make = partial(backbone, shape)
         else:
-            named = networks.described(backbone, shape)
-            make = partial(networks.build_backbone, named, shape, chosen)
+            named = _networks.described(backbone, shape)
+            make = partial(_networks.build_backbone, named, shape, chosen)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             network = chosen.network(make, task)
@@ -533,11 +534,11 @@ class Model(nn.Module):
         """Save to a folder; an interrupted save leaves an earlier model intact.
 
         Args:
-            folder: Folder to write; see `dubito.model.files`.
+            folder: Folder to write; see `dubito.model._folder`.
         """
-        from dubito.model.card import card  # loading a model does not need it
+        from dubito.model._card import card  # loading a model does not need it
 
-        return files.write(
+        return _folder.write(
             Path(folder),
             self._tensors(),
             card(self),
@@ -577,7 +578,7 @@ class Model(nn.Module):
             device: Device of the network.
         """
         place = Path(folder)
-        content, tensors = files.read(place)
+        content, tensors = _folder.read(place)
         if network is None and content.backbone is None:
             raise DubitoError(
                 f"{place} has a custom network: pass network=..., a module or a function that "
@@ -593,7 +594,7 @@ class Model(nn.Module):
                 score.restore(_below(tensors, f"scores.{name}."))  # type: ignore[operator]
         except DubitoError as error:
             raise DubitoError(f"cannot load {place}: {error}") from error
-        networks.fill(model.network, _below(tensors, "network."), place)
+        _networks.fill(model.network, _below(tensors, "network."), place)
         return model.to(device).eval()
 
     @classmethod
@@ -601,7 +602,7 @@ class Model(nn.Module):
         cls, content: ModelFile, network: nn.Module | Callable[[], nn.Module] | None
     ) -> Self:
         """Build the model that model.json describes, without its weights."""
-        method = methods.from_dict(content.method)
+        method = from_dict(content.method)
         if content.backbone is not None:
             model = cls.build(method, content.task, content.preprocessing, content.backbone)
         else:

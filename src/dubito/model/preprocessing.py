@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field, FiniteFloat, model_validator
 from torch import Tensor
 
 from dubito._eager import eager_cache
-from dubito.data import AnyFormat, InputFormat
+from dubito.data import AnyFormat
+from dubito.data.base import InputFormat
 
 __all__ = ["Preprocessing"]
 

@@ -22,10 +22,10 @@ from starlette.types import Receive, Scope, Send
 from dubito import __version__
 from dubito.model import Model
 from dubito.serve._config import ServeConfig
+from dubito.serve._gallery import Gallery
 from dubito.serve._inputs import media_type
 from dubito.serve._schema import ModelInfo, Refusal, describe_prediction
 from dubito.serve._service import Lease, Service
-from dubito.serve.gallery import Gallery
 
 __all__ = ["create_app"]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dubito._extras import need
-from dubito.data import Encoded
+from dubito.data.base import Encoded
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.model import NOT_FINITE

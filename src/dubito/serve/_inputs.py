@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from dubito._extras import need
-from dubito.data import InputFormat
+from dubito.data.base import InputFormat
 from dubito.serve._config import ServeConfig
 
 __all__ = ["InputReader", "media_type"]

@@ -17,7 +17,7 @@ import uvicorn
 
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.serve import gallery as galleries
+from dubito.serve import _gallery as galleries
 from dubito.serve._app import create_app
 from dubito.serve._config import TOKEN, ServeConfig
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 
 from dubito.distributions import Dirichlet, Distribution
 from dubito.model import Model
-from dubito.model.files import MODEL
+from dubito.model._folder import MODEL
 from dubito.model.model import NOT_FINITE
 from dubito.serve._batcher import Batcher, Question
 from dubito.serve._config import ServeConfig

@@ -14,7 +14,7 @@ from torch import nn
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.errors import DubitoError
 
-__all__ = ["Callback", "JSONLines", "Progress", "TensorBoard"]
+__all__ = ["JSONLines", "Progress", "TensorBoard"]
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from dubito import _checks
-from dubito.data.augment import Augment
+from dubito.data._augment import Augment
 from dubito.methods import Method
 
-__all__ = ["OPTIMIZERS", "TrainConfig"]
+__all__ = ["TrainConfig"]
 
 #: the base class, and optimizers that need a closure, sparse gradients or only matrices
 _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
@@ -100,17 +100,30 @@ class TrainConfig(BaseModel):
         return tenth if tenth > 1 and self.schedule == "constant" else 0
 
     def lr_at(self, epoch: int) -> float:
-        """Return the learning rate of an epoch, from 0."""
+        """Return the learning rate of an epoch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
         if self.schedule == "constant":
             return self.lr
         return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
 
     def loss_weights(self, method: Method, epoch: int) -> Tensor:
-        """Return the weights of the loss terms in an epoch, from 0."""
+        """Return the weights of the loss terms in an epoch.
+
+        Args:
+            method: Method in training.
+            epoch: Number of the epoch, from 0.
+        """
         return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.epochs)
 
     def validates(self, epoch: int) -> bool:
-        """Return whether an epoch, from 1, ends with a validation."""
+        """Return whether an epoch ends with a validation.
+
+        Args:
+            epoch: Number of the epoch, from 1.
+        """
         return epoch % self.validate_every == 0 or epoch == self.epochs
 
     def build_optimizer(self, network: nn.Module, device: torch.device) -> torch.optim.Optimizer:

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from dubito.model import Model
-from dubito.training import parallel
-from dubito.training.batches import Data, Samples
+from dubito.training import _parallel
+from dubito.training._batches import Data, Samples
+from dubito.training._checkpoint import Pace
+from dubito.training._graph import capture, is_graphed
+from dubito.training._history import History, Record
+from dubito.training._run import Run
+from dubito.training._validation import validate
 from dubito.training.callbacks import Callback, Progress
-from dubito.training.checkpoint import Pace
 from dubito.training.config import TrainConfig
-from dubito.training.graph import capture, is_graphed
-from dubito.training.history import History, Record
-from dubito.training.run import Run
-from dubito.training.validation import validate
 
 __all__ = ["Trainer"]
 
@@ -171,7 +171,7 @@ class Trainer:
 
     def _report(self, run: Run, step: int, seconds: float, record: Record | None = None) -> None:
         """Call the callbacks."""
-        if not self.callbacks or parallel.rank() != 0:
+        if not self.callbacks or _parallel.rank() != 0:
             return
         steps, epochs, history = len(run.counts), self.config.epochs, run.history
         done = run.epoch if record else run.epoch + step / steps

@@ -10,11 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dubito.kernels import triton_label_rows as label_rows
-from dubito.kernels import triton_labels as labels
-from dubito.kernels import triton_math as tm
-from dubito.kernels import triton_soft as soft
-from dubito.kernels.triton_rows import (
+from dubito.kernels import _triton_label_rows as label_rows
+from dubito.kernels import _triton_labels as labels
+from dubito.kernels import _triton_math as tm
+from dubito.kernels import _triton_soft as soft
+from dubito.kernels._triton_rows import (
     add,
     by_form,
     factor_of,

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from dubito import _checks
 from dubito import data as sources
 from dubito.api import find_device, find_factory
-from dubito.fewshot.engine import Engine
-from dubito.fewshot.episodes import Features, Sampler, Setting
-from dubito.fewshot.files import read_features, write_features
-from dubito.fewshot.results import run
-from dubito.fewshot.scalings import PRESETS, Preset, scale
-from dubito.fewshot.tuning import tune as choose
-from dubito.methods import from_dict
+from dubito.fewshot._engine import Engine
+from dubito.fewshot._episodes import Features, Sampler, Setting
+from dubito.fewshot._files import read_features, write_features
+from dubito.fewshot._results import run
+from dubito.fewshot._scalings import PRESETS, Preset, scale
+from dubito.fewshot._tuning import tune as choose
+from dubito.methods.base import from_dict
 from dubito.model import Model
 from dubito.tasks import Classification
 

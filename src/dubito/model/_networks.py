@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dubito import backbones
+from dubito.backbones import base
 from dubito.errors import DubitoError
 from dubito.methods import Method
 
@@ -21,7 +21,7 @@ def described(backbone: str | Mapping[str, Any], shape: tuple[int, ...]) -> dict
     if not isinstance(options.get("name"), str):
         raise DubitoError(f"a backbone needs a name, but is {backbone!r}")
     if options["name"] == "auto":
-        options["name"] = backbones.default_for(shape)
+        options["name"] = base.default_for(shape)
     return options
 
 
@@ -36,7 +36,7 @@ def build_backbone(
             f"the backbone has dropout {options['dropout']}, but the method {rate}: set that of "
             "the method alone"
         )
-    return backbones.build(shape=shape, **options)
+    return base.build(shape=shape, **options)
 
 
 def _dropout(method: Method) -> float | None:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from dubito import _checks
 from dubito._extras import need
 from dubito._files import json_text, make_folder
-from dubito.fewshot.engine import Engine
-from dubito.fewshot.episodes import Features, Setting
-from dubito.fewshot.results import ranges, summarize
-from dubito.fewshot.scalings import scale
-from dubito.methods import Method, from_dict
+from dubito.fewshot._engine import Engine
+from dubito.fewshot._episodes import Features, Setting
+from dubito.fewshot._results import ranges, summarize
+from dubito.fewshot._scalings import scale
+from dubito.methods import Method
+from dubito.methods.base import from_dict
 
 __all__ = ["Choice", "tune"]
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import triton_math as tm
-from dubito.kernels.spec import LossSpec, Terms
+from dubito.kernels import _triton_math as tm
+from dubito.kernels._spec import LossSpec, Terms
 
 #: programs that add up the weights of rows
 WEIGHERS = tl.constexpr(1024)

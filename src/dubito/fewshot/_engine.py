@@ -19,10 +19,10 @@ from dubito import metrics
 from dubito._threads import one_thread
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.fewshot.design import Design, with_ones
-from dubito.fewshot.episodes import Episodes, Features, Sampler, Setting
-from dubito.fewshot.lbfgs import Solver, minimize
-from dubito.fewshot.objective import Objective
+from dubito.fewshot._design import Design, with_ones
+from dubito.fewshot._episodes import Episodes, Features, Sampler, Setting
+from dubito.fewshot._lbfgs import Solver, minimize
+from dubito.fewshot._objective import Objective
 from dubito.methods import Method
 
 __all__ = ["Engine", "Values", "evaluate_scores"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dubito._extras import need
 from dubito.methods.base import name_of
-from dubito.model import card
+from dubito.model import _card
 
 __all__ = ["image", "number", "percent", "render"]
 
@@ -62,9 +62,9 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (percent, number, duration, card.describe_input, card.guarantee_text, name_of)
+    filters = (percent, number, duration, _card.describe_input, _card.guarantee_text, name_of)
     environment.filters |= {function.__name__: function for function in filters}
-    environment.filters |= {"metric_name": card.metric_name, "metric": card.format_metric}
+    environment.filters |= {"metric_name": _card.metric_name, "metric": _card.format_metric}
     page: str = environment.get_template(template).render(**content)
     return page
 

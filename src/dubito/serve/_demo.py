@@ -27,14 +27,15 @@ from dubito._extras import need
 from dubito._files import atomic_write, make_folder
 from dubito._threads import one_thread
 from dubito.data import ImageFormat, Source
-from dubito.data.files import data_folder
+from dubito.data._files import data_folder
 from dubito.losses import Term
 from dubito.methods import IEDL
 from dubito.methods.base import CONFIG
 from dubito.model import Model, Preprocessing
-from dubito.serve.gallery import FILE, Drawing, Gallery, Group, Item
+from dubito.serve._gallery import FILE, Drawing, Gallery, Group, Item
 from dubito.tasks import Classification
-from dubito.training import Callback, TrainConfig, Trainer
+from dubito.training import TrainConfig, Trainer
+from dubito.training.callbacks import Callback
 
 __all__ = ["GALLERY", "MODEL", "make_demo"]
 
@@ -82,7 +83,7 @@ class _WithOutliers(IEDL):
 
     @property
     def ood_terms(self) -> Mapping[str, Term]:
-        return {"ood_kl": losses.kl_to_uniform}
+        return {"ood_kl": losses.reverse_kl(1.0)}
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         return {**super().weights(epoch, epochs), "ood_kl": 0.2}

@@ -59,7 +59,7 @@ class Setting:
 class Features:
     """Labeled features.
 
-    Attributes:
+    Args:
         values: Features (N, D), float32 and finite.
         labels: Class indices, (N,).
         classes: Names of the classes; those without samples are left out.
@@ -106,7 +106,11 @@ class Features:
         return f"class {self.classes[least]!r} has {self.sizes[least]} samples"
 
     def check_width(self, other: Features) -> None:
-        """Raise if other features have another dimension."""
+        """Raise if other features have another dimension.
+
+        Args:
+            other: Features to compare with.
+        """
         widths = self.values.shape[1], other.values.shape[1]
         if widths[0] != widths[1]:
             raise DubitoError(

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dubito.training import parallel
-from dubito.training.average import update_batch_norm
-from dubito.training.run import NonFiniteLoss, Run, loss_function
+from dubito.training import _parallel
+from dubito.training._average import update_batch_norm
+from dubito.training._run import NonFiniteLoss, Run, loss_function
 
 __all__ = ["validate"]
 
@@ -31,7 +31,7 @@ def validate(run: Run) -> dict[str, float]:
         torch.manual_seed(run.process_seed)  # of dropout, whatever ran before
         with run.autocast():
             update_batch_norm(network, _batch_norm_inputs(run))
-    parallel.share_buffers(network)
+    _parallel.share_buffers(network)
     network.eval()
     outputs = _outputs(run)
     low, high = (value.item() for value in outputs.aminmax())
@@ -56,7 +56,9 @@ def validate(run: Run) -> dict[str, float]:
 def _outputs(run: Run) -> Tensor:
     """Return the outputs of all validation samples, then those of OOD inputs if there are any."""
     reader, ood = run.data.validation, run.data.ood
-    rows = torch.arange(parallel.rank(), len(reader), parallel.world(), device=reader.index_device)
+    rows = torch.arange(
+        _parallel.rank(), len(reader), _parallel.world(), device=reader.index_device
+    )
     generator = torch.Generator(run.device).manual_seed(run.config.seed)
     inside, outside = [], []
     for x, target in reader.read(reader.chunks(rows)):
@@ -65,7 +67,7 @@ def _outputs(run: Run) -> Tensor:
         inside.append(outputs[: len(target)])
         outside.append(outputs[len(target) :])
     parts = [inside] if ood is None else [inside, outside]
-    return torch.cat([parallel.gathered(torch.cat(part), len(reader)) for part in parts])
+    return torch.cat([_parallel.gathered(torch.cat(part), len(reader)) for part in parts])
 
 
 def _batch_norm_inputs(run: Run) -> Iterator[Tensor]:

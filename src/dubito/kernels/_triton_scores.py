@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dubito.kernels import triton_math as tm
-from dubito.kernels.spec import LossSpec
-from dubito.kernels.triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
-from dubito.kernels.triton_plan import FEW, blocks, configure, layout
-from dubito.kernels.triton_rows import Sizes, load, sweep, tile_of
+from dubito.kernels import _triton_math as tm
+from dubito.kernels._spec import LossSpec
+from dubito.kernels._triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
+from dubito.kernels._triton_plan import FEW, blocks, configure, layout
+from dubito.kernels._triton_rows import Sizes, load, sweep, tile_of
 
 #: scores in the order of the kernel's output; the last for few classes only
 NAMES = (

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import triton_labels as labels
-from dubito.kernels import triton_math as tm
-from dubito.kernels.spec import Terms
+from dubito.kernels import _triton_labels as labels
+from dubito.kernels import _triton_math as tm
+from dubito.kernels._spec import Terms
 
 _LN2 = tl.constexpr(0.6931471805599453)
 # two-point Gauss rule on [0, 1]

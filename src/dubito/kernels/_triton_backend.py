@@ -18,11 +18,11 @@ import triton
 from torch import Tensor
 from triton._utils import canonicalize_dtype
 
-from dubito.kernels import triton_loss, triton_rows
-from dubito.kernels.spec import LossSpec
-from dubito.kernels.triton_math import COMPILED
-from dubito.kernels.triton_plan import ALONE, blocks, configure, is_supported, layout
-from dubito.kernels.triton_rows import RESCALED, WEIGHERS, Sizes, Tensors
+from dubito.kernels import _triton_loss, _triton_rows
+from dubito.kernels._spec import LossSpec
+from dubito.kernels._triton_math import COMPILED
+from dubito.kernels._triton_plan import ALONE, blocks, configure, is_supported, layout
+from dubito.kernels._triton_rows import RESCALED, WEIGHERS, Sizes, Tensors
 
 #: types of values and soft targets
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -150,15 +150,15 @@ class Plan:
         # values, target and gradient: their alignment is the same in every call
         aligned = tuple(i for i in (0, 1, 6) if (t := tensors[i]) is None or t.data_ptr() % 16 == 0)
         given = (types, aligned)
-        main = kernel(triton_loss.loss_rows, config, *given, self.warps, self.device)
+        main = kernel(_triton_loss.loss_rows, config, *given, self.warps, self.device)
         # as many programs as run at once: more would leave multiprocessors idle at the end
         self.programs = min(self.programs, main.resident)
         self.kernels = [(main, self.programs)]
         if config.factor == "totals":
-            weigh = kernel(triton_rows.weigh, config, *given, 8, self.device)
+            weigh = kernel(_triton_rows.weigh, config, *given, 8, self.device)
             self.kernels.insert(0, (weigh, WEIGHERS.value))
         if not config.single:
-            self.kernels.append((kernel(triton_rows.finish, config, *given, 8, self.device), 1))
+            self.kernels.append((kernel(_triton_rows.finish, config, *given, 8, self.device), 1))
         self.sizes = Sizes(self.count, self.programs, *self.strides)
         return self.kernels
 
@@ -325,7 +325,7 @@ def _rescale(
     gradient: torch.dtype, grad: torch.dtype, scaled: bool, device: torch.device
 ) -> Kernel:
     types = (*(torch.float32,) * 6, gradient, *(torch.float32,) * 3, grad)
-    return Kernel(triton_rows.rescale, scaled, types, (6,), 4, device)
+    return Kernel(_triton_rows.rescale, scaled, types, (6,), 4, device)
 
 
 # --- torch.compile -------------------------------------------------------------------------------

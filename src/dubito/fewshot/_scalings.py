@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 
 from dubito import _checks
 from dubito.errors import DubitoError
-from dubito.fewshot.episodes import Features
+from dubito.fewshot._episodes import Features
 
 __all__ = ["PRESETS", "SCALINGS", "Preset", "scale"]
 

@@ -22,8 +22,8 @@ from safetensors.torch import save
 from dubito import _checks
 from dubito._files import atomic_write, make_folder
 from dubito.errors import DubitoError
+from dubito.fewshot._episodes import Features
 from dubito.fewshot._pickles import unpickle
-from dubito.fewshot.episodes import Features
 from dubito.tasks import Classification
 
 __all__ = ["read_features", "write_features"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dubito._extras import need
-from dubito.data.files import reading
+from dubito.data._files import reading
 from dubito.errors import DubitoError
 
 __all__: list[str] = []

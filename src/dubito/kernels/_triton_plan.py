@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dubito.kernels import triton_math
-from dubito.kernels.spec import FORMS, LossSpec, Terms
-from dubito.kernels.triton_rows import Config, Constants
+from dubito.kernels import _triton_math
+from dubito.kernels._spec import FORMS, LossSpec, Terms
+from dubito.kernels._triton_rows import Config, Constants
 
 #: classes up to which a row stays in one thread
 FEW = 32
@@ -20,7 +20,7 @@ ONE_BLOCK = 1024
 #: rows of few classes up to which one program computes them all: there are no partial sums
 ALONE = 64
 # the interpreter needs the same time for one row as for many
-_LEAST_ROWS = 1 if triton_math.COMPILED.value else 256
+_LEAST_ROWS = 1 if _triton_math.COMPILED.value else 256
 #: parts of the computation, and the forms that need them
 _GROUPS = {
     "mse": ("mse_bias", "mse_variance"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dubito import _checks
+from dubito.backbones._mlp import dense
 from dubito.backbones.base import Shape, dropout_rate, image_shape, register
-from dubito.backbones.mlp import dense
 
 __all__ = ["ConvNet"]
 

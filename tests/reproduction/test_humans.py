@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dubito.data.humans import human_counts
 from dubito.errors import DubitoError
+from reproduction.humans import human_counts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not the published file")
 

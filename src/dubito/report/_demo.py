@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from dubito._files import atomic_path, atomic_write
-from dubito.report import figures
-from dubito.report.html import image, render
+from dubito.report import _figures
+from dubito.report._html import image, render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def write(result: Result, folder: Path, scores: Scores, sets: Mapping[str, Tenso
         result=result,
         sentence=sentence(result),
         tables=list(tables(result)),
-        figure=figures.svg(figure, label),
+        figure=_figures.svg(figure, label),
         examples=examples,
     )
     return atomic_write(folder / "report.html", page)
@@ -136,20 +136,20 @@ def densities(result: Result, scores: Scores) -> Figure:
         result: Result of `dubito.demo.demo`.
         scores: Values in [0, 1].
     """
-    figure, axes = figures.new("", "mutual information, scaled", width=2, columns=len(scores))
+    figure, axes = _figures.new("", "mutual information, scaled", width=2, columns=len(scores))
     for ax, (name, groups) in zip(axes, scores.items(), strict=True):
         drawn: Any = ax.violinplot(
             [values.numpy() for values in groups.values()],
             widths=0.9, showextrema=False, showmedians=True,
         )  # fmt: skip
-        drawn["cmedians"].set_color(figures.INK)
-        for body, color in zip(drawn["bodies"], figures.COLORS, strict=False):
+        drawn["cmedians"].set_color(_figures.INK)
+        for body, color in zip(drawn["bodies"], _figures.COLORS, strict=False):
             body.set(facecolor=color, alpha=0.6)
         distances = result["energy_distance"][name]
         notes = {key: f"\nenergy distance {value:.2f}" for key, value in distances.items()}
         labels = [key + notes.get(key, "") for key in groups]
         ax.set_xticks(range(1, len(labels) + 1), labels)
-        ax.set_title(name, fontsize=12, fontweight="bold", color=figures.INK)
+        ax.set_title(name, fontsize=12, fontweight="bold", color=_figures.INK)
     return figure
 
 

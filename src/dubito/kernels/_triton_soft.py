@@ -12,9 +12,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import triton_math as tm
-from dubito.kernels.spec import Terms
-from dubito.kernels.triton_rows import load, load_target, sweep
+from dubito.kernels import _triton_math as tm
+from dubito.kernels._spec import Terms
+from dubito.kernels._triton_rows import load, load_target, sweep
 
 _LN2 = tl.constexpr(0.6931471805599453)
 

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save
 
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.errors import DubitoError
-from dubito.fewshot.engine import Engine, Values
+from dubito.fewshot._engine import Engine, Values
 
 __all__ = ["ranges", "run", "summarize"]
 

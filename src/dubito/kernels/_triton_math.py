@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 
 from dubito._coefficients import COEFFICIENTS, EXCESS, EXCESS_SLOPE, GAP_MOMENT
-from dubito.kernels import triton_fits as fits
-from dubito.kernels.spec import EXP_BOUND
-from dubito.special import _ARTANH
+from dubito._special import _ARTANH
+from dubito.kernels import _triton_fits as fits
+from dubito.kernels._spec import EXP_BOUND
 
 #: whether the kernels are compiled: the interpreter has no instructions of a GPU
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)

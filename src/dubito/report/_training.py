@@ -14,11 +14,11 @@ from dubito._files import atomic_write, json_text, make_folder
 from dubito.data import Source
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
-from dubito.model.card import PERCENT
-from dubito.report import figures
-from dubito.report.figures import Curve
-from dubito.report.html import render
-from dubito.report.views import VIEWS, View
+from dubito.model._card import PERCENT
+from dubito.report import _figures
+from dubito.report._figures import Curve
+from dubito.report._html import render
+from dubito.report._views import VIEWS, View
 
 __all__ = ["write"]
 
@@ -97,14 +97,14 @@ def _learning(model: Model, history: Sequence[Record]) -> dict[str, Any]:
         )
     best = None if model.record is None else model.record.best_epoch
     span = (1, min(last, len(history)), "rising weight") if rising else None
-    loss = figures.curves(lines, "epoch", "", span=span, at=best)
-    charts = {"loss": figures.svg(loss, "Loss by epoch")}
+    loss = _figures.curves(lines, "epoch", "", span=span, at=best)
+    charts = {"loss": _figures.svg(loss, "Loss by epoch")}
     metric = model.task.monitor.metric
     if validated:
         line = {"validation": _line(validated, lambda record: record["validation"][metric])}
         percent = "y" if metric in PERCENT else ""
-        chart = figures.curves(line, "epoch", "", percent=percent, at=best)
-        charts[metric] = figures.svg(chart, f"Validation {metric} by epoch")
+        chart = _figures.curves(line, "epoch", "", percent=percent, at=best)
+        charts[metric] = _figures.svg(chart, f"Validation {metric} by epoch")
     return {"charts": charts, "rising": rising, "last": last, "best": best}
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from dubito import evaluation
 from dubito.data import Source, TableFormat
 from dubito.model import Model, Prediction
-from dubito.report import figures
-from dubito.report.figures import Curve
-from dubito.report.html import image, number
+from dubito.report import _figures
+from dubito.report._figures import Curve
+from dubito.report._html import image, number
 
 __all__ = ["VIEWS", "View"]
 
@@ -78,8 +78,8 @@ class View(ABC):
             least = min(MIN_COUNT, max(found["count"]))
             points = [point for point in zip(*found.values(), strict=True) if point[-1] >= least]
             lines[name] = Curve(*list(zip(*points, strict=True))[:2])
-        chart = figures.curves(lines, *self.reliability_axes, percent="xy", diagonal=True)
-        return figures.svg(chart, "Observed against expected frequency")
+        chart = _figures.curves(lines, *self.reliability_axes, percent="xy", diagonal=True)
+        return _figures.svg(chart, "Observed against expected frequency")
 
     def histogram(self) -> str:
         """Return the chart of the distribution of the uncertainty."""
@@ -87,8 +87,8 @@ class View(ABC):
         groups = {"samples": values}
         if self.errors is not None and bool(self.errors.any()):
             groups = {"correct": values[~self.errors], "errors": values[self.errors]}
-        chart = figures.histogram({name: one.numpy() for name, one in groups.items()}, label)
-        return figures.svg(chart, f"Histogram of the {label}")
+        chart = _figures.histogram({name: one.numpy() for name, one in groups.items()}, label)
+        return _figures.svg(chart, f"Histogram of the {label}")
 
     def risk(self) -> str:
         """Return the chart of the error rate among the most confident samples."""
@@ -102,8 +102,8 @@ class View(ABC):
             rate = self.errors[accepted].double().mean().item()
             point = (accepted.double().mean().item(), rate, "policy")
         axes = "share answered", "errors among the answers"
-        chart = figures.curves(lines, *axes, percent="xy", point=point)
-        return figures.svg(chart, "Error rate among the answers by share answered")
+        chart = _figures.curves(lines, *axes, percent="xy", point=point)
+        return _figures.svg(chart, "Error rate among the answers by share answered")
 
     def ranking_scores(self) -> list[str]:
         """Return the scores that rank samples in charts."""
@@ -215,8 +215,8 @@ class RegressionView(View):
             order = self.prediction.distribution.confidence(name).argsort(descending=True)
             rmse = (squared[order].cumsum(0) / count).sqrt()
             lines[name] = Curve((count / len(count))[first:].tolist(), rmse[first:].tolist())
-        chart = figures.curves(lines, "share answered", "RMSE of the answers", percent="x")
-        return figures.svg(chart, "RMSE of the answers by share answered")
+        chart = _figures.curves(lines, "share answered", "RMSE of the answers", percent="x")
+        return _figures.svg(chart, "RMSE of the answers by share answered")
 
     def surprise(self) -> Tensor:
         dist: Any = self.prediction.distribution
@@ -230,8 +230,8 @@ class RegressionView(View):
         if interval is not None and bool(interval[1].isfinite().all()):
             columns += interval
         for place, name in enumerate(self.model.task.names[:MAX_TARGETS]):
-            chart = figures.predicted(name, *(column[:, place].numpy() for column in columns))
-            yield figures.svg(chart, f"Predicted against true {name}")
+            chart = _figures.predicted(name, *(column[:, place].numpy() for column in columns))
+            yield _figures.svg(chart, f"Predicted against true {name}")
 
 
 #: kind of a task -> its view

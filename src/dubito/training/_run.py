@@ -19,14 +19,14 @@ from dubito._files import remove_partial
 from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
-from dubito.training import checkpoint, parallel
-from dubito.training.average import averaged
-from dubito.training.batches import Data
+from dubito.training import _checkpoint, _parallel
+from dubito.training._average import averaged
+from dubito.training._batches import Data
+from dubito.training._history import History, Record
 from dubito.training.config import TrainConfig
-from dubito.training.history import History, Record
 
 if TYPE_CHECKING:
-    from dubito.training.graph import Graph
+    from dubito.training._graph import Graph
 
 __all__ = ["NonFiniteLoss", "Run", "loss_function"]
 
@@ -98,7 +98,7 @@ class Run:
         self.device = device = data.device
         if config.channels_last:
             model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network = parallel.wrapped(model.network, device).train()
+        self.network = _parallel.wrapped(model.network, device).train()
         #: network for full batches; a graph may replace it by a compiled one
         self.forward: Callable[[Tensor], Tensor] = self.network
         epochs = config.averaged_epochs
@@ -124,12 +124,12 @@ class Run:
         self.samples = torch.zeros((), dtype=torch.long, device=device)
         self.failure = torch.zeros(4 + len(self.terms), dtype=torch.float64, device=device)
         self.generator = torch.Generator(device)
-        self.batch_size = config.batch_size * parallel.world()
+        self.batch_size = config.batch_size * _parallel.world()
         self.counts = self._counts()
 
     def _counts(self) -> list[int]:
         """Return the number of samples of each step, over all processes."""
-        world, count = parallel.world(), len(self.data.train)
+        world, count = _parallel.world(), len(self.data.train)
         norms = (m for m in self.model.network.modules() if isinstance(m, _BatchNorm))
         # Batch norm needs two samples: a single one that is left over waits for the next epoch.
         least = world * (2 if any(n.training for n in norms) and count >= 2 * world else 1)
@@ -174,7 +174,9 @@ class Run:
             yield from self.graph.steps()
             return
         shares = [
-            slice(i * self.batch_size + parallel.rank(), i * self.batch_size + n, parallel.world())
+            slice(
+                i * self.batch_size + _parallel.rank(), i * self.batch_size + n, _parallel.world()
+            )
             for i, n in enumerate(self.counts)
         ]
         rows, changes = ([part[share] for share in shares] for part in (self.order, self.changes))
@@ -201,7 +203,7 @@ class Run:
         total, sums = self.loss(outputs, target, self.weights)
         self.record(total.detach(), sums, outputs.detach(), count)
         # The mean over the batch; gradients are averaged over the processes.
-        total.backward(torch.full_like(total, parallel.world() / count))
+        total.backward(torch.full_like(total, _parallel.world() / count))
         self.optimizer.step()
 
     def record(self, loss: Tensor, sums: Tensor, outputs: Tensor, count: int) -> None:
@@ -226,7 +228,7 @@ class Run:
 
     def _failed(self, samples: int, low: float, high: float, *sums: float) -> NonFiniteLoss:
         step = samples // self.batch_size
-        count = self.counts[step] / parallel.world()
+        count = self.counts[step] / _parallel.world()
         means = {name: value / count for name, value in zip(self.terms, sums, strict=True)}
         terms = ", ".join(f"{name} {mean:g}" for name, mean in means.items())
         return NonFiniteLoss(
@@ -242,7 +244,7 @@ class Run:
             seconds: Time of the steps.
         """
         count = int(self.samples)
-        means = (parallel.summed(self.sums.clone()) / count).tolist()
+        means = (_parallel.summed(self.sums.clone()) / count).tolist()
         loss = sum(w * mean for w, mean in zip(self.weights.tolist(), means, strict=True))
         if self.average is not None:
             self.average.update_parameters(self.model.network)
@@ -281,7 +283,7 @@ class Run:
     @property
     def process_seed(self) -> int:
         """Seed of the epoch in this process, far from that of any other epoch."""
-        return (self._seed() + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
+        return (self._seed() + _parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the precision of the network; losses are computed in float32."""
@@ -291,15 +293,15 @@ class Run:
 
     # --- checkpoints ---
 
-    def save(self, pace: checkpoint.Pace) -> None:
+    def save(self, pace: _checkpoint.Pace) -> None:
         """Save a checkpoint, if there is a folder for it."""
-        if self.folder is None or parallel.rank() != 0:
+        if self.folder is None or _parallel.rank() != 0:
             return
         parts = {
             "network": self.model.network.state_dict(),
             "average": {} if self.average is None else self.average.state_dict(),
             "best": self.best,
-            "optimizer": checkpoint.optimizer_tensors(self.optimizer),
+            "optimizer": _checkpoint.optimizer_tensors(self.optimizer),
         }
         tensors = {f"{part}.{name}": v for part, held in parts.items() for name, v in held.items()}
         state = {"history": asdict(self.history), "identity": self._identity()}
@@ -309,9 +311,9 @@ class Run:
         """Continue from the checkpoint in the folder, if there is one."""
         if self.folder is None or not (self.folder / CHECKPOINT).exists():
             return
-        if parallel.rank() == 0:
+        if _parallel.rank() == 0:
             remove_partial(self.folder / CHECKPOINT)
-        tensors, state = checkpoint.load(self.folder / CHECKPOINT)
+        tensors, state = _checkpoint.load(self.folder / CHECKPOINT)
         self._check_identity(state["identity"])
         parts: dict[str, dict[str, Tensor]] = {"average": {}, "best": {}, "optimizer": {}}
         for key, value in tensors.items():
@@ -321,7 +323,7 @@ class Run:
         if self.average is not None:
             self.average.load_state_dict(parts["average"])
         self.best = {name: value.to(self.device) for name, value in parts["best"].items()}
-        checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
+        _checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
         self.history = History(**state["history"])
 
     def _identity(self) -> dict[str, Any]:
@@ -331,7 +333,7 @@ class Run:
             "method": repr(self.model.method),
             "data": self.data.fingerprint,
             "class_weight": None if weight is None else weight.tolist(),
-            "processes": parallel.world(),
+            "processes": _parallel.world(),
             "network": {name: list(value.shape) for name, value in network.items()},
             **self.config.identity(),
         }

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError
-from dubito.training import parallel
-from dubito.training.batches import Reader
+from dubito.training import _parallel
+from dubito.training._batches import Reader
+from dubito.training._run import Run
 from dubito.training.config import FUSED, TrainConfig
-from dubito.training.run import Run
 
 __all__ = ["Graph", "capture", "is_graphed"]
 
@@ -33,7 +33,7 @@ def is_graphed(config: TrainConfig, train: Reader) -> bool:
     able = (
         train.device.type == "cuda"
         and config.optimizer in FUSED
-        and parallel.world() == 1
+        and _parallel.world() == 1
         and train.in_memory
         and len(train) >= config.batch_size
     )
@@ -41,7 +41,7 @@ def is_graphed(config: TrainConfig, train: Reader) -> bool:
         raise DubitoError(
             "graph=True needs a GPU, one process, data in memory, at least one full batch, and one "
             f"of the optimizers {', '.join(FUSED)}; here: {train.device.type}, "
-            f"{parallel.world()} process(es), {'in memory' if train.in_memory else 'streamed'}, "
+            f"{_parallel.world()} process(es), {'in memory' if train.in_memory else 'streamed'}, "
             f"{len(train)} samples, {config.optimizer}"
         )
     return able if config.graph is None else config.graph

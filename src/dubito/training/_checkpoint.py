@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dubito._files import atomic_path, make_folder
 from dubito.errors import DubitoError
-from dubito.model.files import unshared
+from dubito.model._folder import unshared
 
 __all__ = ["Pace", "load", "load_optimizer", "optimizer_tensors", "save"]
 

@@ -1,0 +1,121 @@
+"""The public names, and that their parameters are documented."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dubito.cli._generate import argument_docs
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
+
+#: name -> names in its `__all__`; modules inside a package export nothing that the package does not
+PUBLIC = {
+    "dubito": "Categorical Dirichlet DubitoError EDLLoss EvidentialClassifier EvidentialRegressor "
+    "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
+    "predict train uce",
+    "dubito.api": "RunConfig calibrate evaluate export load predict train",
+    "dubito.backbones": "BACKBONES register",
+    "dubito.calibration": "Calibration",
+    "dubito.data": "DATASETS ArrayFormat ImageFormat Source TableFormat open register split",
+    "dubito.demo": "demo",
+    "dubito.distributions": "Categorical ClassDistribution Dirichlet Distribution "
+    "FlexibleDirichlet NormalInverseGamma RealDistribution confidence_score uncertainty_score",
+    "dubito.errors": "DubitoError",
+    "dubito.evaluation": "error_detection evaluate ood_detection",
+    "dubito.fewshot": "Features features fewshot read_features tune write_features",
+    "dubito.lightning": "EvidentialModule",
+    "dubito.losses": "EDLLoss IEDLLoss cross_entropy differential_entropy edl "
+    "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
+    "label_removed_kl marginal_nll mse_bias mse_variance reverse_kl uce",
+    "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork LabelSmoothing "
+    "MCDropout Method MethodLoss PosteriorNetwork ReverseKLPriorNetwork Softmax build register",
+    "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae nll "
+    "rmse",
+    "dubito.model": "Model Prediction Preprocessing",
+    "dubito.onnx": "export",
+    "dubito.policy": "Policy",
+    "dubito.scores": "SCORES Score register",
+    "dubito.serve": "ServeConfig create_app serve",
+    "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
+    "dubito.tasks": "Classification Regression",
+    "dubito.training": "JSONLines Progress TensorBoard TrainConfig Trainer",
+}
+MOST = 100
+#: parameters that need no words: `kind` discriminates the classes of a union in a file
+IMPLICIT = ("self", "cls", "kind")
+
+
+def exported(path: Path) -> list[str]:
+    """Return the names in `__all__` of a source file."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    return []
+
+
+def public_files() -> Iterator[tuple[str, Path]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if not any(part.startswith("_") for part in parts):
+            yield ".".join(["dubito", *parts]), path
+
+
+def test_public_names_are_pinned() -> None:
+    found = {}
+    for module, path in public_files():
+        package = module if module in PUBLIC else module.rpartition(".")[0]
+        assert {*exported(path)} <= {*PUBLIC.get(package, "").split()}, module
+        if module == package:
+            found[module] = sorted(exported(path))
+    assert found == {module: sorted(names.split()) for module, names in PUBLIC.items()}
+
+
+def test_there_are_few_public_names() -> None:
+    assert len({name for names in PUBLIC.values() for name in names.split()}) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(module, name) for module, names in PUBLIC.items() for name in names.split()],
+)
+def test_parameters_are_documented(module: str, name: str) -> None:
+    value = getattr(importlib.import_module(module), name)
+    if inspect.isfunction(value):
+        check(name, value, argument_docs(value.__doc__ or ""))
+    if inspect.isclass(value) and not issubclass(value, Exception):
+        check(name, value, {**argument_docs(value.__doc__ or ""), **field_docs(value)})
+        for member, found in vars(value).items():
+            function = getattr(found, "__func__", found)
+            is_override = any(hasattr(base, member) for base in value.__mro__[1:])
+            if inspect.isfunction(function) and not member.startswith("_") and not is_override:
+                check(f"{name}.{member}", function, argument_docs(function.__doc__ or ""))
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a dataclass or a pydantic model."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__:
+        if not base.__module__.startswith("dubito"):
+            continue
+        (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[ast.unparse(field.target)] = ast.unparse(text)
+    return found
+
+
+def check(name: str, value: Any, described: Mapping[str, str]) -> None:
+    parameters = [p.lstrip("*") for p in inspect.signature(value).parameters]
+    missing = [p for p in parameters if p not in (*described, *IMPLICIT)]
+    assert not missing, f"{name} does not document {missing} under Args:"
