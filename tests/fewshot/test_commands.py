@@ -43,6 +43,12 @@ def test_preset_scales_by_the_reference(file: Path) -> None:
     assert result["features"]["hash"] != fewshot(file, **options)["features"]["hash"]
 
 
+@pytest.mark.parametrize("options", [{"method": "edl"}, {"scaling": "unit"}])
+def test_preset_excludes_method_and_scaling(file: Path, options: dict[str, str]) -> None:
+    with pytest.raises(DubitoError, match="pass either preset, or method and scaling"):
+        fewshot(file, preset="published", **options)
+
+
 @pytest.mark.filterwarnings("ignore:.*experimental")
 def test_fewshot_tunes_first(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dubito import _checks
 from dubito import data as sources
 from dubito.api import find_device, find_factory
+from dubito.errors import DubitoError
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Features, Sampler, Setting
 from dubito.fewshot._files import read_features, write_features
@@ -32,14 +33,14 @@ def fewshot(
     features: File | Features,
     *,
     ood: File | Features | None = None,
-    method: str | dict[str, Any] = "iedl",
+    method: str | dict[str, Any] | None = None,
     preset: str | None = None,
     ways: int = 5,
     shots: int = 5,
     queries: int | None = None,
     episodes: int = 10_000,
     seed: int = 0,
-    scaling: Literal["none", "unit", "centered"] = "none",
+    scaling: Literal["none", "unit", "centered"] | None = None,
     reference: File | Features | None = None,
     tune: File | Features | None = None,
     objective: Literal["pareto", "accuracy", "ood_aupr"] = "pareto",
@@ -56,14 +57,14 @@ def fewshot(
     Args:
         features: Features of the classes to distinguish, an .npz, .safetensors or .pkl file.
         ood: Features of out-of-distribution queries; default: the classes outside an episode.
-        method: Name of a method of classification, or its name and hyperparameters.
+        method: Name of a method of classification, or its name and hyperparameters; default: iedl.
         preset: Method and scaling by name, in place of both: published or centered.
         ways: Classes of an episode.
         shots: Support samples of each class.
         queries: Queries of each class; default: max(15, shots).
         episodes: Number of episodes.
         seed: Seed of the episodes.
-        scaling: Scaling of the features: none, unit or centered.
+        scaling: Scaling of the features: none (default), unit or centered.
         reference: Features of base or validation classes, for the scaling; default: of --tune.
         tune: Features of validation classes to choose hyperparameters on (extra tune).
         objective: What to choose by: pareto, accuracy or ood_aupr.
@@ -80,7 +81,12 @@ def fewshot(
     inside, outside, validation, known = map(_open, (features, ood, tune, reference or tune))
     assert inside is not None
     Sampler(inside, outside, setting)  # fail before a long search
-    chosen = Preset({"name": method} if isinstance(method, str) else method, scaling)
+    if preset is not None and not (method is None and scaling is None):
+        raise DubitoError(
+            f"preset {preset!r} sets method and scaling: pass either preset, or method and scaling"
+        )
+    named = {"name": method or "iedl"} if not isinstance(method, dict) else method
+    chosen = Preset(named, scaling or "none")
     if preset is not None:
         chosen = _checks.entry(PRESETS, preset, "preset")
     built, scaling_name, place = from_dict(chosen.method), chosen.scaling, find_device(device)
