@@ -1,4 +1,4 @@
-"""The demo: its results, tables and page."""
+"""The demo: results, table and page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 
 from dubito import cli
-from dubito.demo import demo
-from dubito.report._demo import sentence, tables
+from dubito.demo import comparison, demo
 
 FILES = ["densities.png", "report.html", "results.json"]
 
@@ -48,35 +47,19 @@ def test_a_seed_determines_the_result(result, tmp_path):
     assert demo(out=tmp_path, epochs=8, seed=1) == result
 
 
-def test_tables_show_means_over_the_seeds(result):
-    digits, patches, noisy = tables(result)
+def test_table_shows_means_over_the_seeds(result):
+    rows = dict(comparison(result))
     runs = result["methods"].values()
-    accuracy = [mean(run["metrics"]["accuracy"] for run in one) for one in runs]
-    assert [cell.text.split()[0] for cell in digits.rows[0][1]] == [
-        f"{100 * a:.1f}" for a in accuracy
-    ]
-    assert [cell.best for cell in digits.rows[0][1]].count(True) <= 1
-    assert "photo patches" in patches.title
-    assert len(noisy.rows) == 4
+    accuracy = [100 * mean(run["metrics"]["accuracy"] for run in seeds) for seeds in runs]
+    assert [cell.split()[0] for cell in rows["Accuracy ↑"]] == [f"{a:.1f}" for a in accuracy]
+    assert {"Accepted photo patches ↓", "AUPR of noisy digits ↑"} <= rows.keys()
 
 
-def test_sentence_follows_the_numbers(result):
-    def counts(names):
-        methods = {name: result["methods"][name] for name in names}
-        found = re.search(
-            r"(\d+) are better and (\d+) worse", sentence({**result, "methods": methods})
-        )
-        return found[1], found[2]
-
-    better, worse = counts(["EDL", "I-EDL"])
-    assert counts(["I-EDL", "EDL"]) == (worse, better)
-
-
-def test_examples_are_what_they_are_called(result):
-    found = {example["heading"]: example for example in result["examples"]}
-    assert found["The surest digit"]["label"] == found["The surest digit"]["truth"]
-    assert found["The surest error"]["label"] != found["The surest error"]["truth"]
-    doubted, surest = found["The most doubted patch"], found["The surest patch"]
+def test_examples_match_their_headings(result):
+    examples = {example["heading"]: example for example in result["examples"]}
+    assert examples["The surest digit"]["label"] == examples["The surest digit"]["truth"]
+    assert examples["The surest error"]["label"] != examples["The surest error"]["truth"]
+    doubted, surest = examples["The most doubted patch"], examples["The surest patch"]
     assert doubted["truth"] is surest["truth"] is None
     assert doubted["vacuity"] > surest["vacuity"]
     assert not doubted["accepted"]
@@ -105,9 +88,8 @@ def test_page_is_standalone(result, folder):
     assert len(page.addresses) == len(result["examples"])
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     assert not re.search(r"<script|<link|@import|url\(http", text)
-    assert sentence(result) in page.text
-    for table in tables(result):
-        assert all(cell.text in page.text for _, row in table.rows for cell in row)
+    for name, cells in comparison(result):
+        assert all(text in page.text for text in (name, *cells))
 
 
 def test_picture_is_not_blank(result, folder):
@@ -116,7 +98,7 @@ def test_picture_is_not_blank(result, folder):
         assert len(image.convert("RGB").getcolors(1 << 20)) > 100
 
 
-def test_command_prints_tables(tmp_path, capsys):
+def test_command_prints_the_table(tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         cli.main(["demo", "--out", str(tmp_path), "--epochs", "1"])
     assert not left.value.code

@@ -11,8 +11,11 @@ chosen with OOD figures in view; batch size, learning rate and epochs keep the d
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -21,12 +24,13 @@ from torch.nn.functional import avg_pool2d
 
 from dubito import __version__, data, metrics
 from dubito._extras import need
-from dubito._files import atomic_write, json_text, make_folder
+from dubito._files import atomic_path, atomic_write, json_text, make_folder
 from dubito._threads import one_thread
 from dubito.methods import EDL, IEDL, Method
 from dubito.model import Model, Preprocessing
 from dubito.policy import Policy
-from dubito.report import _demo as page
+from dubito.report import _figures
+from dubito.report._html import image, render
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
 
@@ -42,6 +46,8 @@ TRAINING: dict[str, Any] = {
 }  # fmt: skip
 BACKBONE = {"name": "mlp", "hidden": [256]}
 NOISE, COVERAGE = 0.5, 0.95
+#: score that is drawn and that detects OOD images
+SCORE = "mutual_information"
 SIDE, BLOCK = 8, 4  # pixels of an image, and of a photograph in each of them
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
@@ -70,8 +76,8 @@ def demo(
     samples = [(part.load(), task.encode(part.target)) for part in (train, validation)]
     seeds = range(seed, seed + SEEDS)
     trainer = Trainer(TrainConfig(epochs=epochs, validate_every=epochs, **TRAINING))
-    others = {"photo patches": _patches(len(test), seed), "noisy digits": _noisy(test.load(), seed)}
-    sets = {"test digits": test.load(), **others}
+    ood = {"photo patches": _patches(len(test), seed), "noisy digits": _noisy(test.load(), seed)}
+    sets = {"test digits": test.load(), **ood}
     result: dict[str, Any] = {
         "dubito": __version__,
         "settings": {"epochs": epochs, "seed": seed, "noise": NOISE, "coverage": COVERAGE},
@@ -81,21 +87,78 @@ def demo(
     }
     scores = {}
     for name, method in METHODS.items():
-        models = [Model.build(method, task, preprocessing, BACKBONE, seed=one) for one in seeds]
+        models = [Model.build(method, task, preprocessing, BACKBONE, seed=s) for s in seeds]
         with one_thread():  # the fastest for networks of this size
             trainer.fit_many(models, *samples, seeds=seeds)
         for model in models:
             dist = model.predict(validation).distribution
             model.policy = Policy.control_coverage(dist, COVERAGE, "vacuity")
-        result["methods"][name] = [model.evaluate(test, ood=others) for model in models]
+        result["methods"][name] = [model.evaluate(test, ood=ood) for model in models]
         scores[name] = _uncertainty(models, sets)
-        digits, *rest = scores[name].values()
-        distances = [metrics.energy_distance(digits, one).item() for one in rest]
-        result["energy_distance"][name] = dict(zip(others, distances, strict=True))
+        result["energy_distance"][name] = {
+            group: metrics.energy_distance(scores[name]["test digits"], scores[name][group]).item()
+            for group in ood
+        }
     result["examples"] = _examples(models[0], sets, test.target)  # of the last method
     atomic_write(folder / "results.json", json_text(result))
-    page.write(result, folder, scores, sets)
+    _write_report(result, folder, scores, sets)
     return result
+
+
+def comparison(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield rows of a table: a name, and mean and standard deviation of each method in percent.
+
+    Args:
+        result: Result of `demo`.
+    """
+    rows: dict[str, tuple[str, ...]] = {
+        "Accuracy ↑": ("metrics", "accuracy"),
+        "Calibration error (ECE) ↓": ("metrics", "ece"),
+        "Accepted test digits ↑": ("policy", "accepted"),
+    }
+    for group in result["methods"]["EDL"][0]["ood"]:
+        rows[f"Accepted {group} ↓"] = ("ood", group, "policy", "accepted")
+        rows[f"AUPR of {group} ↑"] = ("ood", group, "detection", SCORE, "aupr")
+        rows[f"AUROC of {group} ↑"] = ("ood", group, "detection", SCORE, "auroc")
+    for name, path in rows.items():
+        cells = []
+        for runs in result["methods"].values():
+            values: list[Any] = [100 * reduce(getitem, path, run) for run in runs]
+            cells.append(f"{mean(values):.1f} ±{stdev(values):.1f}")
+        yield name, cells
+
+
+def _write_report(
+    result: Mapping[str, Any],
+    folder: Path,
+    scores: Mapping[str, Mapping[str, Tensor]],
+    sets: Mapping[str, Tensor],
+) -> None:
+    """Write densities.png, of the scores by method and set of images, and report.html."""
+    figure, axes = _figures.new("", "mutual information, scaled", width=2, columns=len(scores))
+    for ax, (name, groups) in zip(axes, scores.items(), strict=True):
+        drawn: Any = ax.violinplot(
+            [values.numpy() for values in groups.values()],
+            widths=0.9, showextrema=False, showmedians=True,
+        )  # fmt: skip
+        drawn["cmedians"].set_color(_figures.INK)
+        for body, color in zip(drawn["bodies"], _figures.COLORS, strict=False):
+            body.set(facecolor=color, alpha=0.6)
+        distances = result["energy_distance"][name]
+        notes = {group: f"\nenergy distance {value:.2f}" for group, value in distances.items()}
+        labels = [group + notes.get(group, "") for group in groups]
+        ax.set_xticks(range(1, len(labels) + 1), labels)
+        ax.set_title(name, fontsize=12, fontweight="bold", color=_figures.INK)
+    with atomic_path(folder / "densities.png") as partial:
+        figure.savefig(partial, format="png", dpi=160, facecolor="white")
+    page = render(
+        "demo.html",
+        result=result,
+        rows=comparison(result),
+        figure=_figures.svg(figure, "Uncertainty of each method, by set of images"),
+        examples=[(e, image(sets[e["set"]][e["index"]])) for e in result["examples"]],
+    )
+    atomic_write(folder / "report.html", page)
 
 
 def _patches(count: int, seed: int) -> Tensor:
@@ -103,11 +166,11 @@ def _patches(count: int, seed: int) -> Tensor:
     photographs = need("sklearn.datasets", "sklearn").load_sample_images().images
     generator = torch.Generator().manual_seed(seed)
     patches = []
-    for place, image in enumerate(photographs):
-        gray = torch.from_numpy(image.copy()).double() @ torch.tensor(LUMA, dtype=torch.float64)
+    for index, photograph in enumerate(photographs):
+        gray = torch.tensor(photograph).double() @ torch.tensor(LUMA, dtype=torch.float64)
         small = avg_pool2d(gray[None], BLOCK)[0]
         windows = small.unfold(0, SIDE, 1).unfold(1, SIDE, 1).flatten(0, 1)
-        share = (count + place) // len(photographs)
+        share = (count + index) // len(photographs)
         patches.append(windows[torch.randperm(len(windows), generator=generator)[:share]])
     return torch.cat(patches).unsqueeze(1).round().byte()
 
@@ -119,20 +182,20 @@ def _noisy(images: Tensor, seed: int) -> Tensor:
 
 
 def _uncertainty(models: list[Model], sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the mutual information of all models by set, from 0 to 1 over all sets."""
+    """Return the score of all models by set, from 0 to 1 over all sets."""
     values = {
-        name: torch.cat([model.predict(inputs).score("mutual_information") for model in models])
+        name: torch.cat([model.predict(inputs).score(SCORE) for model in models])
         for name, inputs in sets.items()
     }
     low, high = torch.cat(list(values.values())).aminmax()
-    return {name: (one - low) / (high - low) for name, one in values.items()}
+    return {name: (scores - low) / (high - low) for name, scores in values.items()}
 
 
 def _examples(model: Model, sets: Mapping[str, Tensor], target: Any) -> list[dict[str, Any]]:
     """Choose images to show: of the candidates in a set, the one with the highest score."""
-    found = {name: model.predict(inputs) for name, inputs in sets.items()}
-    digits, patches, noisy = found
-    correct = torch.from_numpy(found[digits].labels == target.astype(str))
+    predictions = {name: model.predict(inputs) for name, inputs in sets.items()}
+    digits, patches, noisy = predictions
+    correct = torch.from_numpy(predictions[digits].labels == target.astype(str))
     everything = torch.ones_like(correct)
     examples = []
     for heading, name, score, sign, candidates in (
@@ -145,10 +208,10 @@ def _examples(model: Model, sets: Mapping[str, Tensor], target: Any) -> list[dic
     ):
         if not bool(candidates.any()):
             continue
-        scores = (sign * found[name].score(score)).masked_fill(~candidates, -torch.inf)
+        scores = (sign * predictions[name].score(score)).masked_fill(~candidates, -torch.inf)
         index = int(scores.argmax())
-        one: Any = found[name][index]
-        beliefs, classes = ((one.distribution.alpha - 1) / one.distribution.alpha0).topk(2)
+        row: Any = predictions[name][index]
+        beliefs, classes = ((row.distribution.alpha - 1) / row.distribution.alpha0).topk(2)
         first, second = model.task.decode(classes[0])
         examples.append({
             "heading": heading,
@@ -159,7 +222,7 @@ def _examples(model: Model, sets: Mapping[str, Tensor], target: Any) -> list[dic
             "belief": beliefs[0, 0].item(),
             "second_label": second,
             "second_belief": beliefs[0, 1].item(),
-            "vacuity": one.score("vacuity").item(),
-            "accepted": bool(one.accepted),
+            "vacuity": row.score("vacuity").item(),
+            "accepted": bool(row.accepted),
         })  # fmt: skip
     return examples

@@ -173,7 +173,7 @@ def test_ctrl_c_prints_how_to_resume(photos, monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr("dubito.training.Trainer.fit_many", interrupted)
     assert run("train", photos, "--out", tmp_path) == 130
-    assert "run the same command again to resume" in capsys.readouterr().out
+    assert capsys.readouterr().err == "interrupted: run the same command again to resume\n"
 
 
 # --- the others ---
@@ -246,3 +246,5 @@ def test_features_and_fewshot(trained, photos, tmp_path, capsys):
     assert "accuracy" in text
     result = json.loads((tmp_path / "result" / "result.json").read_text())
     assert result["method"]["kl_weight"] == 0
+    assert run("fewshot", out, *words, "--preset", "published") == 2
+    assert "pass either preset" in capsys.readouterr().err

@@ -1,0 +1,211 @@
+"""Output in a terminal: tables of results, rows of predictions, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from dubito.model import Prediction
+    from dubito.training import Progress as State
+
+__all__ = ["counter", "evaluation_tables", "fewshot_table", "row_lines", "table", "train_progress"]
+
+Result = Mapping[str, Any]
+#: metrics in percent
+PERCENT = ("accuracy", "ece", "coverage90", "error_rate")
+DETECTION = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aurc": "AURC ↓"}
+#: rows that are aligned and printed together
+CHUNK = 200
+
+
+# --- tables ---
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> Table:
+    """Return a table.
+
+    Args:
+        title: Heading.
+        columns: Headings of the columns.
+        rows: Name and cells of each row.
+    """
+    result = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        result.add_column(Text(column), justify="right" if index else "left")
+    for name, cells in rows:
+        result.add_row(Text(name), *cells)
+    return result
+
+
+def evaluation_tables(result: Result) -> Iterator[Table]:
+    """Yield the tables of an evaluation.
+
+    Args:
+        result: Result of `api.evaluate`, of one or several seeds.
+    """
+    ood = result.get("ood", {})
+    noise = {f"noise {sigma}": part for sigma, part in result.get("noise", {}).items()}
+    yield _metrics(result)
+    if "policy" in result:
+        reasons = [name for name in result["policy"] if name != "error_rate"]
+        parts = {result["data"]: result, **ood, **noise}
+        rows = (
+            (name, [_number(part["policy"].get(key), True) for key in [*reasons, "error_rate"]])
+            for name, part in parts.items()
+        )
+        yield table("Policy (%)", ["", *reasons, "errors of accepted"], rows)
+    if "error_detection" in result:
+        scores = {
+            name: {**values, "aurc": result["aurc"][name]}
+            for name, values in result["error_detection"].items()
+        }
+        yield _detection("Detection of errors (%)", scores)
+    for name, part in {**ood, **noise}.items():
+        yield _detection(f"Detection of {name} (%)", part["detection"])
+
+
+def _metrics(result: Result) -> Table:
+    columns = [result[key] for key in ("metrics", "calibrated") if key in result]
+    rows = []
+    for name in result["metrics"]:
+        is_share = name in PERCENT
+        cells = [_number(values[name], is_share) for values in columns]
+        rows.append((f"{name} (%)" if is_share else name, cells))
+    for level, share in result.get("interval_coverage", {}).items():
+        cells = ["" for _ in columns[1:]] + [_number(share, True)]
+        rows.append((f"coverage of {float(level):.0%} intervals (%)", cells))
+    title = f"{result['data']}: {result['samples']} {result['part']} samples"
+    return table(title, ["", "raw", "calibrated"][: len(columns) + 1], rows)
+
+
+def _detection(title: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
+    metrics = [key for key in DETECTION if key in next(iter(scores.values()))]
+    rows = (
+        (name, [_number(values[key], True) for key in metrics]) for name, values in scores.items()
+    )
+    return table(title, ["score", *(DETECTION[key] for key in metrics)], rows)
+
+
+def fewshot_table(result: Result) -> Table:
+    """Return the means over episodes, with their 95 % confidence intervals.
+
+    Args:
+        result: Result of `dubito.fewshot.fewshot`.
+    """
+    setting = result["setting"]
+    title = f"{setting['ways']}-way {setting['shots']}-shot, {result['episodes']:,} episodes (%)"
+    rows = (
+        (name, [_number({"mean": values["mean"], "std": values["interval"]}, True)])
+        for name, values in result["metrics"].items()
+    )
+    return table(title, ["", result["method"]["name"]], rows)
+
+
+def _number(value: Any, is_share: bool) -> str:
+    """Format a number, or mean and standard deviation over seeds."""
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        spread = "" if value["std"] is None else f" ±{_number(value['std'], is_share)}"
+        return _number(value["mean"], is_share) + spread
+    return f"{100 * value:.2f}" if is_share else f"{value:.4f}"
+
+
+# --- rows ---
+
+
+def row_lines(prediction: Prediction, scores: Sequence[str]) -> Iterator[str]:
+    """Yield the rows of a prediction as lines of text.
+
+    Args:
+        prediction: Prediction of any number of inputs.
+        scores: Further scores.
+    """
+    for start in range(0, len(prediction), CHUNK):
+        columns = prediction[start : start + CHUNK].columns(scores, probs=False)
+        cells = [
+            [name, *map(_cell, values)]
+            for name, values in columns.items()
+            if name not in ("note", "error") or any(values)
+        ]
+        widths = [max(map(len, column)) for column in cells]
+        lines = zip(*cells, strict=True)
+        if start:
+            next(lines)  # the header is above the first chunk
+        for line in lines:
+            yield "  ".join(map(str.ljust, line, widths)).rstrip()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return "" if value is None else " ".join(str(value).split())
+
+
+# --- progress ---
+
+
+@contextmanager
+def counter(unit: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that adds to a number on the screen.
+
+    Args:
+        unit: What is counted.
+    """
+    with Progress(TextColumn(f"{{task.completed}} {unit}"), TimeElapsedColumn()) as bars:
+        task = bars.add_task(unit, total=None)
+        yield lambda count: bars.advance(task, count)
+
+
+@contextmanager
+def train_progress(console: Console, verbose: bool) -> Iterator[Callable[[State], None]]:
+    """Yield a callback that shows a bar for each seed on a terminal, a line per epoch elsewhere.
+
+    Args:
+        console: Console to print on.
+        verbose: Show the terms of the loss and all validation metrics.
+    """
+    tasks: dict[int, Any] = {}
+    metrics: dict[int, dict[str, str]] = {}  # those of a validation stay until the next one
+    text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1))
+
+    def update(state: State) -> None:
+        seed = state.seed
+        if seed not in tasks:
+            tasks[seed], metrics[seed] = bars.add_task("", total=state.epochs), {}
+        if state.record is not None:
+            metrics[seed] |= _epoch_metrics(state.record, verbose)
+        line = f"seed {seed}  epoch {state.epoch}/{state.epochs}  "
+        line += "".join(f"{name} {value}  " for name, value in metrics[seed].items())
+        left = timedelta(seconds=round(state.seconds_left))
+        line += f"{state.samples_per_second:,.0f} samples/s  {left} left"
+        done = state.epoch - 1 + state.step / max(state.steps, 1)
+        bars.update(tasks[seed], completed=done, description=line)
+        if bars.disable and state.record is not None:
+            console.print(Text(line), soft_wrap=True)
+
+    columns = BarColumn(bar_width=20), text
+    with Progress(*columns, console=console, expand=True, disable=not console.is_terminal) as bars:
+        yield update
+
+
+def _epoch_metrics(record: dict[str, Any], verbose: bool) -> dict[str, str]:
+    from dubito.model._card import format_metric
+
+    validation = list(record.get("validation", {}).items())
+    shown = validation if verbose else validation[:1]  # the first selects the weights
+    terms = record["terms"] if verbose else {}
+    return {
+        "loss": f"{record['loss']:.4f}",
+        **{name: f"{value:.4g}" for name, value in terms.items()},
+        **{f"validation {name}": format_metric(name, value) for name, value in shown},
+    }
