@@ -243,8 +243,7 @@ def _finish(
     if report:
         from dubito.report._training import write
 
-        records = history.records
-        write(model, folder, prepared.validation, history=records, prediction=prediction)
+        write(model, folder, prepared.validation, prediction, history.records)
     (folder / CHECKPOINT).unlink(missing_ok=True)
 
 

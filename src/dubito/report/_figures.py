@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "Curve", "curves", "histogram", "new", "predicted", "svg"]
+__all__ = ["COLORS", "Curve", "curves", "new", "predicted", "svg"]
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +35,6 @@ VARIABLES = {
 }  # fmt: skip
 #: inches; a page shows two such figures side by side
 WIDTH, HEIGHT = 4.6, 3.3
-BINS = 30
 # Points of a scatter plot: more are slow to draw and hide each other.
 MAX_POINTS = 400
 
@@ -75,7 +74,7 @@ def new(
         ax.set_axisbelow(True)
         for name in percent:
             axis = ax.xaxis if name == "x" else ax.yaxis
-            axis.set_major_formatter(lambda value, _: f"{abs(100 * value):.4g}%")
+            axis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     return figure, axes
 
 
@@ -117,7 +116,6 @@ def curves(
     *,
     percent: str = "",
     point: tuple[float, float, str] | None = None,
-    span: tuple[float, float, str] | None = None,
     at: float | None = None,
     diagonal: bool = False,
 ) -> Figure:
@@ -129,13 +127,10 @@ def curves(
         ylabel: Label of the vertical axis.
         percent: Axes in percent; see `new`.
         point: A point to mark, with its name.
-        span: A horizontal span to shade, with its name.
         at: A horizontal position to mark.
         diagonal: Draw the line from (0, 0) to (1, 1).
     """
     figure, (ax,) = new(xlabel, ylabel, percent=percent)
-    if span is not None:
-        ax.axvspan(*span[:2], color=LINE, alpha=0.45, linewidth=0, label=span[2])
     if at is not None:
         ax.axvline(at, color=SOFT, linewidth=1, linestyle=DOTS)
     for place, (name, line) in enumerate(lines.items()):
@@ -151,33 +146,8 @@ def curves(
     if diagonal:
         ax.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=DOTS)
     ax.margins(x=0.02)
-    _legend(ax)
-    return figure
-
-
-def histogram(groups: Mapping[str, Array], xlabel: str) -> Figure:
-    """Draw the distribution of a score in one or two groups, the second one downward.
-
-    Each group is normalized, so that few errors remain visible beside many correct predictions.
-    The last bin also counts values far beyond the 99th percentile.
-
-    Args:
-        groups: Values by name, one or two groups.
-        xlabel: Name of the score.
-    """
-    figure, (ax,) = new(xlabel, "share of each group", percent="y")
-    values = np.concatenate([np.asarray(group, dtype=float) for group in groups.values()])
-    low, high = values.min(), min(values.max(), 1.5 * np.quantile(values, 0.99))
-    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
-    for place, (name, group) in enumerate(groups.items()):
-        counts, _ = np.histogram(np.minimum(group, edges[-1]), edges)
-        share = counts / max(1, len(group)) * (-1 if place else 1)
-        ax.bar(
-            edges[:-1], share, np.diff(edges), align="edge", color=COLORS[place], linewidth=0,
-            label=f"{name} ({len(group):,})",
-        )  # fmt: skip
-    ax.axhline(0, color=SOFT, linewidth=0.8)
-    ax.set_xlim(edges[0], edges[-1])
+    if "y" in percent:
+        ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
     _legend(ax)
     return figure
 

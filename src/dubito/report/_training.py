@@ -5,108 +5,270 @@ The words are in templates/training.html.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-from dubito import __version__
-from dubito._files import atomic_write, json_text, make_folder
-from dubito.data import Source
-from dubito.errors import DubitoError
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito import __version__, evaluation
+from dubito._files import atomic_write, json_text
+from dubito.data import Source, TableFormat
+from dubito.methods import Method
 from dubito.model import Model, Prediction
 from dubito.model._card import PERCENT
+from dubito.model._folder import TrainingRecord
 from dubito.report import _figures
 from dubito.report._figures import Curve
-from dubito.report._html import render
-from dubito.report._views import VIEWS, View
+from dubito.report._html import image, number, render
 
-__all__ = ["write"]
-
-Record = Mapping[str, Any]
+__all__ = ["training_losses", "write"]
 
 REPORT = "report.html"
+#: samples in a group, and values of an input that are shown beside its prediction
+MAX_EXAMPLES, MAX_VALUES = 6, 4
+#: classes up to which a report has a confusion matrix, and rows of the table of classes
+MAX_CLASSES = 20
+MAX_TARGETS = 4
+#: samples that a frequency needs
+MIN_COUNT = 5
+#: columns of a prediction that a sample shows
+COLUMNS = ("prediction", "probability", "lower", "upper", "reason")
+#: kind of a task -> axes of its reliability diagram
+RELIABILITY_AXES = {
+    "classification": ("probability of the prediction", "share correct"),
+    "regression": ("level of central intervals", "share of targets inside"),
+}
 
 
 def write(
     model: Model,
-    folder: Path | str,
-    source: Source | None = None,
-    *,
-    history: Sequence[Record] = (),
-    role: Literal["validation", "test"] = "validation",
-    prediction: Prediction | None = None,
-    title: str | None = None,
+    folder: Path,
+    source: Source,
+    prediction: Prediction,
+    history: Sequence[Mapping[str, Any]],
 ) -> Path:
     """Write report.html, a page that needs no other file.
 
     Args:
-        model: Any model, trained here or elsewhere.
+        model: Model with calibration and training record; a policy is optional.
         folder: Folder of the page.
-        source: Labeled samples; without them the page shows no predictions.
-        history: Records of the epochs, `History.records`; without them it has no learning curves.
-        role: Whether the samples chose the epoch, the calibration and the policy ("validation").
-        prediction: Result of `model.predict(source)`, if it is known already.
-        title: Heading; by default the name of the source.
+        source: Validation samples.
+        prediction: Prediction of these samples.
+        history: Records of the epochs, `History.records`.
     """
+    record = model.record
+    assert record is not None
     page = render(
         "training.html",
-        title=title or (model.task.kind.capitalize() if source is None else source.name),
-        role=role,
+        title=source.name,
         model=model,
         parameters=sum(parameter.numel() for parameter in model.network.parameters()),
-        config=json_text(model.record.config) if model.record and model.record.config else "",
-        view=None if source is None else _view(model, source, prediction),
-        learning=_learning(model, history) if history else None,
+        config=json_text(record.config),
+        view=View(model, source, prediction),
+        learning_curves=_learning_curves(model, record, history),
         version=__version__,
     )
-    return atomic_write(make_folder(Path(folder)) / REPORT, page)
+    return atomic_write(folder / REPORT, page)
 
 
-def _view(model: Model, source: Source, prediction: Prediction | None) -> View:
-    if source.target is None:
-        raise DubitoError(f"a report needs labeled samples, but {source.name} has no target")
-    task = model.task
-    prediction = model.predict(source) if prediction is None else prediction
-    target = task.encode(source.target)
-    return VIEWS[task.kind](
-        model=model,
-        source=source,
-        prediction=prediction,
-        target=target,
-        errors=task.errors(prediction.point, target) if task.defines_errors else None,
-        evaluation=model.evaluate(prediction, source.target),
-    )
+def _learning_curves(
+    model: Model, record: TrainingRecord, history: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return charts of the loss and of the metric that selects the weights."""
+    metric, best = model.task.monitor.metric, record.best_epoch
+    losses = training_losses(model.method, history, record.config["training"]["epochs"])
+    lines = {"training": Curve([epoch["epoch"] for epoch in history], losses)}
+    validated = [epoch for epoch in history if "validation" in epoch]
+    numbers = [epoch["epoch"] for epoch in validated]
+    lines["validation"] = Curve(numbers, [epoch["validation"]["loss"] for epoch in validated])
+    loss = _figures.curves(lines, "epoch", "", at=best)
+    lines = {"validation": Curve(numbers, [epoch["validation"][metric] for epoch in validated])}
+    percent = "y" if metric in PERCENT else ""
+    selection = _figures.curves(lines, "epoch", "", percent=percent, at=best)
+    return {
+        "loss": _figures.svg(loss, "Loss by epoch"),
+        metric: _figures.svg(selection, f"Validation {metric} by epoch"),
+    }
 
 
-def _learning(model: Model, history: Sequence[Record]) -> dict[str, Any]:
-    """Return learning curves, and the terms whose weight rises."""
-    config = {} if model.record is None else model.record.config.get("training", {})
-    epochs = config.get("epochs", len(history))
-    weights = [model.method.weights(epoch, epochs) for epoch in range(epochs)]
-    final = weights[-1]
-    rising = [name for name in final if abs(weights[0][name]) < abs(final[name])]
-    rises = [all(one[name] == final[name] for name in rising) for one in weights]
-    last = rises.index(True) + 1
-    validated = [record for record in history if "validation" in record]
-    lines = {"training": _line(history, lambda record: record["loss"])}
-    if validated:
-        lines["validation"] = _line(validated, lambda record: record["validation"]["loss"])
-    if rising:  # comparable between epochs, as the validation loss is
-        lines["training, final weights"] = _line(
-            history, lambda record: sum(final[k] * v for k, v in record["terms"].items())
-        )
-    best = None if model.record is None else model.record.best_epoch
-    span = (1, min(last, len(history)), "rising weight") if rising else None
-    loss = _figures.curves(lines, "epoch", "", span=span, at=best)
-    charts = {"loss": _figures.svg(loss, "Loss by epoch")}
-    metric = model.task.monitor.metric
-    if validated:
-        line = {"validation": _line(validated, lambda record: record["validation"][metric])}
-        percent = "y" if metric in PERCENT else ""
-        chart = _figures.curves(line, "epoch", "", percent=percent, at=best)
-        charts[metric] = _figures.svg(chart, f"Validation {metric} by epoch")
-    return {"charts": charts, "rising": rising, "last": last, "best": best}
+def training_losses(
+    method: Method, history: Sequence[Mapping[str, Any]], epochs: int
+) -> list[float]:
+    """Return the loss of each epoch with the weights of the last one.
+
+    The validation loss has these weights too. A rising KL weight would make epochs incomparable.
+
+    Args:
+        method: Method that was trained.
+        history: Records of the epochs.
+        epochs: Maximum number of epochs.
+    """
+    weights = method.weights(epochs - 1, epochs)
+    return [sum(weights[name] * v for name, v in epoch["terms"].items()) for epoch in history]
 
 
-def _line(records: Sequence[Record], value: Callable[[Record], float]) -> Curve:
-    return Curve([record["epoch"] for record in records], [value(record) for record in records])
+class Example(NamedTuple):
+    """A sample to look at."""
+
+    cells: dict[str, str]
+    """Name, truth, prediction and further columns."""
+    is_error: bool
+    image: str | None
+
+
+class View:
+    """Charts and tables of labeled samples and their predictions.
+
+    Args:
+        model: Model.
+        source: Labeled samples.
+        prediction: Prediction of these samples.
+    """
+
+    def __init__(self, model: Model, source: Source, prediction: Prediction) -> None:
+        self.model, self.source, self.prediction = model, source, prediction
+        task, self.dist = model.task, prediction.distribution
+        self.target = task.encode(source.target)
+        self.errors = task.errors(prediction.point, self.target) if task.defines_errors else None
+        self.evaluation = model.evaluate(prediction, source.target)
+
+    # --- charts ---
+
+    def reliability(self) -> str:
+        """Return the chart of observed against expected frequencies."""
+        task, lines = self.model.task, {}
+        predictives = {
+            "not calibrated": self.dist.predictive,
+            "calibrated": self.prediction.predictive,
+        }
+        for name, predictive in predictives.items():
+            curve = task.reliability(predictive, self.target)
+            least = min(MIN_COUNT, max(curve["count"]))
+            points = [point for point in zip(*curve.values(), strict=True) if point[-1] >= least]
+            lines[name] = Curve(*list(zip(*points, strict=True))[:2])
+        axes = RELIABILITY_AXES[task.kind]
+        chart = _figures.curves(lines, *axes, percent="xy", diagonal=True)
+        return _figures.svg(chart, "Observed against expected frequency")
+
+    def risk(self) -> str:
+        """Return the chart of the error rate among the most confident samples."""
+        assert self.errors is not None
+        score = self.model.method.error_score
+        curve = evaluation.risk_coverage(self.dist, self.errors, [score])[score]
+        accepted, point = self.prediction.accepted, None
+        if accepted is not None and bool(accepted.any()):
+            rate = self.errors[accepted].double().mean().item()
+            point = (accepted.double().mean().item(), rate, "policy")
+        lines = {score: Curve(curve["coverage"], curve["risk"])}
+        axes = "share answered", "errors among the answers"
+        chart = _figures.curves(lines, *axes, percent="xy", point=point)
+        return _figures.svg(chart, "Error rate among the answers by share answered")
+
+    def predicted(self) -> Iterator[str]:
+        """Yield the charts of predicted against true numbers."""
+        columns, interval = [self.target, self.prediction.point], self.prediction.interval
+        # With very few samples the calibrated intervals are infinite.
+        if interval is not None and bool(interval[1].isfinite().all()):
+            columns += interval
+        for index, name in enumerate(self.model.task.names[:MAX_TARGETS]):
+            chart = _figures.predicted(name, *(column[:, index].numpy() for column in columns))
+            yield _figures.svg(chart, f"Predicted against true {name}")
+
+    # --- numbers ---
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the targets, the error of predicting their mean."""
+        return self.target.std(0, correction=0).mean().item()
+
+    @property
+    def width(self) -> float:
+        """Median width of the intervals."""
+        assert self.prediction.interval is not None
+        lower, upper = self.prediction.interval
+        return (upper - lower).median().item()
+
+    # --- classes ---
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Most probable true class: (N,)."""
+        return self.target.argmax(-1) if self.target.is_floating_point() else self.target
+
+    def matrix(self) -> list[list[int]] | None:
+        """Return the confusion matrix, true classes in rows; None if it would be too large."""
+        size = self.model.task.size
+        if size > MAX_CLASSES:
+            return None
+        pairs = torch.bincount(self.labels * size + self.prediction.point, minlength=size**2)
+        matrix: list[list[int]] = pairs.reshape(size, size).tolist()
+        return matrix
+
+    def classes(self) -> list[tuple[str, int, float, float, int]]:
+        """Return name, samples, accuracy, share answered and errors among the answers.
+
+        Of many classes the worst.
+        """
+        accepted, rows = self.prediction.accepted, []
+        assert accepted is not None
+        for index, name in enumerate(self.model.task.names):
+            own = self.labels == index
+            correct, answered = (self.prediction.point == index)[own], accepted[own]
+            if len(correct):
+                accuracy, share = correct.double().mean().item(), answered.double().mean().item()
+                errors = int((answered & ~correct).sum())
+                rows.append((name, len(correct), accuracy, share, errors))
+        is_large = self.model.task.size > MAX_CLASSES
+        return sorted(rows, key=lambda row: row[2])[:MAX_CLASSES] if is_large else rows
+
+    # --- samples to look at ---
+
+    def surprising(self) -> list[Example]:
+        """Return the most confident errors, or the largest errors for their uncertainty."""
+        if self.model.task.kind == "classification":
+            assert self.errors is not None
+            probability = self.prediction.tensors()["probability"]
+            return self._examples(probability.masked_fill(~self.errors, -torch.inf))
+        dist: Any = self.dist
+        deviations: Tensor = (self.target - dist.mean).abs() / dist.variance.sqrt()
+        return self._examples(deviations.amax(-1))
+
+    def uncertain(self) -> list[Example]:
+        """Return the least confident samples."""
+        return self._examples(-self.dist.confidence(self.model.method.error_score))
+
+    def _examples(self, ranking: Tensor) -> list[Example]:
+        """Return the samples with the largest values; -inf excludes a sample."""
+        largest = ranking.argsort(descending=True, stable=True)[:MAX_EXAMPLES]
+        rows = [row for row in largest.tolist() if ranking[row] > -torch.inf]
+        if not rows:
+            return []
+        truths, format, examples = self.model.task.decode(self.target), self.source.format, []
+        for row, inputs in zip(rows, self.source.encode(rows).inputs, strict=True):
+            cells = {"sample": self.source.item(row), "true": truths[row]}
+            for name, value in next(self.prediction[row].rows(probs=False)).items():
+                if name.split(".")[0] in COLUMNS:
+                    cells[name] = value
+            if isinstance(format, TableFormat):
+                cells |= islice(format.decode(inputs).items(), MAX_VALUES)
+            elif inputs.ndim == 1:
+                cells |= {f"[{index}]": x for index, x in enumerate(inputs[:MAX_VALUES].tolist())}
+            is_error = self.errors is not None and bool(self.errors[row])
+            is_image = inputs.ndim == 3 and len(inputs) in (1, 3)
+            texts = {name: _text(value) for name, value in cells.items()}
+            examples.append(Example(texts, is_error, image(inputs) if is_image else None))
+        return examples
+
+
+def _text(value: Any) -> str:
+    """Format a cell; an array has a value for each target."""
+    if isinstance(value, np.ndarray):
+        return ", ".join(map(_text, value.tolist()))
+    if isinstance(value, float | np.floating):
+        return number(float(value))
+    return "(unseen)" if value is None else str(value)
