@@ -32,7 +32,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.methods import MCDropout
 from dubito.model import Model, Prediction
-from dubito.policy import REASONS, Threshold
+from dubito.policy import REASONS
 
 __all__ = ["export"]
 
@@ -64,18 +64,6 @@ class ExportError(DubitoError):
 
 
 @dataclass(frozen=True)
-class Differences:
-    """Largest differences between a file and torch, relative for values above 1."""
-
-    samples: int
-    """Number of samples."""
-    network: float
-    """Outputs of the network, relative to the largest of a sample; at most 1e-4."""
-    columns: float
-    """Columns, from the same outputs of the network on; at most 1e-4."""
-
-
-@dataclass(frozen=True)
 class Exported:
     """A written file."""
 
@@ -84,7 +72,8 @@ class Exported:
     """Size in bytes."""
     metadata: Mapping[str, str] = field(repr=False)
     """Metadata of the file; values are JSON."""
-    differences: Differences
+    difference: float
+    """Largest difference from torch, relative for values above 1; at most 1e-4."""
 
 
 def export(
@@ -117,9 +106,9 @@ def export(
     graph = _Graph(model, scores)
     samples = _samples(model, floats)
     content, metadata = _serialize(graph, samples[:3])
-    differences = _check(content, graph, samples)
+    difference = _check(content, graph, samples)
     atomic_write(path, content)
-    return Exported(path, len(content), metadata, differences)
+    return Exported(path, len(content), metadata, difference)
 
 
 def _check_method(model: Model) -> None:
@@ -165,12 +154,6 @@ class _Graph(nn.Module):
         return {name: _marked(name, values, valid) for name, values in columns.items()}
 
 
-def _thresholds(model: Model) -> list[Threshold]:
-    policy = model.policy
-    both = () if policy is None else (policy.threshold, policy.ood_threshold)
-    return [threshold for threshold in both if threshold is not None]
-
-
 def _all_finite(values: Tensor) -> Tensor:
     """Return which samples are finite: (N, ...) -> (N,)."""
     return values.isfinite().flatten(1).all(1)
@@ -202,9 +185,13 @@ def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
     size = proto.ByteSize()
     if size > MAX_BYTES:
         raise DubitoError(f"the network takes {size} bytes, but an .onnx file at most {MAX_BYTES}")
-    _clean(proto)
-    metadata = _metadata(graph, example, names)
-    _describe(proto, metadata)
+    with torch.no_grad():
+        dist = graph.model(example)
+    columns = {name: _description(name, dist, graph.model) for name in names}
+    for value in proto.graph.output:
+        value.doc_string = columns[value.name]
+    metadata = _metadata(graph.model, example, columns)
+    proto.graph.input[0].doc_string = json.loads(metadata["inputs"])["values"]
     onnx.helper.set_model_props(proto, metadata)
     onnx.checker.check_model(proto)
     return proto.SerializeToString(deterministic=True), metadata
@@ -228,6 +215,7 @@ def _trace(graph: _Graph, example: Tensor, names: Sequence[str]) -> Any:
     assert program is not None
     proto = program.model_proto
     _rename(proto.graph, names)
+    _clean(proto)
     return proto
 
 
@@ -272,7 +260,8 @@ def _quiet() -> Iterator[None]:
 
 def _clean(proto: Any) -> None:
     """Remove stack traces with the paths of this machine, and name the size of the batch."""
-    proto.ir_version = IR
+    proto.ir_version, proto.producer_version = IR, __version__
+    proto.graph.name = proto.producer_name = "dubito"
     del proto.metadata_props[:], proto.graph.metadata_props[:], proto.graph.value_info[:]
     for part in ("node", "input", "output", "initializer"):
         for entry in getattr(proto.graph, part):
@@ -284,20 +273,8 @@ def _clean(proto: Any) -> None:
                 axis.dim_param = BATCH
 
 
-def _describe(proto: Any, metadata: Mapping[str, str]) -> None:
-    proto.graph.name = proto.producer_name = "dubito"
-    proto.producer_version = __version__
-    proto.graph.input[0].doc_string = json.loads(metadata["inputs"])["values"]
-    columns = json.loads(metadata["columns"])
-    for value in proto.graph.output:
-        value.doc_string = columns[value.name]
-
-
-def _metadata(graph: _Graph, example: Tensor, names: Sequence[str]) -> dict[str, str]:
+def _metadata(model: Model, example: Tensor, columns: Mapping[str, str]) -> dict[str, str]:
     """Describe the file in JSON."""
-    model = graph.model
-    with torch.no_grad():
-        dist = model(example)
     values = "numbers as in the data"
     if model.preprocessing.inputs.kind == "image" or example.dtype == torch.uint8:
         values = "pixels from 0 to 1" if example.is_floating_point() else "pixels from 0 to 255"
@@ -309,7 +286,7 @@ def _metadata(graph: _Graph, example: Tensor, names: Sequence[str]) -> dict[str,
             "type": str(example.dtype).removeprefix("torch."),
             "values": f"{values}; normalization is in the graph",
         },
-        "columns": {name: _description(name, dist, model) for name in names},
+        "columns": columns,
         "reasons": list(REASONS),
         "method": model.method.to_dict(),
         "preprocessing": model.preprocessing,
@@ -317,11 +294,10 @@ def _metadata(graph: _Graph, example: Tensor, names: Sequence[str]) -> dict[str,
         "policy": model.policy,
         "versions": {"dubito": __version__, "torch": str(torch.__version__)},
     }
-    return {name: _json(value) for name, value in content.items()}
-
-
-def _json(value: Any) -> str:
-    return json_text(value.model_dump(mode="json") if isinstance(value, BaseModel) else value)
+    return {
+        name: json_text(part.model_dump(mode="json") if isinstance(part, BaseModel) else part)
+        for name, part in content.items()
+    }
 
 
 def _description(name: str, dist: Distribution, model: Model) -> str:
@@ -358,16 +334,15 @@ def _samples(model: Model, floats: bool) -> Tensor:
     return (mean + std * torch.cat(spread)).float()
 
 
-def _check(content: bytes, graph: _Graph, samples: Tensor) -> Differences:
-    """Compare the file with torch, and raise if it differs."""
+def _check(content: bytes, graph: _Graph, samples: Tensor) -> float:
+    """Raise if the file differs from torch, and return the largest difference."""
     runtime = need("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    found = [_compare(session, graph, samples[:count]) for count in (1, 2, len(samples))]
     if samples.is_floating_point():
         _check_invalid(session, samples[:3])
-    return Differences(len(samples), *(max(values) for values in zip(*found, strict=True)))
+    return max(_compare(session, graph, samples[:count]) for count in (1, 2, len(samples)))
 
 
 def _run(session: Any, inputs: Tensor) -> dict[str, Tensor]:
@@ -377,8 +352,7 @@ def _run(session: Any, inputs: Tensor) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _compare(session: Any, graph: _Graph, inputs: Tensor) -> tuple[float, float]:
-    """Return the differences of outputs and columns; see `Differences`."""
+def _compare(session: Any, graph: _Graph, inputs: Tensor) -> float:
     columns = _run(session, inputs)
     features, expected = graph.model.run(inputs)
     # At the edge of float32 rounding decides what is finite: compare where both are.
@@ -389,59 +363,46 @@ def _compare(session: Any, graph: _Graph, inputs: Tensor) -> tuple[float, float]
     features = None if features is None else features[valid]
     columns = {name: values[valid] for name, values in columns.items()}
     outputs = columns.pop("outputs")
-    scale = expected.abs().amax(-1, keepdim=True).clamp_min(1)
-    network = ((outputs - expected).abs() / scale).max().item()
-    _check_difference("outputs", network)
-    # From the file's outputs on: the rounding of the network may grow in what follows.
-    beside = graph.columns(inputs, features, outputs)
-    if list(columns) != list(beside):
+    largest = _difference("outputs", outputs, expected, expected.abs().amax(-1, keepdim=True))
+    # From the file's outputs on: the rounding of the network may grow in the columns.
+    reference = graph.columns(inputs, features, outputs)
+    if list(columns) != list(reference):
         raise ExportError(f"no file was written: its columns would be {list(columns)}")
-    ties = _ties(graph, inputs, features, outputs, columns)
-    for name in columns.keys() & ties.keys():
-        if bool((columns[name] != beside[name])[~ties[name]].any()):
+    ties = _ties(graph.model, graph.predict(inputs, features, outputs), columns)
+    for name, values in columns.items():
+        if values.is_floating_point():
+            difference = _difference(name, values, reference[name], reference[name].abs())
+            largest = max(largest, difference)
+        elif bool((values != reference[name])[~ties[name]].any()):
             raise ExportError(f"no file was written: its {name!r} would differ from torch")
-    differences = {
-        name: _difference(values, beside[name])
-        for name, values in columns.items()
-        if values.is_floating_point()
-    }
-    for name, difference in differences.items():
-        _check_difference(name, difference)
-    return network, max(differences.values())
+    return largest
 
 
-def _difference(values: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative for values above 1; equal infinities have none."""
-    gap = (values - expected).abs() / expected.abs().clamp_min(1)
-    return torch.where(values == expected, 0.0, gap).max().item()
-
-
-def _check_difference(name: str, difference: float) -> None:
+def _difference(name: str, values: Tensor, expected: Tensor, scale: Tensor) -> float:
+    """Return the largest difference, relative to a scale above 1; equal infinities have none."""
+    gap = (values - expected).abs() / scale.clamp_min(1)
+    difference = torch.where(values == expected, 0.0, gap).max().item()
     if not difference <= TOLERANCE:
         raise ExportError(
             f"no file was written: its {name!r} would differ from torch by {difference:.2g}, more "
             f"than {TOLERANCE:g}"
         )
+    return difference
 
 
-def _ties(
-    graph: _Graph,
-    inputs: Tensor,
-    features: Tensor | None,
-    outputs: Tensor,
-    columns: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
+def _ties(model: Model, prediction: Prediction, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the samples where rounding decides, for each column that is not a number: (N,)."""
-    prediction = graph.predict(inputs, features, outputs)
-    ties = {}
+    ties, policy = {}, model.policy
     if "probs" in columns:
-        probs, label = prediction.distribution.predictive.probs, columns["prediction"]  # type: ignore[attr-defined]
-        chosen = probs.gather(-1, label.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-        ties["prediction"] = probs.amax(-1) - chosen <= TOLERANCE
-    close = torch.zeros(len(inputs), dtype=torch.bool)
-    for threshold in _thresholds(graph.model):
-        values = prediction.score(threshold.score)
-        close |= (values - threshold.value).abs() <= TOLERANCE * values.abs()
+        predictive: Any = prediction.distribution.predictive
+        label = columns["prediction"].clamp_min(0).unsqueeze(-1)
+        gap = predictive.probs.amax(-1, keepdim=True) - predictive.probs.gather(-1, label)
+        ties["prediction"] = gap.squeeze(-1) <= TOLERANCE
+    close = torch.zeros(len(prediction), dtype=torch.bool)
+    for threshold in () if policy is None else (policy.threshold, policy.ood_threshold):
+        if threshold is not None:
+            values = prediction.score(threshold.score)
+            close |= (values - threshold.value).abs() <= TOLERANCE * values.abs()
     return {**ties, "accepted": close, "reason": close}
 
 

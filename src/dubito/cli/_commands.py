@@ -38,18 +38,8 @@ HIDDEN = {
     *("callbacks", "progress", "backbone.shape", "data.source"),
     *("serve.on_start", "serve.config", "service.token"),
 }
-IMPORT = Setting(
-    name="import",
-    annotation=Sequence[str],
-    default=(),
-    help="Module or .py file that registers methods, scores, backbones or datasets.",
-)
-VERBOSE = Setting(
-    name="verbose",
-    annotation=bool,
-    default=False,
-    help="Show the terms of the loss and all validation metrics.",
-)
+PLUGIN_HELP = "Module or .py file that registers methods, scores, backbones or datasets."
+IMPORT = Setting("import", Sequence[str], (), PLUGIN_HELP)
 DEMO = Setting("demo", bool, False, "Serve a model of handwritten digits, trained on the spot.")
 
 
@@ -98,7 +88,6 @@ def _option_values(argv: Sequence[str], name: str) -> list[str]:
 def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the options of a command that are not parameters of its function."""
     if name == "train":
-        yield VERBOSE
         yield from _run_settings(argv)
     elif name == "fewshot":
         yield from _method_settings(*_option_values(argv, "method")[-1:] or [FEWSHOT_METHOD])
@@ -151,12 +140,12 @@ def _backbone_settings(name: str) -> Iterator[Setting]:
 # --- commands: call the function and print its result ---
 
 
-def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> None:
+def _train(function: Run, *, out: str, **values: Any) -> None:
     from dubito.model._card import format_metric
 
     is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     console = Console(quiet=not is_first, soft_wrap=True)
-    with _display.train_progress(console, verbose) as update:
+    with _display.train_progress(console) as update:
         models = function(out=out, callbacks=[update], **values)
     for model in models if isinstance(models, list) else [models]:
         record: Any = model.record
@@ -210,11 +199,8 @@ def _calibrate(function: Run, **values: Any) -> None:
 
 def _export(function: Run, **values: Any) -> None:
     exported = function(**values)
-    largest = max(exported.differences.network, exported.differences.columns)
-    sys.stdout.write(
-        f"{exported.path}: {exported.size / 1e6:.2f} MB, largest difference from torch "
-        f"{largest:.1e}\n"
-    )
+    size, difference = f"{exported.size / 1e6:.2f} MB", f"{exported.difference:.1e}"
+    sys.stdout.write(f"{exported.path}: {size}, largest difference from torch {difference}\n")
 
 
 def _serve(function: Run, *, model: str | None = None, demo: bool = False, **values: Any) -> None:
