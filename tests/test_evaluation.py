@@ -45,12 +45,12 @@ def test_in_distribution_is_positive() -> None:
     result = evaluation.ood_detection(dist, ood)
     assert set(result) == set(dist.scores) - {"dissonance"}
     truth = np.r_[np.ones(200), np.zeros(150)]
-    for name, found in result.items():
+    for name, values in result.items():
         sign = 1 if dist.higher(name) == "confidence" else -1
         confidence = sign * np.r_[dist.score(name).numpy(), ood.score(name).numpy()]
         for metric, value in reference(truth, confidence).items():
-            assert found[metric] == pytest.approx(value, abs=1e-6)
-        assert 0 <= found["fpr95"] <= 1
+            assert values[metric] == pytest.approx(value, abs=1e-6)
+        assert 0 <= values["fpr95"] <= 1
     assert result["alpha0"]["auroc"] > 0.7
 
 
@@ -65,10 +65,10 @@ def test_correct_is_positive(case: str) -> None:
     task, dist, target = CASES[case]
     errors = task.errors(task.point(dist), target)
     assert 0 < errors.sum() < 200
-    for name, found in evaluation.error_detection(dist, errors, ["total", "epistemic"]).items():
+    for name, values in evaluation.error_detection(dist, errors, ["total", "epistemic"]).items():
         confidence = dist.confidence(name).numpy()
         for metric, value in reference(~errors.numpy(), confidence).items():
-            assert found[metric] == pytest.approx(value, abs=1e-6)
+            assert values[metric] == pytest.approx(value, abs=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -115,11 +115,11 @@ def test_error_detection_without_errors_or_without_correct_predictions(
 
 @pytest.mark.parametrize("epochs", [3, -1])
 def test_validation_losses_are_comparable_while_a_weight_rises(tmp_path: Path, epochs: int) -> None:
-    seen: list[float] = []
+    losses: list[float] = []
 
     class Losses(lightning.Callback):  # type: ignore[misc, name-defined]
         def on_validation_end(self, run: Any, _: object) -> None:
-            seen.append(run.callback_metrics["val_loss"].item())
+            losses.append(run.callback_metrics["val_loss"].item())
 
     def motionless(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.0)
@@ -133,7 +133,7 @@ def test_validation_losses_are_comparable_while_a_weight_rises(tmp_path: Path, e
     method = fitted.model.method
     weights = method.weight_tensor(2 if epochs > 0 else 10**6, 3)
     total, _ = method.loss(fitted(IMAGES[VALIDATION]), LABELS[VALIDATION], weights)
-    assert seen == pytest.approx([total.item() / 400] * 3, rel=1e-5)
+    assert losses == pytest.approx([total.item() / 400] * 3, rel=1e-5)
 
 
 def test_predictions_of_batches(trained: Any, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_a_checkpoint_continues_to_the_same_weights(tmp_path: Path) -> None:
     run.save_checkpoint(tmp_path / "half.ckpt")
     resumed = module()
     trainer(tmp_path, 4).fit(resumed, loader(part), ckpt_path=tmp_path / "half.ckpt")
-    for expected, found in zip(complete.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(expected, found)
+    for expected, actual in zip(complete.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(expected, actual)
     model = Model.build("iedl", DIGITS, PIXELS, BODY, seed=5)
     read = EvidentialModule.load_from_checkpoint(tmp_path / "half.ckpt", model=model)
     assert read.lr == 0.01
@@ -202,13 +202,13 @@ def test_the_method_is_finished_after_training(tmp_path: Path) -> None:
     class Centered(methods.Softmax):  # type: ignore[misc]
         def finish(self, network: nn.Module, batches: Any) -> None:
             for _ in range(2):  # an ensemble reads the batches once for each member
-                seen.append(torch.cat([inputs for inputs, _ in batches]))
+                parts.append(torch.cat([inputs for inputs, _ in batches]))
 
-    seen: list[Tensor] = []
+    parts: list[Tensor] = []
     trainer(tmp_path, 1).fit(module(Centered()), loader(slice(0, 100)))
     expected = PIXELS.normalize(IMAGES[:100])
-    assert all(torch.equal(part, expected) for part in seen)
-    assert len(seen) == 2
+    assert all(torch.equal(part, expected) for part in parts)
+    assert len(parts) == 2
 
 
 @NO_VALIDATION
@@ -219,9 +219,7 @@ def test_the_method_is_finished_after_training(tmp_path: Path) -> None:
         ({"name": "iedl", "kl_ramp": "all"}, {"max_steps": 3}, "kl_ramp='all' needs the number"),
     ],
 )
-def test_training_that_lacks_something(
-    method: Any, options: Any, error: str, tmp_path: Path
-) -> None:
+def test_missing_settings_are_errors(method: Any, options: Any, error: str, tmp_path: Path) -> None:
     epochs = -1 if options else 1
     with pytest.raises(ValueError, match=error):
         trainer(tmp_path, epochs, **options).fit(module(method), loader(slice(0, 64)))

@@ -7,7 +7,7 @@ more confident. Scores whose cost is quadratic in the number of classes are comp
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,25 +27,6 @@ Detection = dict[str, dict[str, float]]
 #: name -> metric of confidences and a mask of positives
 DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}
 CURVE_POINTS = 101
-
-
-class Evaluation(TypedDict):
-    """Result of `evaluate`."""
-
-    samples: int
-    """Number of samples."""
-    metrics: dict[str, float]
-    """Metrics of the raw predictive."""
-    calibrated: NotRequired[dict[str, float]]
-    """Metrics of the calibrated predictive."""
-    interval_coverage: NotRequired[dict[str, float]]
-    """Share of targets in the calibration's intervals, by level."""
-    error_rate: NotRequired[float]
-    """Share of errors, if the task defines errors."""
-    aurc: NotRequired[dict[str, float]]
-    """Area under the risk-coverage curve of each score."""
-    error_detection: NotRequired[Detection]
-    """Detection of errors by each score, if there are both errors and correct predictions."""
 
 
 def ood_detection(
@@ -68,13 +49,13 @@ def ood_detection(
     """
     if _event_shapes(dist) != _event_shapes(ood):
         raise DubitoError(f"{dist!r} and {ood!r} must come from one model")
-    found: Detection = {}
+    result: Detection = {}
     for name in dist.default_scores if scores is None else scores:
         parts = [part.confidence(name).flatten() for part in (dist, ood)]
         values = torch.cat(parts)
         is_positive = torch.arange(len(values), device=values.device) < len(parts[0])
-        found[name] = _detect(values, is_positive)
-    return found
+        result[name] = _detect(values, is_positive)
+    return result
 
 
 def error_detection(
@@ -117,13 +98,13 @@ def risk_coverage(
     curves: dict[str, Curve] = {}
     for name in dist.default_scores if scores is None else scores:
         confidence, correct = (x.cpu().double().numpy() for x in _ranked(dist, errors, name))
-        kept = np.unique(np.linspace(1, len(correct), min(CURVE_POINTS, len(correct))).round())
+        ranks = np.unique(np.linspace(1, len(correct), min(CURVE_POINTS, len(correct))).round())
         order = np.argsort(-confidence, kind="stable")
         ranked = confidence[order]
         ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-        counted = (1 - correct[order]).cumsum()[ends]
-        risk = np.interp(kept, [0, *(ends + 1)], [0, *counted]) / kept
-        curves[name] = {"coverage": (kept / len(correct)).tolist(), "risk": risk.tolist()}
+        counts = (1 - correct[order]).cumsum()[ends]
+        risk = np.interp(ranks, [0, *(ends + 1)], [0, *counts]) / ranks
+        curves[name] = {"coverage": (ranks / len(correct)).tolist(), "risk": risk.tolist()}
     return curves
 
 
@@ -133,7 +114,7 @@ def evaluate(
     target: Tensor,
     scores: Iterable[str] | None = None,
     calibration: Calibration | None = None,
-) -> Evaluation:
+) -> dict[str, Any]:
     """Evaluate predictions of samples with known targets.
 
     Args:
@@ -142,10 +123,16 @@ def evaluate(
         target: Encoded targets.
         scores: Names of scores; by default all but expensive ones.
         calibration: Calibration to evaluate beside the raw predictive.
+
+    Returns:
+        "samples" and "metrics" of the raw predictive. With a calibration "calibrated", its metrics,
+        and for regression "interval_coverage", the share of targets in the intervals by level. If
+        the task defines errors, "error_rate", "aurc", the area under the risk-coverage curve by
+        score, and "error_detection" if there are both errors and correct predictions.
     """
     names = dist.default_scores if scores is None else tuple(scores)
     target = target.to(dist.device)
-    result = Evaluation(samples=len(dist), metrics=task.metrics(dist.predictive, target))
+    result = {"samples": len(dist), "metrics": task.metrics(dist.predictive, target)}
     if calibration is not None:
         result["calibrated"] = task.metrics(calibration(dist), target)
         if calibration.levels:

@@ -6,8 +6,8 @@
 | val_loss | loss with the weights of the last epoch, so that epochs can be compared |
 | val_METRIC | metrics of the task, such as val_accuracy |
 | val_epistemic | mean epistemic uncertainty |
-| val_error_aupr | how well the method's score tells correct predictions (positive) from errors |
-| val_ood_aupr | how well the method's score tells validation samples (positive) from OOD inputs |
+| val_error_aupr | separation of correct predictions (positive) and errors by the method's score |
+| val_ood_aupr | separation of validation samples (positive) and OOD inputs by the method's score |
 
 Batches are pairs of encoded inputs and targets: class indices (N,), or numbers (N, T) in their own
 units. Further validation loaders give OOD inputs; the third loader is logged as val_ood_aupr_2, and
@@ -74,7 +74,7 @@ class EvidentialModule(LightningModule):
         self.model, self.lr, self.optimizer, self.epochs = model, lr, optimizer, epochs
         self.save_hyperparameters({"lr": lr, "epochs": epochs})
         #: outputs and targets of each validation loader
-        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._outputs: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def forward(self, inputs: Tensor) -> Distribution:
         """Return the distribution before calibration, in units of the target.
@@ -141,14 +141,14 @@ class EvidentialModule(LightningModule):
     # --- validation ---
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the outputs of the last epoch."""
-        self._seen = {}
+        """Drop outputs of an epoch that did not end."""
+        self._outputs = {}
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Run the network: on validation samples of the first loader, on OOD inputs of others."""
         inputs, target = (_inputs(batch), torch.empty(0)) if dataloader_idx else _pair(batch)
         _, outputs = self.model.run(inputs)
-        self._seen.setdefault(dataloader_idx, []).append((outputs.cpu(), target.cpu()))
+        self._outputs.setdefault(dataloader_idx, []).append((outputs.cpu(), target.cpu()))
 
     def on_validation_epoch_end(self) -> None:
         """Log metrics over the samples of all processes."""
@@ -157,41 +157,32 @@ class EvidentialModule(LightningModule):
         dist = method.distribution(outputs)
         # With the last weights: a KL weight that rises makes epochs incomparable.
         weights = self._weights(sys.maxsize)[: len(method.terms)]
+        training_target = task.to_training_units(target)
         loss, _ = weighted_sums(
-            method.terms,
-            dist,
-            task.to_training_units(target),
-            weights,
-            per_class=method.per_class,
+            method.terms, dist, training_target, weights, per_class=method.per_class
         )
-        logged = {"loss": loss.item() / len(target)}
         dist = task.to_user_units(dist)
-        logged |= task.metrics(dist.predictive, target)
+        result = evaluation.evaluate(task, dist, target, [method.error_score])
+        logged = {"loss": loss.item() / len(target), **result["metrics"]}
         logged["epistemic"] = dist.epistemic.mean().item()
-        errors = task.errors(task.point(dist), target) if task.defines_errors else None
-        if errors is not None and not bool(errors.all()):
-            score = method.error_score
-            logged["error_aupr"] = 1.0  # the limit of few errors
-            if bool(errors.any()):
-                found = evaluation.error_detection(dist, errors, [score])
-                logged["error_aupr"] = found[score]["aupr"]
-        for loader in sorted(self._seen.keys() - {0}):
+        if result.get("error_rate", 1) < 1:
+            detection = result.get("error_detection", {}).get(method.error_score)
+            logged["error_aupr"] = detection["aupr"] if detection else 1.0  # the limit of no errors
+        for loader in sorted(self._outputs.keys() - {0}):
             ood = task.to_user_units(method.distribution(self._gathered(loader)[0]))
-            found = evaluation.ood_detection(dist, ood, [method.ood_score])
-            name = "ood_aupr" if loader == 1 else f"ood_aupr_{loader}"
-            logged[name] = found[method.ood_score]["aupr"]
+            detection = evaluation.ood_detection(dist, ood, [method.ood_score])[method.ood_score]
+            logged["ood_aupr" if loader == 1 else f"ood_aupr_{loader}"] = detection["aupr"]
         for name, value in logged.items():
             self._log(f"val_{name}", torch.tensor(value))
-        self._seen = {}
 
     def _gathered(self, loader: int) -> list[Tensor]:
         """Return outputs and targets of a loader, of all processes."""
-        own = [torch.cat(values) for values in zip(*self._seen[loader], strict=True)]
+        parts = [torch.cat(values) for values in zip(*self._outputs[loader], strict=True)]
         if self.trainer.world_size == 1:
-            return own
-        everyone: list[Any] = [None] * self.trainer.world_size
-        processes.all_gather_object(everyone, own)
-        return [torch.cat(values) for values in zip(*everyone, strict=True)]
+            return parts
+        gathered: list[Any] = [None] * self.trainer.world_size
+        processes.all_gather_object(gathered, parts)
+        return [torch.cat(values) for values in zip(*gathered, strict=True)]
 
     def _log(self, name: str, value: Tensor, count: int | None = None) -> None:
         """Log a mean over an epoch; without a count the value is that of all processes."""
@@ -217,7 +208,7 @@ class EvidentialModule(LightningModule):
         """Return the model for prediction, saving and export, in evaluation mode.
 
         Args:
-            validation: Batches of pairs that training did not see, to fit the calibration and, if
+            validation: Batches of pairs that were not trained on, to fit the calibration and, if
                 the task defines errors, the policy.
             **policy: Arguments of `Model.fit_policy`, such as error_rate.
         """
@@ -226,12 +217,8 @@ class EvidentialModule(LightningModule):
             batches = [_pair(batch) for batch in validation]
             if not batches:
                 raise DubitoError("validation has no batches")
-            parts = [model.predict(inputs) for inputs, _ in batches]
-            prediction = model.prediction(
-                Distribution.cat([part.distribution for part in parts]),
-                torch.cat([part.in_range for part in parts if part.in_range is not None]),
-            )
-            target = model.task.decode(torch.cat([target.cpu() for _, target in batches]))
+            inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            prediction, target = model.predict(inputs), model.task.decode(targets.cpu())
             model.calibrate(prediction, target)
             if model.task.defines_errors:
                 model.fit_policy(prediction, target, **policy)
