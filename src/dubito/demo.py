@@ -1,8 +1,8 @@
 """Demo: EDL and I-EDL are trained on digits, and predict photo patches and noisy digits.
 
 Both methods get the same network, initial weights and batches, for several seeds: the difference
-between two seeds can exceed that between the methods. Patches are made like the digits, which count
-ink in blocks of 4x4: blocks of 4x4 pixels of two photographs are averaged.
+between two seeds can exceed that between the methods. Patches are scaled like the digits, which
+count ink in blocks of 4x4: blocks of 4x4 pixels of two photographs are averaged.
 
 The settings are not blind. The Fisher weight, the weight decay and the scale of the patches were
 chosen with OOD figures in view; batch size, learning rate and epochs keep the demo short.
@@ -192,37 +192,25 @@ def _uncertainty(models: list[Model], sets: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _examples(model: Model, sets: Mapping[str, Tensor], target: Any) -> list[dict[str, Any]]:
-    """Choose images to show: of the candidates in a set, the one with the highest score."""
-    predictions = {name: model.predict(inputs) for name, inputs in sets.items()}
-    digits, patches, noisy = predictions
-    correct = torch.from_numpy(predictions[digits].labels == target.astype(str))
-    everything = torch.ones_like(correct)
+    """Choose the images with the least and the most vacuity of each set."""
     examples = []
-    for heading, name, score, sign, candidates in (
-        ("The surest digit", digits, "vacuity", -1, correct),
-        ("The most ambiguous digit", digits, "dissonance", 1, everything),
-        ("The surest error", digits, "vacuity", -1, ~correct),
-        ("The most doubted patch", patches, "vacuity", 1, everything),
-        ("The surest patch", patches, "vacuity", -1, everything),
-        ("The most doubted noisy digit", noisy, "vacuity", 1, everything),
-    ):
-        if not bool(candidates.any()):
-            continue
-        scores = (sign * predictions[name].score(score)).masked_fill(~candidates, -torch.inf)
-        index = int(scores.argmax())
-        row: Any = predictions[name][index]
-        beliefs, classes = ((row.distribution.alpha - 1) / row.distribution.alpha0).topk(2)
-        first, second = model.task.decode(classes[0])
-        examples.append({
-            "heading": heading,
-            "set": name,
-            "index": index,
-            "truth": None if name == patches else str(target[index]),
-            "label": first,
-            "belief": beliefs[0, 0].item(),
-            "second_label": second,
-            "second_belief": beliefs[0, 1].item(),
-            "vacuity": row.score("vacuity").item(),
-            "accepted": bool(row.accepted),
-        })  # fmt: skip
+    for name, inputs in sets.items():
+        prediction = model.predict(inputs)
+        vacuity = prediction.score("vacuity")
+        for kind, index in (("surest", vacuity.argmin()), ("most doubted", vacuity.argmax())):
+            row: Any = prediction[int(index)]
+            beliefs, classes = ((row.distribution.alpha - 1) / row.distribution.alpha0).topk(2)
+            first, second = model.task.decode(classes[0])
+            examples.append({
+                "heading": f"The {kind} of the {name}",
+                "set": name,
+                "index": int(index),
+                "truth": None if name == "photo patches" else str(target[index]),
+                "label": first,
+                "belief": beliefs[0, 0].item(),
+                "second_label": second,
+                "second_belief": beliefs[0, 1].item(),
+                "vacuity": vacuity[index].item(),
+                "accepted": bool(row.accepted),
+            })  # fmt: skip
     return examples
