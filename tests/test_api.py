@@ -157,7 +157,7 @@ def test_ood_inputs_and_class_weights(tmp_path):
         train("digits", out=tmp_path / "b", epochs=1, train_ood="digits", **SETTINGS)
 
 
-def test_nothing_to_train_on(tmp_path):
+def test_training_needs_data(tmp_path):
     with pytest.raises(DubitoError, match="nothing to train on"):
         train(out=tmp_path)
 
@@ -181,7 +181,7 @@ def test_regression_end_to_end(housing, tmp_path):
     assert result["policy"]["accepted"] > 0
 
 
-def test_a_number_is_no_class(housing, tmp_path):
+def test_number_target_needs_a_task(housing, tmp_path):
     with pytest.raises(DubitoError, match="looks like a number"):
         train(housing, out=tmp_path, target="price", **SETTINGS)
     with pytest.raises(DubitoError, match="is for classification, not for regression"):
@@ -215,7 +215,7 @@ def test_calibrate_on_other_data(folder, tmp_path):
     assert torch.equal(weights(model), weights(dubito.load(folder)))
 
 
-def test_changed_data_is_noticed(tmp_path):
+def test_changed_data_is_an_error(tmp_path):
     x = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
     np.savez(tmp_path / "data.npz", inputs=x, labels=x[:, 0] > 0)
     train(tmp_path / "data.npz", out=tmp_path / "run", epochs=1, **SETTINGS)
@@ -224,7 +224,7 @@ def test_changed_data_is_noticed(tmp_path):
         calibrate(tmp_path / "run")
 
 
-def test_a_device_that_is_not_there(folder):
+def test_missing_device_is_an_error(folder):
     with pytest.raises(DubitoError, match="unknown device 'abacus'"):
         predict(folder, "x.png", device="abacus")
 

@@ -77,8 +77,8 @@ def test_fit_undoes_a_factor_of_the_evidence(factor: float) -> None:
     ],
 )
 def test_fit_equals_the_first_edition(factor: float, theta: tuple[float, float]) -> None:
-    found = Calibration.fit(Dirichlet(scaled_evidence(factor)[0]), scaled_evidence(factor)[1])
-    assert found.theta == pytest.approx(theta, abs=1e-6)
+    calibration = Calibration.fit(Dirichlet(scaled_evidence(factor)[0]), scaled_evidence(factor)[1])
+    assert calibration.theta == pytest.approx(theta, abs=1e-6)
 
 
 Case = tuple[Distribution, Tensor, Callable[[float], np.ndarray]]
@@ -115,11 +115,11 @@ def scale_case() -> Case:
 @pytest.mark.parametrize("case", [temperature_case, scale_case])
 def test_fit_is_the_maximum_that_scipy_finds(case: Callable[[], Case]) -> None:
     dist, target, log_likelihood = case()
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         lambda theta: -log_likelihood(theta).sum(), bounds=(-12, 12), method="bounded",
         options={"xatol": 1e-10},
     )  # fmt: skip
-    assert Calibration.fit(dist, target).theta == pytest.approx([found.x], abs=1e-5)
+    assert Calibration.fit(dist, target).theta == pytest.approx([optimum.x], abs=1e-5)
 
 
 def test_a_grid_on_some_rows_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_errors_among_the_most_confident_end_the_search() -> None:
 
 
 @pytest.mark.parametrize("count", [200, 400, 1000])
-def test_errors_among_the_most_confident_do_not_hide_what_all_samples_show(count: int) -> None:
+def test_later_searches_survive_confident_errors(count: int) -> None:
     allowed = int(binom(count, 0.05).ppf(0.2 * DELTA)) - 1  # a fifth of DELTA is for all samples
     wrong = np.zeros(count, bool)
     wrong[:allowed] = True
@@ -124,7 +124,7 @@ def test_ties_are_accepted_or_rejected_together() -> None:
     assert policy.threshold.value == pytest.approx(0.8)
 
 
-def test_data_sorted_by_its_errors_shows_no_more_if_all_is_tied() -> None:
+def test_order_of_tied_samples_does_not_matter() -> None:
     errors, tied = np.arange(300) >= 200, binary(np.full(300, 0.75))
     assert Policy.control_error(tied, errors, level=0.3).accepts_nothing
     policy = Policy.control_error(tied, errors, level=0.5, start=0.5)
@@ -231,7 +231,7 @@ def test_the_guarantee_is_not_needlessly_strong() -> None:
     assert (risks > 0.05).mean() > 0.4 * DELTA
 
 
-def test_the_guarantee_is_about_what_passes_both_thresholds() -> None:
+def test_the_guarantee_is_about_samples_that_pass_both_thresholds() -> None:
     """Errors are among the familiar: without the unfamiliar the rate of the rest is higher."""
     generator = np.random.default_rng(3)
     broken = 0
@@ -399,9 +399,9 @@ def test_bad_files_are_errors(change: dict[str, object], message: str) -> None:
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
-    given = {"dist": binary(np.linspace(0.5, 0.9, 9)), "errors": np.zeros(9, bool)}
+    defaults = {"dist": binary(np.linspace(0.5, 0.9, 9)), "errors": np.zeros(9, bool)}
     with pytest.raises((ValueError, TypeError), match=message):
-        Policy.control_error(**{**given, **arguments})  # type: ignore[arg-type]
+        Policy.control_error(**{**defaults, **arguments})  # type: ignore[arg-type]
 
 
 def test_nan_is_an_error_and_never_a_decision() -> None:

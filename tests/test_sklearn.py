@@ -163,7 +163,7 @@ def test_few_samples_are_calibrated_by_cross_validation() -> None:
     assert 0.95 < np.median(model.predict_proba(X).max(1)) < 0.9999
 
 
-def test_limits_from_the_users_data(digits: Parts) -> None:
+def test_calibrate_on_fits_calibration_and_policy(digits: Parts) -> None:
     X, y, X_test, y_test = digits
     model = EvidentialClassifier(**NO_LIMITS).fit(X, y)
     with pytest.raises(NotFittedError, match="there is no policy: set error_rate"):
@@ -204,7 +204,7 @@ def test_every_method(method: str, wine: Parts, tmp_path: Path) -> None:
         )
 
 
-def test_a_seed_decides_everything(wine: Parts) -> None:
+def test_seed_determines_the_model(wine: Parts) -> None:
     X, y, X_test, _ = wine
     state = torch.get_rng_state()
     first, second, other = (
@@ -236,13 +236,13 @@ def test_class_weights_move_the_border() -> None:
         "other": {0: 10.0, 1: 0.1},
         "equal": {0: 3, 1: 3},
     }
-    found = {}
+    counts = {}
     for name, weight in weights.items():
         model = EvidentialClassifier("softmax", class_weight=weight, **NO_LIMITS)
-        found[name] = model.fit(X, y).predict(X).sum()
-    assert found["balanced"] > 1.5 * found["none"]
-    assert found["other"] < 0.5 * found["none"]
-    assert abs(found["equal"] - found["none"]) <= 2
+        counts[name] = model.fit(X, y).predict(X).sum()
+    assert counts["balanced"] > 1.5 * counts["none"]
+    assert counts["other"] < 0.5 * counts["none"]
+    assert abs(counts["equal"] - counts["none"]) <= 2
     with pytest.raises(ValueError, match="weight must be >= 0 and finite"):
         EvidentialClassifier(class_weight={0: -1.0, 1: 1.0}, **NO_LIMITS).fit(X, y)
 
@@ -318,11 +318,10 @@ def test_after_a_failed_fit_the_estimator_is_not_fitted(wine: Parts) -> None:
 
 
 def test_callbacks(wine: Parts) -> None:
-    seen: list[int] = []
-    EvidentialClassifier(callbacks=[lambda progress: seen.append(progress.epoch)], **NO_LIMITS).fit(
-        *wine[:2]
-    )
-    assert sorted(set(seen)) == list(range(1, 11))
+    epochs: list[int] = []
+    callbacks = [lambda progress: epochs.append(progress.epoch)]
+    EvidentialClassifier(callbacks=callbacks, **NO_LIMITS).fit(*wine[:2])
+    assert sorted(set(epochs)) == list(range(1, 11))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     ) -> Calibration:
         """Fit to held-out data by maximum likelihood.
 
-        Few samples do not ask for certainty: for classes, one more error is imagined at the median
+        Few samples do not justify certainty: for classes, one more error is added at the median
         confidence, as in the rule of succession; for numbers, the log of the scale has a standard
         normal prior, which weighs as much as half a sample. Neither counts among thousands. The
         fit is in float64 and deterministic.
@@ -78,7 +78,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         dist = dist.detach().to(torch.float64)
         target = _checked(dist, target)
         if not target.is_floating_point():
-            theta = _maximum_likelihood(*_with_imagined_error(dist, target))
+            theta = _maximum_likelihood(*_with_added_error(dist, target))
             return cls(theta=theta)
         for level in levels:
             _checks.in_open_unit_interval(levels=level)
@@ -130,7 +130,7 @@ def _checked(dist: Distribution, target: Tensor) -> Tensor:
     return target.double()
 
 
-def _with_imagined_error(dist: Any, target: Tensor) -> tuple[Any, Tensor]:
+def _with_added_error(dist: Any, target: Tensor) -> tuple[Any, Tensor]:
     """Append the sample of median confidence, with its second class as the target."""
     probs = dist.probs
     median = probs.amax(-1).argsort()[len(dist) // 2]
@@ -170,18 +170,18 @@ def _maximum_likelihood(
     # A sample of the rows is enough to choose the start.
     entries = sum(leaf.numel() for leaf in _pytree.tree_leaves(dist))
     every = max(1, min(count // ROWS, entries // ENTRIES))
-    some, some_target = dist, target
+    sample, sample_target = dist, target
     if every > 1:
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))
         rows = drawn[: count // every].to(target.device)
-        some, some_target = dist[rows], target[rows]
+        sample, sample_target = dist[rows], target[rows]
     axes = [
-        torch.linspace(-bound, bound, GRID[min(place, 1)], dtype=bounds.dtype, device=bounds.device)
-        for place, bound in enumerate(bounds.tolist())
+        torch.linspace(-bound, bound, GRID[min(index, 1)], dtype=bounds.dtype, device=bounds.device)
+        for index, bound in enumerate(bounds.tolist())
     ]
     grid = torch.cartesian_prod(*axes).reshape(-1, len(axes))
     with torch.no_grad():
-        start = grid[torch.stack([loss(point, some, some_target) for point in grid]).argmin()]
+        start = grid[torch.stack([loss(point, sample, sample_target) for point in grid]).argmin()]
 
     theta = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(

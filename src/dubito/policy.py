@@ -136,8 +136,8 @@ class Guarantee(BaseModel, frozen=True, extra="forbid"):
     def __repr__(self) -> str:
         if self.controls == "coverage":
             return f"coverage >= {self.level:g}"
-        asked = f"error <= {self.level:g}"
-        return asked if self.confidence is None else f"{asked} with confidence {self.confidence:g}"
+        text = f"error <= {self.level:g}"
+        return text if self.confidence is None else f"{text} with confidence {self.confidence:g}"
 
     __str__ = __repr__
 
@@ -262,17 +262,15 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         values, cumulative_errors = values[order], wrong[rows][order].cumsum()
         delta = 1 - confidence
         rank = _longest_search(values, cumulative_errors, level, delta, start)
-        found = int(cumulative_errors[rank - 1]) if rank else 0
+        count = int(cumulative_errors[rank - 1]) if rank else 0
+        alarms = None if ood_score is None else false_alarms
         return cls(
             threshold=Threshold.at_confidence(dist, score, values[rank - 1] if rank else math.inf),
             ood_threshold=ood.threshold,
             guarantee=Guarantee(
-                controls="error",
-                level=level,
-                confidence=confidence,
-                false_alarms=None if ood_score is None else false_alarms,
+                controls="error", level=level, confidence=confidence, false_alarms=alarms
             ),
-        )._validated(dist, found, _binomial.upper_bound(found, rank, delta) if rank else 1.0)
+        )._validated(dist, count, _binomial.upper_bound(count, rank, delta) if rank else 1.0)
 
     @classmethod
     def control_coverage(
@@ -314,14 +312,11 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         rank = conformal_rank(len(dist), coverage)
         # With too few samples for a quantile everything familiar has to be accepted.
         least = -math.inf if rank > len(values) else -np.sort(-values)[rank - 1]
+        alarms = None if ood_score is None else false_alarms
         return cls(
             threshold=Threshold.at_confidence(dist, score, least),
             ood_threshold=ood.threshold,
-            guarantee=Guarantee(
-                controls="coverage",
-                level=coverage,
-                false_alarms=None if ood_score is None else false_alarms,
-            ),
+            guarantee=Guarantee(controls="coverage", level=coverage, false_alarms=alarms),
         )._validated(dist)
 
     def _validated(
@@ -348,19 +343,15 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         guarantee, ood = self.guarantee, self.ood_threshold
         if guarantee is None or self.validation is None:
             raise DubitoError("a table needs a policy that was fitted to validation data")
+        confidence, alarms = guarantee.confidence or 0.95, guarantee.false_alarms or 0.01
+        score, ood_score = self.threshold.score, None if ood is None else ood.score
         share = len(dist) / (len(dist) + out_of_range)
         points = []
         for level in TABLE_LEVELS:
-            refitted = Policy.control_error(
-                dist,
-                errors,
-                level,
-                guarantee.confidence or 0.95,
-                self.threshold.score,
-                ood_score=None if ood is None else ood.score,
-                false_alarms=guarantee.false_alarms or 0.01,
+            policy = Policy.control_error(
+                dist, errors, level, confidence, score, ood_score=ood_score, false_alarms=alarms
             )
-            coverage = refitted.decide(dist).accepted.double().mean().item() * share
+            coverage = policy.decide(dist).accepted.double().mean().item() * share
             points.append(OperatingPoint(error_rate=level, coverage=coverage))
         validation = self.validation.model_copy(update={"out_of_range": out_of_range})
         return self.model_copy(update={"validation": validation, "table": tuple(points)})
@@ -475,8 +466,8 @@ def _ood_threshold(dist: Distribution, score: str | None, false_alarms: float) -
 def _without_nan(values: Tensor, score: str) -> Tensor:
     bad = values.isnan()
     if not torch.compiler.is_compiling() and bool(bad.any()):
-        place = bad.nonzero()[0].tolist()
-        raise DubitoError(f"{score} is NaN for {int(bad.sum())} samples, the first at {place}")
+        first = bad.nonzero()[0].tolist()
+        raise DubitoError(f"{score} is NaN for {int(bad.sum())} samples, the first at {first}")
     return values
 
 

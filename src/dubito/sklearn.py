@@ -1,4 +1,4 @@
-"""scikit-learn estimators that hold a `Model`.
+"""scikit-learn estimators around a `Model`.
 
 >>> from sklearn.datasets import load_wine
 >>> X, y = load_wine(return_X_y=True)
@@ -36,7 +36,7 @@ except ImportError as error:
         "scikit-learn is not installed: pip install 'dubito[sklearn]'", name=error.name
     ) from error
 
-from dubito import _checks
+from dubito.api import find_device
 from dubito.api.config import PolicyConfig, validated
 from dubito.data import ArrayFormat, TableFormat
 from dubito.data.arrays import check_resolution
@@ -57,9 +57,9 @@ Array = np.ndarray[Any, Any]
 AnyMethod = str | Mapping[str, Any] | Method
 Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], torch.nn.Module]
 #: fewer held-out samples calibrate worse than cross-validated predictions
-LEAST_HELD_OUT = 100
+MIN_HELD_OUT = 100
 #: fewer samples in all are not calibrated
-LEAST_CALIBRATED = 20
+MIN_CALIBRATED = 20
 FOLDS = 3
 #: smallest and largest batch of "auto", which otherwise makes eight steps per epoch
 BATCH = (16, 64)
@@ -105,15 +105,16 @@ class _Estimator(BaseEstimator):
         rng = check_random_state(self.random_state)
         seed = int(rng.randint(2**31 - 1))
         held_out = self._held_out(strata, rng)
-        few = held_out.sum() < LEAST_HELD_OUT
-        seen = X[~held_out], y[~held_out]
-        folds = self._across_folds(*seen, task, rng) if few and self.calibrate else None
-        self.model_ = model = self._trained(*seen, task(seen[1]), seed)
+        enough = held_out.sum() >= MIN_HELD_OUT
+        X_train, y_train = X[~held_out], y[~held_out]
+        cross_validate = self.calibrate and not enough and len(X_train) >= MIN_CALIBRATED
+        folds = self._cross_validate(X_train, y_train, task, rng) if cross_validate else None
+        self.model_ = self._trained(X_train, y_train, task(y_train), seed)
         if folds is not None:
             dist, target = folds
-            model.calibrate(model.prediction(dist), target)
+            self.model_.calibrate(self.model_.prediction(dist), target)
         if held_out.any():
-            self._fit_limits(X[held_out], y[held_out], self.calibrate and not few)
+            self._fit_held_out(X[held_out], y[held_out], self.calibrate and bool(enough))
         return self
 
     def _partial_fit(self, X: Array, y: Array, task: Task) -> Self:
@@ -142,10 +143,10 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self)
         X, y = self._samples(X, y)
         self._check(self.model_.task)
-        self._fit_limits(X, y, self.calibrate)
+        self._fit_held_out(X, y, self.calibrate)
         return self
 
-    def _fit_limits(self, X: Array, y: Array, calibrate: bool) -> None:
+    def _fit_held_out(self, X: Array, y: Array, calibrate: bool) -> None:
         """Fit calibration and policy; the policy does not depend on the calibration."""
         model, prediction = self.model_, _predict(self.model_, X)
         if calibrate:
@@ -153,7 +154,7 @@ class _Estimator(BaseEstimator):
         model.policy = None
         if self.error_rate is None:
             return
-        policy = model.fit_policy(prediction, y, **self._limits()).policy
+        policy = model.fit_policy(prediction, y, **self._policy_options()).policy
         if policy is not None and policy.accepts_nothing:
             warnings.warn(
                 f"{policy!r}: hold out more data, or raise error_rate={self.error_rate:g}",
@@ -161,20 +162,18 @@ class _Estimator(BaseEstimator):
                 stacklevel=4,
             )
 
-    def _across_folds(
+    def _cross_validate(
         self, X: Array, y: Array, task: Callable[[Array], Task], rng: np.random.RandomState
-    ) -> tuple[Distribution, Array] | None:
+    ) -> tuple[Distribution, Array]:
         """Predict each sample by a network that was not trained on it."""
-        if len(X) < LEAST_CALIBRATED:
-            return None
         fold = rng.permutation(len(X)) % FOLDS
-        parts, rows = [], []
+        dists, targets = [], []
         for number, seed in enumerate(rng.randint(2**31 - 1, size=FOLDS)):
-            seen, rest = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-            model = self._trained(X[seen], y[seen], task(y[seen]), int(seed))
-            parts.append(_predict(model, X[rest]).distribution)
-            rows.append(rest)
-        return Distribution.cat(parts), y[np.concatenate(rows)]
+            train, test = fold != number, fold == number
+            model = self._trained(X[train], y[train], task(y[train]), int(seed))
+            dists.append(_predict(model, X[test]).distribution)
+            targets.append(y[test])
+        return Distribution.cat(dists), np.concatenate(targets)
 
     def _trained(self, X: Array, y: Array, task: Task, seed: int) -> Model:
         model = self._untrained(X, task, seed)
@@ -192,12 +191,12 @@ class _Estimator(BaseEstimator):
         mean, std = self._scaler.partial_fit(values).mean_, self._scaler.scale_
         low, high = self._span.partial_fit(values).data_min_, self._span.data_max_
         names = getattr(self, "feature_names_in_", range(len(mean)))
-        for name, *statistics in zip(names, mean, std, low, high, strict=True):
-            check_resolution(f"feature {name!r}", *statistics)
+        columns = []
+        for name, center, scale, a, b in zip(names, mean, std, low, high, strict=True):
+            check_resolution(f"feature {name!r}", center, scale, a, b)
+            columns.append(Column(name=str(name), low=a, high=b))
         format: ArrayFormat | TableFormat = ArrayFormat(shape=X.shape[1:])
         if hasattr(self, "feature_names_in_"):
-            spans = zip(names, low, high, strict=True)
-            columns = (Column(name=str(name), low=a, high=b) for name, a, b in spans)
             format = TableFormat(columns=tuple(columns))
         elif X.ndim == 2:
             format = ArrayFormat(shape=X.shape[1:], low=tuple(low), high=tuple(high))
@@ -219,10 +218,7 @@ class _Estimator(BaseEstimator):
             "patience": 0,
             "seed": self._seed + self._epochs,
         }
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        config = validated(TrainConfig, values)
+        config, device = validated(TrainConfig, values), find_device(self.device)
         trainer = Trainer(config, callbacks=self.callbacks or (), device=device)
         samples, weights = (_tensor(X), model.task.encode(y)), self._class_weights(y)
         try:
@@ -234,22 +230,20 @@ class _Estimator(BaseEstimator):
 
     def _check(self, task: Task) -> None:
         """Check parameters before the training."""
-        _checks.one_of(("auto", "cpu", "cuda"), self.device, "device")
+        find_device(self.device)
         if not 0 < self.validation_fraction < 1:
             raise DubitoError(
                 f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}"
             )
         if self.error_rate is not None:
-            validated(PolicyConfig, self._limits())
+            validated(PolicyConfig, self._policy_options())
             if not task.defines_errors:
-                raise DubitoError("error_rate needs a tolerance: what counts as an error?")
-        text = to_method(self.method).warning(task)
-        if text is not None:
+                raise DubitoError("error_rate needs a tolerance, the largest accepted deviation")
+        if text := to_method(self.method).warning(task):
             warnings.warn(text, UserWarning, stacklevel=4)
 
-    def _limits(self) -> dict[str, Any]:
-        names = ("error_rate", "confidence", "false_alarms")
-        return {name: getattr(self, name) for name in names}
+    def _policy_options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("error_rate", "confidence", "false_alarms")}
 
     def _held_out(self, strata: Array, rng: np.random.RandomState) -> Array:
         """Return which samples are not trained on: bool (N,).
@@ -259,11 +253,11 @@ class _Estimator(BaseEstimator):
         """
         held_out = np.zeros(len(strata), bool)
         count = int(len(strata) * self.validation_fraction)
-        if self.error_rate is not None or (self.calibrate and count >= LEAST_HELD_OUT):
+        if self.error_rate is not None or (self.calibrate and count >= MIN_HELD_OUT):
             order = rng.permutation(len(strata))
-            others = np.flatnonzero(strata[order] != strata[order[-1]])
-            kept = [others[-1], len(order) - 1]
-            held_out[np.delete(order, kept)[: max(count, 1)]] = True
+            differs = np.flatnonzero(strata[order] != strata[order[-1]])
+            candidates = np.delete(order, [differs[-1], len(order) - 1])
+            held_out[candidates[: max(count, 1)]] = True
         return held_out
 
     def _class_weights(self, y: Array) -> Tensor | None:
@@ -390,8 +384,8 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         X, y = self._samples(X, y, reset=True)
         check_classification_targets(y)
         self._set_classes(y)
-        self._fit(X, y, lambda rows: self._task(self._counts(rows)), self._codes(y))
-        self._seen = self._counts(y)
+        self._fit(X, y, lambda target: self._task(self._counts(target)), self._codes(y))
+        self._class_counts = self._counts(y)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
@@ -416,8 +410,8 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
             self._set_classes(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise DubitoError(f"classes are {classes!r}, but were {self.classes_.tolist()} before")
-        self._seen += self._counts(y)
-        return self._partial_fit(X, y, self._task(self._seen))
+        self._class_counts += self._counts(y)
+        return self._partial_fit(X, y, self._task(self._class_counts))
 
     def predict_proba(self, X: Any) -> Array:
         """Return calibrated probabilities in the order of `classes_`: (N, K).
@@ -437,7 +431,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         self.classes_ = np.unique(values)
         if len(self.classes_) < 2:
             raise DubitoError(f"a classifier needs two classes, but there is one class: {values!r}")
-        self._seen = np.zeros(len(self.classes_), np.int64)
+        self._class_counts = np.zeros(len(self.classes_), np.int64)
 
     def _codes(self, y: Array) -> Array:
         unknown = np.setdiff1d(y, self.classes_)

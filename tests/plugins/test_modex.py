@@ -51,9 +51,9 @@ def test_trains_and_evaluates(trained):
 def test_ranks_ood_inputs_by_its_own_score(trained):
     _, _, x, _ = digits()
     dist, ood = predict(METHOD, trained, x), predict(METHOD, trained, torch.rand_like(x))
-    found = ood_detection(dist, ood)
-    assert found[METHOD.ood_score]["auroc"] > 0.8
-    assert found["largest_tau"]["auroc"] != found["variance"]["auroc"]
+    detection = ood_detection(dist, ood)
+    assert detection[METHOD.ood_score]["auroc"] > 0.8
+    assert detection["largest_tau"]["auroc"] != detection["variance"]["auroc"]
 
 
 def test_abstains_at_a_controlled_error_rate(trained):

@@ -21,19 +21,19 @@ def decoded(pixels: Tensor) -> Image.Image:
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
 def test_small_image_is_exact(channels: int, mode: str) -> None:
     pixels = torch.arange(channels * 20, dtype=torch.uint8).reshape(channels, 4, 5)
-    found = decoded(pixels)
-    assert (found.mode, found.format) == (mode, "PNG")
-    assert (np.asarray(found).reshape(4, 5, channels) == pixels.permute(1, 2, 0).numpy()).all()
+    picture = decoded(pixels)
+    assert (picture.mode, picture.format) == (mode, "PNG")
+    assert (np.asarray(picture).reshape(4, 5, channels) == pixels.permute(1, 2, 0).numpy()).all()
 
 
 def test_large_image_is_reduced() -> None:
-    found = decoded(torch.zeros(3, 400, 800, dtype=torch.uint8))
-    assert (found.size, found.format) == ((192, 96), "JPEG")
+    picture = decoded(torch.zeros(3, 400, 800, dtype=torch.uint8))
+    assert (picture.size, picture.format) == ((192, 96), "JPEG")
 
 
 def test_floats_outside_of_unit_range_are_scaled() -> None:
-    found = np.asarray(decoded(torch.tensor([[[-2.0, 0.0, 2.0]]])))
-    assert found.tolist() == [[0, 128, 255]]
+    values = np.asarray(decoded(torch.tensor([[[-2.0, 0.0, 2.0]]])))
+    assert values.tolist() == [[0, 128, 255]]
 
 
 def test_floats_in_unit_range_keep_their_brightness() -> None:

@@ -65,10 +65,10 @@ def page(model: Model, source: Source, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    drawn = np.random.default_rng(0)
-    age = drawn.integers(20, 80, 200).astype(float)
-    city = drawn.choice(["<Bonn>", "Köln"], 200)
-    price = 3 * age + 50 * (city == "Köln") + drawn.normal(0, 5, 200)
+    rng = np.random.default_rng(0)
+    age = rng.integers(20, 80, 200).astype(float)
+    city = rng.choice(["<Bonn>", "Köln"], 200)
+    price = 3 * age + 50 * (city == "Köln") + rng.normal(0, 5, 200)
     return pd.DataFrame({"age": age, "city": city, "price": price, "dear": price > 150})
 
 
@@ -184,8 +184,8 @@ def test_several_targets(table: pd.DataFrame, tmp_path: Path) -> None:
 
 
 def test_many_classes(tmp_path: Path) -> None:
-    drawn = np.random.default_rng(0)
-    inputs = drawn.normal(size=(400, 3)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(400, 3)).astype(np.float32)
     source = data.open((inputs, [f"class {i % 25}" for i in range(400)]))
     model = fitted("softmax", Classification.from_target(source.target), source)
     text = page(model, source, tmp_path)

@@ -167,10 +167,10 @@ class RunConfig(
         return validated(cls, sections)
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the trained weights, by section and field."""
+        """Return the settings that determine the trained weights, by section and field."""
         values = self.model_dump(mode="json", include={"data", "method", "backbone"})
         values |= {"training": self.training.identity(), "posthoc": {"scores": self.posthoc}}
-        return {f"{section}.{key}": v for section, one in values.items() for key, v in one.items()}
+        return {f"{section}.{key}": v for section in values for key, v in values[section].items()}
 
 
 #: field of a section -> the same with its section
@@ -191,14 +191,14 @@ def read_config(path: AnyPath) -> dict[str, Any]:
     file = Path(path)
     try:
         text = file.read_text("utf-8")
-        found = json.loads(text) if file.suffix.lower() == ".json" else tomllib.loads(text)
+        content = json.loads(text) if file.suffix.lower() == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise DubitoError(f"cannot read the configuration {file}: {error}") from error
-    if isinstance(found, dict) and isinstance(found.get("training"), dict):
-        found = found["training"].get("config", found)  # a model.json
-    if not isinstance(found, dict):
+    if isinstance(content, dict) and isinstance(content.get("training"), dict):
+        content = content["training"].get("config", content)  # a model.json
+    if not isinstance(content, dict):
         raise DubitoError(f"{file} must have the sections {_checks.listed(RunConfig.model_fields)}")
-    return found
+    return content
 
 
 def validated(model: type[M], values: Mapping[str, Any]) -> M:

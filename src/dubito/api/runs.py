@@ -34,15 +34,14 @@ from dubito.training.callbacks import Callback
 __all__ = ["calibrate", "evaluate", "train"]
 
 MODEL, EVALUATION, RESULT = "model.json", "evaluation", "result.json"
-HELD_OUT = "validation"
-#: bytes of inputs that are read once and kept in memory
-IN_MEMORY = 1 << 32
-#: streamed inputs that determine means and deviations, at most
-SOME = 4096
+#: bytes of inputs up to which they are loaded into memory
+MAX_MEMORY = 1 << 32
+#: streamed inputs that determine means and deviations
+MAX_FITTED = 4096
 
 
 class _Prepared(NamedTuple):
-    """Training data that is read and divided."""
+    """Training data, opened and divided."""
 
     task: Task
     train: Source
@@ -95,62 +94,62 @@ def train(
     runs = {Path(out): run}
     if seeds is not None:
         runs = {Path(out) / f"seed-{s}": RunConfig.merge(run, {"seed": s}) for s in seeds}
-    if not runs or len(runs) < len(seeds or ()):
-        raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
-    with _parallel.process_group() as own:
-        place = find_device(device) if own is None else own
+        if len(runs) < max(1, len(seeds)):
+            raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
+    with _parallel.process_group() as own_device:
+        place = own_device or find_device(device)
         prepared = _prepare(run, source)
-        models = {path: _finished(path, one, prepared) for path, one in runs.items()}
-        missing = {path: runs[path] for path, model in models.items() if model is None}
+        finished = {folder: _finished(folder, runs[folder], prepared) for folder in runs}
+        models = {folder: model for folder, model in finished.items() if model is not None}
+        missing = {folder: runs[folder] for folder in runs if folder not in models}
+        logs: list[Callback] = []
+        for folder, config in missing.items():
+            seed = config.training.seed
+            logs.append(JSONLines(folder / "metrics.jsonl", seed=seed))
+            if tensorboard:
+                logs.append(TensorBoard(folder / "tensorboard", seed=seed))
         if missing:
-            logs: list[Callback] = []
-            for path, one in missing.items():
-                seed = one.training.seed
-                logs.append(JSONLines(path / "metrics.jsonl", seed=seed))
-                if tensorboard:
-                    logs.append(TensorBoard(path / "tensorboard", seed=seed))
             models |= _fit(missing, prepared, place, (*logs, *callbacks), report)
-    found = [model for model in models.values() if model is not None]
-    return found if seeds is not None else found[0]
+    return models[Path(out)] if seeds is None else [models[folder] for folder in runs]
 
 
-def _prepare(run: RunConfig, source: Any) -> _Prepared:
-    opened = run.data.open(source)
-    if opened.target is None:
-        raise DubitoError(f"{opened.name} has no target to learn")
+def _prepare(run: RunConfig, data: Any) -> _Prepared:
+    source = run.data.open(data)
+    if source.target is None:
+        raise DubitoError(f"{source.name} has no target to learn")
     task: Task
     if (run.data.task or from_dict(run.method).tasks[0]) == "regression":
-        task = Regression.from_target(opened.target, tolerance=run.data.tolerance)
-        return _Prepared(task, *run.data.divide(opened, task), opened.fingerprint())
-    values = np.asarray(opened.target)
+        task = Regression.from_target(source.target, tolerance=run.data.tolerance)
+        return _Prepared(task, *run.data.divide(source, task), source.fingerprint())
+    values = np.asarray(source.target)
     is_number = values.dtype.kind == "f" and len(np.unique(values)) > len(values) / 2
     if is_number and run.data.task is None:
         raise DubitoError(
-            f"the target of {opened.name} looks like a number, not a class: use the method 'der' "
+            f"the target of {source.name} looks like a number, not a class: use the method 'der' "
             "for regression, or task='classification'"
         )
-    task = Classification.from_target(opened.target)
-    train, validation = run.data.divide(opened, task)
+    task = Classification.from_target(source.target)
+    train, validation = run.data.divide(source, task)
     counts = torch.bincount(task.encode(train.target), minlength=task.size).tolist()
     task = task.model_copy(update={"counts": tuple(counts)})
-    return _Prepared(task, train, validation, opened.fingerprint())
+    return _Prepared(task, train, validation, source.fingerprint())
 
 
 def _finished(folder: Path, run: RunConfig, prepared: _Prepared) -> Model | None:
-    """Return the model of a finished run; raise if the folder holds another run."""
+    """Return the model of a finished run; raise if the folder contains another run."""
     if not (folder / MODEL).exists() or (folder / CHECKPOINT).exists():
         return None
     model = Model.load(folder)
     if model.record is None:
         raise DubitoError(
-            f"{folder} holds a model that was trained elsewhere: choose another folder"
+            f"{folder} contains a model that was trained elsewhere: choose another folder"
         )
     before = RunConfig.merge(model.record.config, {})
-    found = {**before.identity(), "fingerprint": model.record.fingerprint}
+    saved = {**before.identity(), "fingerprint": model.record.fingerprint}
     for key, value in {**run.identity(), "fingerprint": prepared.fingerprint}.items():
-        if found.get(key) != value:
+        if saved.get(key) != value:
             raise DubitoError(
-                f"{folder} holds another run: its {key} is {found.get(key)!r}, not {value!r}; "
+                f"{folder} contains another run: its {key} is {saved.get(key)!r}, not {value!r}; "
                 "choose another folder"
             )
     if before.policy != run.policy and _parallel.rank() == 0:
@@ -173,10 +172,11 @@ def _fit(
     train, validation = (
         _samples(run.data, part, task) for part in (prepared.train, prepared.validation)
     )
-    some = prepared.train.subset(range(0, len(prepared.train), len(prepared.train) // SOME + 1))
-    seen = train[0] if isinstance(train[0], Tensor) else some.load()
-    preprocessing = Preprocessing.fit(prepared.train.format, seen, run.data.standardize)
-    seeds = [one.training.seed for one in runs.values()]
+    inputs, source = train[0], prepared.train
+    if not isinstance(inputs, Tensor):
+        inputs = source.subset(range(0, len(source), len(source) // MAX_FITTED + 1)).load()
+    preprocessing = Preprocessing.fit(source.format, inputs, run.data.standardize)
+    seeds = [config.training.seed for config in runs.values()]
     models = [Model.build(method, task, preprocessing, run.backbone, seed=seed) for seed in seeds]
     if warning := method.warning(task):
         warnings.warn(warning, stacklevel=3)
@@ -192,7 +192,7 @@ def _fit(
 
 def _samples(config: DataConfig, source: Source, task: Task) -> Any:
     """Return inputs, in memory if they fit, and encoded targets."""
-    is_large = len(source) * source[0].nbytes > IN_MEMORY
+    is_large = len(source) * source[0].nbytes > MAX_MEMORY
     stream = is_large if config.stream is None else config.stream
     return source if stream else source.load(), task.encode(source.target)
 
@@ -215,8 +215,7 @@ def _train_ood(run: RunConfig, method: Method, preprocessing: Preprocessing) -> 
         raise DubitoError(
             f"train_ood is for methods that train with OOD inputs, not for {run.method['name']!r}"
         )
-    opened = datasets.open(source, "train", format=preprocessing.inputs, labeled=False)
-    return opened.load()
+    return datasets.open(source, "train", format=preprocessing.inputs, labeled=False).load()
 
 
 def _finish(
@@ -249,11 +248,11 @@ def _finish(
 
 def _calibrate(model: Model, source: Source, policy: Mapping[str, Any]) -> Prediction:
     """Fit calibration and policy to one prediction of the samples, and return it with both."""
-    before = model.predict(source)
-    model.calibrate(before, source.target)
+    prediction = model.predict(source)
+    model.calibrate(prediction, source.target)
     if model.task.defines_errors or policy.get("coverage") is not None:
-        model.fit_policy(before, source.target, **policy)
-    return model.predict(before)
+        model.fit_policy(prediction, source.target, **policy)
+    return model.predict(prediction)
 
 
 def evaluate(
@@ -287,11 +286,9 @@ def evaluate(
     Returns:
         The result; of several seeds {"mean", "std"} for each number.
     """
-    if isinstance(model, Model):
-        members = [model]
-    else:
-        members = [load_model(folder, device, network) for folder in _seed_folders(Path(model))]
-    results = [_evaluate(member, data, ood, noise, resize, seed) for member in members]
+    folders = [model] if isinstance(model, Model) else _seed_folders(Path(model))
+    models = [load_model(folder, device, network) for folder in folders]
+    results = [_evaluate(member, data, ood, noise, resize, seed) for member in models]
     result: dict[str, Any] = results[0] if len(results) == 1 else _averaged(results)
     if out is None and not isinstance(model, Model):
         out = make_folder(Path(model) / EVALUATION) / RESULT
@@ -305,9 +302,9 @@ def _evaluate(
 ) -> dict[str, Any]:
     source, part = _labeled(model, data, resize)
     options: Any = {"format": model.preprocessing.inputs, "resize": resize, "labeled": False}
-    others = {str(place): datasets.open(place, _test_part(place), **options) for place in ood}
-    found = model.evaluate(source, ood=others, noise=noise, seed=seed)
-    return {"data": source.name, "part": part, **found}
+    unlabeled = {str(name): datasets.open(name, _test_part(name), **options) for name in ood}
+    result = model.evaluate(source, ood=unlabeled, noise=noise, seed=seed)
+    return {"data": source.name, "part": part, **result}
 
 
 def _test_part(source: Any) -> str:
@@ -320,7 +317,7 @@ def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str
     place = config.source if data is None else data
     part = _test_part(place)
     if data is None and part == "all":
-        return _held_out(model), HELD_OUT
+        return _validation(model), "validation"
     return config.open(place, part, format=model.preprocessing.inputs, resize=resize), part
 
 
@@ -329,18 +326,18 @@ def _data_config(model: Model) -> DataConfig:
     return validated(DataConfig, config.get("data", {}))
 
 
-def _held_out(model: Model) -> Source:
+def _validation(model: Model) -> Source:
     """Return the validation samples of the training."""
     config = _data_config(model)
     if config.source is None or model.record is None:
         raise DubitoError("the validation samples of this model are unknown: pass data")
-    opened = config.open(config.source)
-    if opened.fingerprint() != model.record.fingerprint:
+    source = config.open(config.source)
+    if source.fingerprint() != model.record.fingerprint:
         raise DubitoError(
             f"{config.source} has changed since the training, so the validation samples are "
             "unknown: pass data"
         )
-    return config.divide(opened, model.task)[1]
+    return config.divide(source, model.task)[1]
 
 
 def _seed_folders(folder: Path) -> list[Path]:
@@ -352,15 +349,15 @@ def _seed_folders(folder: Path) -> list[Path]:
 
 
 def _averaged(results: Sequence[Any]) -> Any:
-    """Return mean and standard deviation of each number; what some results lack is left out.
+    """Return mean and standard deviation of each number that all results have.
 
     >>> _averaged([{"accuracy": 0.5, "samples": 9}, {"accuracy": 1.0, "samples": 9}])
     {'accuracy': {'mean': 0.75, 'std': 0.353...}, 'samples': 9}
     """
     first = results[0]
     if isinstance(first, Mapping):
-        shared = [key for key in first if all(key in other for other in results)]
-        return {key: _averaged([other[key] for other in results]) for key in shared}
+        shared = [key for key in first if all(key in result for result in results)]
+        return {key: _averaged([result[key] for result in results]) for key in shared}
     if isinstance(first, float):
         finite = all(abs(value) < float("inf") for value in results)
         return {"mean": fmean(results), "std": stdev(results) if finite else None}
@@ -394,11 +391,11 @@ def calibrate(
     """
     loaded = load_model(model, device, network)
     record = loaded.record
-    source = _held_out(loaded) if data is None else _labeled(loaded, data)[0]
-    given = {"error_rate": error_rate, "confidence": confidence, "false_alarms": false_alarms}
-    chosen = {key: value for key, value in given.items() if value is not None}
-    before = {} if record is None else record.config.get("policy", {})
-    policy = validated(PolicyConfig, {**before, **chosen})
+    source = _validation(loaded) if data is None else _labeled(loaded, data)[0]
+    options = {} if record is None else dict(record.config.get("policy", {}))
+    changes = {"error_rate": error_rate, "confidence": confidence, "false_alarms": false_alarms}
+    options |= {key: value for key, value in changes.items() if value is not None}
+    policy = validated(PolicyConfig, options)
     _calibrate(loaded, source, {**policy.model_dump(), "coverage": coverage})
     if record is not None and record.config:
         config = {**record.config, "policy": policy.model_dump()}

@@ -126,8 +126,8 @@ def features(
         data: Image folder with a folder per class, a known name, or an .npz file.
         out: Features file to write, .npz or .safetensors.
         split: Part of the data: train, test or all.
-        size: Side to resize images to, for a network; a model knows its own.
-        mode: L (gray) or RGB, for a network; a model knows its own.
+        size: Side to resize images to, for a network; a model has its own.
+        mode: L (gray) or RGB, for a network; a model has its own.
         batch_size: Inputs per batch.
         device: auto, cpu or cuda.
         progress: Called with the number of inputs of each finished batch.

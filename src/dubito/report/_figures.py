@@ -31,7 +31,7 @@ DOTS = (0, (2, 2))
 #: color -> variable of the page
 VARIABLES = {
     INK: "--ink", SOFT: "--soft", LINE: "--line",
-    **{color: f"--color-{place}" for place, color in enumerate(COLORS)},
+    **{color: f"--color-{index}" for index, color in enumerate(COLORS)},
 }  # fmt: skip
 #: inches; a page shows two such figures side by side
 WIDTH, HEIGHT = 4.6, 3.3
@@ -103,7 +103,7 @@ def svg(figure: Figure, label: str) -> str:
     body = f'<svg {box} role="img" aria-label="{escape(label)}"' + body[body.index(">") :]
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)  # that of the page
     used = set(re.findall(r'#([^")\s;]+)', body))
-    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
+    body = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", body)
     for color, variable in VARIABLES.items():
         body = body.replace(color, f"var({variable}, {color})")
     return body
@@ -133,8 +133,8 @@ def curves(
     figure, (ax,) = new(xlabel, ylabel, percent=percent)
     if at is not None:
         ax.axvline(at, color=SOFT, linewidth=1, linestyle=DOTS)
-    for place, (name, line) in enumerate(lines.items()):
-        style: dict[str, Any] = {"color": COLORS[place], "linestyle": DASHES[place]}
+    for index, (name, line) in enumerate(lines.items()):
+        style: dict[str, Any] = {"color": COLORS[index], "linestyle": DASHES[index]}
         marker = "o" if len(line.x) == 1 else None
         ax.plot(line.x, line.y, label=name, linewidth=1.8, marker=marker, **style)
     if point is not None:
@@ -165,14 +165,14 @@ def predicted(
         upper: Upper ends of intervals, (N,).
     """
     figure, (ax,) = new(f"true {name}", f"predicted {name}", width=2)
-    some = np.linspace(0, len(truth) - 1, min(MAX_POINTS, len(truth))).round().astype(int)
-    truth, mean = truth[some], mean[some]
+    rows = np.linspace(0, len(truth) - 1, min(MAX_POINTS, len(truth))).round().astype(int)
+    truth, mean = truth[rows], mean[rows]
     ends = [truth.min(), truth.max()]
     ax.plot(ends, ends, color=SOFT, linewidth=0.9, linestyle=DOTS)
     if lower is None or upper is None:
         ax.scatter(truth, mean, 9, color=COLORS[0], linewidths=0, zorder=3)
         return figure
-    lower, upper = lower[some], upper[some]
+    lower, upper = lower[rows], upper[rows]
     inside = (lower <= truth) & (truth <= upper)
     groups = {"in the interval": inside, "outside": ~inside}
     for color, (label, rows) in zip(COLORS, groups.items(), strict=False):
