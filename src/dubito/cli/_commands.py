@@ -40,6 +40,7 @@ HIDDEN = {
 }
 PLUGIN_HELP = "Module or .py file that registers methods, scores, backbones or datasets."
 IMPORT = Setting("import", Sequence[str], (), PLUGIN_HELP)
+VERBOSE = Setting("verbose", bool, False, "Show the terms of the loss and all validation metrics.")
 DEMO = Setting("demo", bool, False, "Serve a model of handwritten digits, trained on the spot.")
 
 
@@ -88,6 +89,7 @@ def _option_values(argv: Sequence[str], name: str) -> list[str]:
 def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the options of a command that are not parameters of its function."""
     if name == "train":
+        yield VERBOSE
         yield from _run_settings(argv)
     elif name == "fewshot":
         yield from _method_settings(*_option_values(argv, "method")[-1:] or [FEWSHOT_METHOD])
@@ -140,12 +142,12 @@ def _backbone_settings(name: str) -> Iterator[Setting]:
 # --- commands: call the function and print its result ---
 
 
-def _train(function: Run, *, out: str, **values: Any) -> None:
+def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> None:
     from dubito.model._card import format_metric
 
     is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     console = Console(quiet=not is_first, soft_wrap=True)
-    with _display.train_progress(console) as update:
+    with _display.train_progress(console, verbose) as update:
         models = function(out=out, callbacks=[update], **values)
     for model in models if isinstance(models, list) else [models]:
         record: Any = model.record
