@@ -33,7 +33,7 @@ def fenced(docstring: str) -> str:
 def _equation(found: re.Match[str]) -> str:
     indent, body = found["indent"], found["body"].strip("\n").rstrip()
     # A blank line on either side, which Markdown needs and the docstring may lack.
-    return f"\n{indent}```latex\n{body}\n{indent}```\n"
+    return f"\n{indent}```math\n{body}\n{indent}```\n"
 
 
 class Fence(griffe.Extension):
