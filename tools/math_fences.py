@@ -5,6 +5,7 @@ Browsers display MathML without a script, so pages need no network. GitHub rende
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -13,8 +14,11 @@ from latex2mathml.converter import convert
 def render(source: str, *_: Any, **__: Any) -> str:
     """Return an equation as HTML, called by pymdownx.superfences."""
     if "&" in source and r"\begin" not in source:
-        source = rf"\begin{{aligned}}{source}\end{{aligned}}"
-    return f'<div class="math">{convert(source, display="block")}</div>'
+        source = rf"\begin{{align*}}{source}\end{{align*}}"
+    equation = convert(source, display="block")
+    # Browsers set no space between a function and its argument, as in "log x".
+    equation = re.sub(r"(<mi>(?:log|ln)</mi>)(?!<mo)", r'\1<mspace width="0.17em" />', equation)
+    return f'<div class="math">{equation}</div>'
 
 
 def on_config(config: Any) -> Any:
