@@ -24,6 +24,8 @@ from dubito import cli
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: first line of a block that is a file: its name
+FILE = re.compile(r"# (\S+\.toml)\n")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 #: commands that run, and options for those that would take long
 RUN = {
@@ -132,6 +134,8 @@ def test_examples_run(
                 if package in optional_packages:
                     pytest.skip(f"needs an extra: {error}")
                 raise
+        elif block.language == "toml" and (file := FILE.match(block.text)):
+            (here / file[1]).write_text(block.text, "utf-8")
         elif block.language == "bash":
             for words in commands(block):
                 run(words)

@@ -20,7 +20,8 @@ from dubito import Dirichlet, iedl, losses
 from dubito.methods import IEDL
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
+#: the page without its line breaks
+PAGE = " ".join((ROOT / "docs" / "theory.md").read_text(encoding="utf-8").split())
 ALPHA = torch.tensor([[1.2, 1.1, 1.0], [10.0, 10.0, 1.0], [2.5, 7.0, 1.3]], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 2])
 CLASSES = ALPHA.shape[-1]
@@ -163,7 +164,7 @@ def test_evidence_of_the_second_class_with_a_small_kl_weight(theory: ModuleType)
     small = {losses.label_removed_kl: 0.1}
     found = [theory.minimize(shares, {**w, **small})[0, 1] for w in (theory.EDL, theory.IEDL)]
     assert [f"{value:.2f}" for value in found] == ["0.56", "1.64"]
-    assert "evidence 0.56 in EDL and 1.64 in I-EDL" in " ".join(PAGE.split())
+    assert "evidence 0.56 in EDL and 1.64 in I-EDL" in PAGE
 
 
 # --- Fisher information ---
