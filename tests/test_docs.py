@@ -20,6 +20,7 @@ import pytest
 
 import dubito
 from dubito import cli
+from test_public_api import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -193,6 +194,12 @@ def test_method_of_the_guide_is_the_tested_plugin() -> None:
     code = "\n\n\n".join(found[2].strip() for found in FENCE.finditer(text))
     plugin = (ROOT / "tests" / "plugins" / "modex.py").read_text("utf-8")
     assert code.split() == plugin.split()
+
+
+def test_reference_has_every_public_module() -> None:
+    text = (ROOT / "docs" / "api.md").read_text("utf-8")
+    listed = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    assert sorted([*listed, "dubito"]) == sorted(PUBLIC)
 
 
 def test_version_is_the_same_everywhere() -> None:
