@@ -1,7 +1,7 @@
-"""A guaranteed error rate, on the inputs it holds for and on others.
+"""A guaranteed error rate, on inputs it covers and on shifted ones.
 
 A third of scikit-learn's digits is for training; another third fits the policy, with an error rate
-of at most 2 %; the last third is for testing: as it is, noisy, and shifted by a pixel. Patches of
+of at most 2%; the last third is for testing: as it is, noisy, and shifted by a pixel. Patches of
 photographs are tested as well. Over many splits. Run it with
 
     python examples/abstain.py [--splits 20] [--epochs 40] [--out abstain]
@@ -62,13 +62,13 @@ def experiment(splits: int, epochs: int) -> list[dict[str, Outcome]]:
             dist, dist.probs.argmax(-1) != validation.y, ERROR_RATE, CONFIDENCE,
             ood_score="vacuity", false_alarms=FALSE_ALARMS,
         )  # fmt: skip
-        found = {}
+        split = {}
         for name, x in variants(test.x, seed).items():
             dist = Dirichlet.from_logits(network(x))
             # No class is correct for a photograph: every prediction is an error.
             errors = (dist.probs.argmax(-1) != test.y) | (name == PATCHES)
-            found[name] = (policy.decide(dist).codes, errors, dist.max_prob)
-        outcomes.append(found)
+            split[name] = (policy.decide(dist).codes, errors, dist.max_prob)
+        outcomes.append(split)
     return outcomes
 
 
@@ -76,7 +76,9 @@ def draw_risk(path: Path, outcomes: Sequence[Mapping[str, Outcome]]) -> None:
     """Draw the error rate among the most confident predictions over their share, of all splits."""
     figure, (ax,) = panels(1, (5.2, 4.0))
     for place, name in enumerate(name for name in outcomes[0] if name != PATCHES):
-        errors, confidence = (torch.cat([one[name][part] for one in outcomes]) for part in (1, 2))
+        errors, confidence = (
+            torch.cat([split[name][part] for split in outcomes]) for part in (1, 2)
+        )
         wrong = errors[confidence.argsort(descending=True)].double().cumsum(0)
         count = torch.arange(1, len(wrong) + 1)
         rate = torch.where(wrong > 0, 100 * wrong / count, torch.nan)
@@ -120,26 +122,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("abstain"))
-    given = parser.parse_args(argv)
-    outcomes = experiment(given.splits, given.epochs)
-    print(f"guaranteed error rate {ERROR_RATE:.0%}; {given.splits} splits")
-    print("inputs            accepted  ambiguous  unfamiliar      errors  of accepted  kept in")
+    args = parser.parse_args(argv)
+    outcomes = experiment(args.splits, args.epochs)
+    print(f"guaranteed error rate {ERROR_RATE:.0%}; {args.splits} splits")
+    print("inputs            accepted  ambiguous  unfamiliar      errors  of accepted  within")
     shares = {}
     for name in outcomes[0]:
-        codes, errors, _ = (torch.cat([one[name][part] for one in outcomes]) for part in range(3))
+        codes, errors, _ = (
+            torch.cat([split[name][part] for split in outcomes]) for part in range(3)
+        )
         accepted = codes == 0
         parts = (accepted & ~errors, accepted & errors, codes == 1, codes == 2)
         shares[name] = torch.stack([part.float().mean() for part in parts])
-        kept = sum(_rate(*one[name][:2]) <= ERROR_RATE for one in outcomes)
+        within = sum(_rate(*split[name][:2]) <= ERROR_RATE for split in outcomes)
         cells = [accepted.float().mean(), *shares[name][2:], errors.float().mean()]
         print(
             f"{name:16}"
             + "".join(f"{100 * cell.item():10.1f}%" for cell in cells)
-            + f"{100 * _rate(codes, errors):12.1f}%   {kept}/{len(outcomes)}"
+            + f"{100 * _rate(codes, errors):12.1f}%   {within}/{len(outcomes)}"
         )
-    draw_risk(given.out / "risk.png", outcomes)
-    draw_decisions(given.out / "decisions.png", shares)
-    print(given.out)
+    draw_risk(args.out / "risk.png", outcomes)
+    draw_decisions(args.out / "decisions.png", shares)
+    print(args.out)
 
 
 def _rate(codes: Tensor, errors: Tensor) -> float:

@@ -86,18 +86,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--rows", type=int, default=512)
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     print("classes  fisher_bias  fisher_penalty  label_removed_kl  of a sample with alpha = 10")
-    for classes in given.classes:
+    for classes in args.classes:
         bias, penalty, kl = sizes(classes).values()
         print(f"{classes:7}{bias:13.4f}{penalty:16.1f}{kl:18.1f}")
     print("classes  accuracy: paper  per_class")
-    for classes in given.classes:
-        found = (100 * accuracy(classes, scale, given.epochs) for scale in ("paper", "per_class"))
-        print(f"{classes:7}" + "".join(f"{value:14.1f}%" for value in found))
-    print(f"classes  ms for {given.rows} rows: textbook, dubito")
-    for classes in given.classes:
-        times = (1000 * seconds(loss, given.rows, classes) for loss in (textbook, IEDLLoss()))
+    for classes in args.classes:
+        accuracies = (
+            100 * accuracy(classes, scale, args.epochs) for scale in ("paper", "per_class")
+        )
+        print(f"{classes:7}" + "".join(f"{value:14.1f}%" for value in accuracies))
+    print(f"classes  ms for {args.rows} rows: textbook, dubito")
+    for classes in args.classes:
+        times = (1000 * seconds(loss, args.rows, classes) for loss in (textbook, IEDLLoss()))
         print(f"{classes:7}" + "".join(f"{value:12.2f}" for value in times))
 
 

@@ -87,13 +87,13 @@ def draw_map(path: Path, network: nn.Module, count: int) -> None:
     save(figure, path)
 
 
-def draw_samples(path: Path, found: dict[str, dict[str, Tensor]]) -> None:
+def draw_samples(path: Path, results: dict[str, dict[str, Tensor]]) -> None:
     """Draw vacuity and epistemic uncertainty at each point over the samples per class."""
     titles = {"vacuity": "Vacuity", "mutual_information": "Epistemic"}
     curves = {
         title: {
             place: Curve(SIZES, values.mean(-1).tolist(), values.std(-1, correction=0).tolist())
-            for place, values in found[name].items()
+            for place, values in results[name].items()
         }
         for name, title in titles.items()
     }
@@ -110,24 +110,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("plane"))
-    given = parser.parse_args(argv)
-    networks = [[train(size, given.steps, seed) for seed in range(given.seeds)] for size in SIZES]
+    args = parser.parse_args(argv)
+    networks = [[train(size, args.steps, seed) for seed in range(args.seeds)] for size in SIZES]
     spots = torch.tensor(list(PLACES.values()))
     dists = [[predict(network, spots) for network in row] for row in networks]
-    found = {
+    results = {
         name: {
             place: torch.tensor([[dist.score(name)[i] for dist in row] for row in dists])
             for i, place in enumerate(PLACES)
         }
         for name in ("vacuity", "mutual_information")
     }
-    for name, places in found.items():
+    for name, places in results.items():
         print(f"{name:22}" + "".join(f"{size:>9}" for size in SIZES) + "  samples per class")
         for place, values in places.items():
             print(f"  {place:20}" + "".join(f"{mean:9.3f}" for mean in values.mean(-1).tolist()))
-    draw_map(given.out / "map.png", networks[1][0], SIZES[1])
-    draw_samples(given.out / "samples.png", found)
-    print(given.out)
+    draw_map(args.out / "map.png", networks[1][0], SIZES[1])
+    draw_samples(args.out / "samples.png", results)
+    print(args.out)
 
 
 if __name__ == "__main__":

@@ -46,11 +46,11 @@ class Scenes(NamedTuple):
 def scenes(digits: Samples, count: int, seed: int, photographs: Tensor | None = None) -> Scenes:
     """Draw scenes of six digits, and of one of the photographs (N, 1, h, w) in a free cell."""
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randint(len(digits.x), (count, CELLS**2), generator=generator)
+    index = torch.randint(len(digits.x), (count, CELLS**2), generator=generator)
     place = torch.rand(count, CELLS**2, generator=generator).argsort(1)
     large = pad(_resized(digits.x, CELL - 2), (1, 1, 1, 1))  # two pixels between neighbors
-    x = large[chosen].where(_spread(place < DIGITS), 0)
-    y = torch.where(x > INK, _spread(digits.y[chosen]), BACKGROUND)
+    x = large[index].where(_spread(place < DIGITS), 0)
+    y = torch.where(x > INK, _spread(digits.y[index]), BACKGROUND)
     photo = _spread(place == DIGITS) & torch.full_like(y, photographs is not None).bool()
     if photographs is not None:
         x[place == DIGITS] = _resized(photographs, CELL)
@@ -85,13 +85,13 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of each pixel."""
-        kept = []
+        skips = []
         for block in self.down:
             x = block(x)
-            kept.append(x)
+            skips.append(x)
             x = max_pool2d(x, 2)
         x = self.bottom(x)
-        for block, shortcut in zip(self.up, reversed(kept), strict=True):
+        for block, shortcut in zip(self.up, reversed(skips), strict=True):
             x = block(torch.cat([interpolate(x, scale_factor=2.0), shortcut], 1))
         logits: Tensor = self.head(x)
         return logits
@@ -152,9 +152,9 @@ def report(test: Scenes, dist: Dirichlet) -> None:
     share = bright.sum() / test.photo.sum()
     for name, where in {"all": test.photo, f"the bright {share:.0%}": bright}.items():
         print(f"photographs, {name}: {_mean(dist.vacuity[where])}", end=", AUROC")
-        for against, others in known.items():
-            pixels = torch.cat([-dist.vacuity[others], -dist.vacuity[where]])
-            familiar = torch.arange(len(pixels)) < others.sum()
+        for against, reference in known.items():
+            pixels = torch.cat([-dist.vacuity[reference], -dist.vacuity[where]])
+            familiar = torch.arange(len(pixels)) < reference.sum()
             print(f" {metrics.auroc(pixels, familiar):.3f} against {against}", end="")
         print()
 
@@ -205,20 +205,20 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0, help="of weights and training scenes")
     parser.add_argument("--out", type=Path, default=Path("segmentation.png"))
-    given = parser.parse_args()
-    torch.manual_seed(given.seed)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
     train_digits, test_digits = train_and_test_digits()
     model = UNet(CLASSES)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on CPUs
-    x, y, _ = scenes(train_digits, given.scenes, seed=given.seed)
-    train(model, x, y, given.epochs)
+    x, y, _ = scenes(train_digits, args.scenes, seed=args.seed)
+    train(model, x, y, args.epochs)
     count = 100
     photographs = patches(2 * count)[count:]  # of the second photograph alone
     test = scenes(test_digits, count, seed=10_000, photographs=photographs)
     dist = predict(model, test.x)
     report(test, dist)
-    draw(given.out, Scenes(*(part[:3] for part in test)), dist[:3])
-    print(given.out)
+    draw(args.out, Scenes(*(part[:3] for part in test)), dist[:3])
+    print(args.out)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ class Samples(NamedTuple):
 
 def digits() -> Samples:
     """Load all 1797 digits."""
-    found = load_digits()
-    return Samples(torch.from_numpy(found.images).float()[:, None] / 16, torch.tensor(found.target))
+    data = load_digits()
+    return Samples(torch.from_numpy(data.images).float()[:, None] / 16, torch.tensor(data.target))
 
 
 def divide(
@@ -62,17 +62,17 @@ def train_and_test_digits() -> tuple[Samples, Samples]:
 def patches(count: int, seed: int = 0) -> Tensor:
     """Return gray patches of two photographs, as many of each: (count, 1, 8, 8) in [0, 1].
 
-    Blocks of 4x4 pixels are averaged: the digits were made of scans in the same way.
+    Blocks of 4x4 pixels are averaged: the digits were averaged from scans in the same way.
     """
     generator = torch.Generator().manual_seed(seed)
-    photographs, found = load_sample_images().images, []
+    photographs, parts = load_sample_images().images, []
     for place, image in enumerate(photographs):
         gray = torch.tensor(image, dtype=torch.float64) / 255 @ torch.tensor(LUMA).double()
         small = avg_pool2d(gray.float()[None], BLOCK)[0]
         windows = small.unfold(0, SIDE, 1).unfold(1, SIDE, 1).flatten(0, 1)
         share = (count + len(photographs) - 1 - place) // len(photographs)
-        found.append(windows[torch.randperm(len(windows), generator=generator)[:share]])
-    return torch.cat(found)[:, None]
+        parts.append(windows[torch.randperm(len(windows), generator=generator)[:share]])
+    return torch.cat(parts)[:, None]
 
 
 def noisy(x: Tensor, std: float, seed: int) -> Tensor:

@@ -32,14 +32,14 @@ CASES = {
     "Unfamiliar": (1.05, 1.05, 1.05),
     "Little evidence": (3.0, 1.2, 1.2),
 }
-#: question -> description, inputs that should get more confidence, and the others
+#: question -> description, inputs that should get more confidence, and the rest
 QUESTIONS = {
     "errors": ("correct and wrong predictions", "correct", "wrong"),
     "blends": ("correct predictions and blends of two digits", "correct", "blends"),
     "patches": ("correct predictions and photo patches", "correct", "patches"),
     "which": ("blends and photo patches", "blends", "patches"),
 }
-Found = dict[str, dict[str, Tensor]]
+Areas = dict[str, dict[str, Tensor]]
 
 
 def blends(samples: Samples, count: int, seed: int) -> Tensor:
@@ -55,8 +55,8 @@ def areas(network: nn.Module, samples: Samples, seed: int) -> dict[str, dict[str
     """Return the AUROC of each score for each question: {question: {score: area}}."""
     dist = Dirichlet.from_logits(network(samples.x))
     correct = dist.probs.argmax(-1) == samples.y
-    others = {"blends": blends(samples, 500, seed), "patches": patches(500, seed)}
-    dists = {name: Dirichlet.from_logits(network(x)) for name, x in others.items()}
+    inputs = {"blends": blends(samples, 500, seed), "patches": patches(500, seed)}
+    dists = {name: Dirichlet.from_logits(network(x)) for name, x in inputs.items()}
     dists |= {"correct": dist[correct], "wrong": dist[~correct]}
     return {
         question: {name: auroc(dists[high], dists[low], name) for name in SCORES}
@@ -70,28 +70,30 @@ def auroc(high: Dirichlet, low: Dirichlet, name: str) -> float:
     return metrics.auroc(confidence, torch.arange(len(confidence)) < len(high)).item()
 
 
-def experiment(seeds: int, epochs: int) -> tuple[Found, Tensor]:
+def experiment(seeds: int, epochs: int) -> tuple[Areas, Tensor]:
     """Return areas {question: {score: (S,)}} and accuracies (S,); each seed has its own split."""
-    everything, found, accuracies = digits(), [], []
+    everything, results, accuracies = digits(), [], []
     for seed in range(seeds):
         shown, rest = divide(everything, TRAINING / len(everything.x), seed, stratify=True)
         network = train_network(shown, epochs, seed)
-        found.append(areas(network, rest, seed))
+        results.append(areas(network, rest, seed))
         with torch.no_grad():
             probs = Dirichlet.from_logits(network(rest.x)).probs
         accuracies.append(metrics.accuracy(probs, rest.y))
     joined = {
-        question: {name: torch.tensor([one[question][name] for one in found]) for name in SCORES}
+        question: {
+            name: torch.tensor([split[question][name] for split in results]) for name in SCORES
+        }
         for question in QUESTIONS
     }
     return joined, torch.stack(accuracies)
 
 
-def draw_scores(path: Path, found: Found) -> None:
+def draw_scores(path: Path, results: Areas) -> None:
     """Draw a row per score and a mark per question, with one deviation over the seeds."""
     figure, (ax,) = panels(1, (7.2, 4.6))
     for place, (question, (description, *_)) in enumerate(QUESTIONS.items()):
-        rows = torch.stack([100 * found[question][name] for name in SCORES])
+        rows = torch.stack([100 * results[question][name] for name in SCORES])
         y = [row + 0.18 * (1.5 - place) for row in range(len(rows) - 1, -1, -1)]
         ax.errorbar(
             rows.mean(-1), y, xerr=rows.std(-1, correction=0), color=COLORS[place],
@@ -155,16 +157,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("uncertainty"))
-    given = parser.parse_args(argv)
-    found, accuracy = experiment(given.seeds, given.epochs)
+    args = parser.parse_args(argv)
+    results, accuracy = experiment(args.seeds, args.epochs)
     print(f"accuracy {100 * accuracy.mean():.1f} % with {TRAINING} training digits; AUROC in %")
     print(f"{'':22}" + "".join(f"{question:>10}" for question in QUESTIONS))
     for name in SCORES:
-        row = "".join(f"{100 * found[question][name].mean():10.1f}" for question in QUESTIONS)
+        row = "".join(f"{100 * results[question][name].mean():10.1f}" for question in QUESTIONS)
         print(f"{name:22}" + row)
-    draw_triangles(given.out / "triangles.png", CASES)
-    draw_scores(given.out / "scores.png", found)
-    print(given.out)
+    draw_triangles(args.out / "triangles.png", CASES)
+    draw_scores(args.out / "scores.png", results)
+    print(args.out)
 
 
 if __name__ == "__main__":

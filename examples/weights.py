@@ -78,8 +78,8 @@ def train(
 
     def logits(x: Tensor) -> Tensor:
         features = torch.baddbmm(b1, x.expand(len(w1), *x.shape), w1).relu()
-        found: Tensor = torch.baddbmm(b2, features, w2).unflatten(0, (len(settings), seeds))
-        return found
+        outputs: Tensor = torch.baddbmm(b2, features, w2).unflatten(0, (len(settings), seeds))
+        return outputs
 
     optimizer = torch.optim.Adam([w1, b1, w2, b2], lr=5e-3, weight_decay=1e-4)
     for epoch in range(epochs):
@@ -87,9 +87,9 @@ def train(
             loss.set_epoch(epoch)
         for batch in torch.randperm(len(x), generator=generator).split(64):
             optimizer.zero_grad()
-            found, target = logits(x[batch]), y[batch].expand(seeds, -1)
+            outputs, target = logits(x[batch]), y[batch].expand(seeds, -1)
             # The loss is a mean over seeds: multiply, so that each seed gets its full gradient.
-            parts = [loss(f, target) for loss, f in zip(losses, found, strict=True)]
+            parts = [loss(o, target) for loss, o in zip(losses, outputs, strict=True)]
             (seeds * torch.stack(parts).sum()).backward()
             optimizer.step()
     return logits
@@ -127,12 +127,12 @@ def evaluate(networks: Networks, x: Tensor, y: Tensor, outside: Tensor) -> list[
     return [Figures(*row) for row in zip(*columns, strict=True)]
 
 
-def draw(path: Path, name: str, found: Mapping[Setting, Figures]) -> None:
+def draw(path: Path, name: str, results: Mapping[Setting, Figures]) -> None:
     """Draw accuracy, evidence and detection over a weight, with one deviation of the seeds."""
     xlabel, tried, curves = SWEEPS[name]
 
     def curve(settings: Sequence[Setting], values: Callable[[Figures], Tensor]) -> Curve:
-        rows = [values(found[setting]) for setting in settings]
+        rows = [values(results[setting]) for setting in settings]
         return Curve(tried, [r.mean().item() for r in rows], [_deviation(r) for r in rows])
 
     panels: dict[str, Callable[[Figures], Tensor]] = {
@@ -140,13 +140,13 @@ def draw(path: Path, name: str, found: Mapping[Setting, Figures]) -> None:
         "Evidence for digits": lambda f: f.inside,
         "Digits against patches": lambda f: 100 * f.auroc,
     }
-    given = {
+    curves_of_panels = {
         title: {label: curve(settings, values) for label, settings in curves.items()}
         for title, values in panels.items()
     }
     ylabels = ("accuracy (%)", "median α₀", "AUROC of α₀ (%)")
     marked = BASE[0] if name == "fisher" else BASE[1]
-    figure = sweep(given, xlabel, ylabels, (3.0, 3.3), marked)
+    figure = sweep(curves_of_panels, xlabel, ylabels, (3.0, 3.3), marked)
     figure.axes[1].set_yscale("log")
     figure.axes[1].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     save(figure, path)
@@ -162,15 +162,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("weights"))
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     training, test = train_and_test_digits()
-    swept = [s for *_, curves in SWEEPS.values() for chosen in curves.values() for s in chosen]
+    swept = [s for *_, curves in SWEEPS.values() for curve in curves.values() for s in curve]
     settings = list(dict.fromkeys([*swept, *((*BASE[:2], ramp) for ramp in RAMPS)]))
-    networks = train(settings, training.x.flatten(1), training.y, given.seeds, given.epochs)
+    networks = train(settings, training.x.flatten(1), training.y, args.seeds, args.epochs)
     ood = patches(len(test.x)).flatten(1)
-    found = dict(zip(settings, evaluate(networks, test.x.flatten(1), test.y, ood), strict=True))
+    results = dict(zip(settings, evaluate(networks, test.x.flatten(1), test.y, ood), strict=True))
     print("Fisher     KL  ramp  accuracy   ECE  alpha0: digits  patches  AUROC")
-    for setting, f in found.items():
+    for setting, f in results.items():
         accuracy, ece, auroc = (100 * v.mean().item() for v in (f.accuracy, f.ece, f.auroc))
         inside, outside = f.inside.mean().item(), f.outside.mean().item()
         print(
@@ -178,8 +178,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{inside:15.1f} {outside:8.1f} {auroc:6.1f}"
         )
     for name in SWEEPS:
-        draw(given.out / f"{name}.png", name, found)
-    print(given.out)
+        draw(args.out / f"{name}.png", name, results)
+    print(args.out)
 
 
 if __name__ == "__main__":

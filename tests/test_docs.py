@@ -51,8 +51,8 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text("utf-8")
-    for found in FENCE.finditer(text):
-        yield Block(found[1], found[2], text.count("\n", 0, found.start(2)))
+    for fence in FENCE.finditer(text):
+        yield Block(fence[1], fence[2], text.count("\n", 0, fence.start(2)))
 
 
 def commands(block: Block) -> Iterator[list[str]]:
@@ -170,9 +170,9 @@ def status(argv: list[str]) -> int:
 
 @PER_PAGE
 def test_options_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = [words[1:] for block in blocks(page) if block.language == "bash"
+    lines = [words[1:] for block in blocks(page) if block.language == "bash"
              for words in commands(block) if Path(words[0]).name == "dubito"]  # fmt: skip
-    for name, *options in found:
+    for name, *options in lines:
         if name in RUN:
             continue  # run above
         status([name, "--help"])
@@ -191,7 +191,7 @@ def test_links_and_scripts_exist(page: Path) -> None:
 
 def test_method_of_the_guide_is_the_tested_plugin() -> None:
     text = (ROOT / "docs" / "methods.md").read_text("utf-8").partition("## Use it")[0]
-    code = "\n\n\n".join(found[2].strip() for found in FENCE.finditer(text))
+    code = "\n\n\n".join(fence[2].strip() for fence in FENCE.finditer(text))
     plugin = (ROOT / "tests" / "plugins" / "modex.py").read_text("utf-8")
     assert code.split() == plugin.split()
 

@@ -32,11 +32,11 @@ def segmentation() -> ModuleType:
     return import_module("segmentation")
 
 
-def drawn(folder: Path) -> set[str]:
+def figures(folder: Path) -> set[str]:
     """Return the names of the figures in a folder."""
-    figures = list(folder.glob("*.png"))
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures)
-    return {path.name for path in figures}
+    paths = list(folder.glob("*.png"))
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    return {path.name for path in paths}
 
 
 def numbers(line: str) -> list[float]:
@@ -53,11 +53,11 @@ def test_uncertainty(tmp_path, capsys):
     module = import_module("uncertainty")
     module.main(["--seeds", "1", "--epochs", "20", "--out", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    found = {line.split()[0]: numbers(line) for line in lines[2:-1]}
-    assert set(found) == set(module.SCORES)
-    assert all(area > 70 for name in ("max_prob", "vacuity") for area in found[name][:3])
-    assert found["dissonance"][3] < 50  # higher for blends than for patches
-    assert drawn(tmp_path) == {"triangles.png", "scores.png"}
+    areas = {line.split()[0]: numbers(line) for line in lines[2:-1]}
+    assert set(areas) == set(module.SCORES)
+    assert all(area > 70 for name in ("max_prob", "vacuity") for area in areas[name][:3])
+    assert areas["dissonance"][3] < 50  # higher for blends than for patches
+    assert figures(tmp_path) == {"triangles.png", "scores.png"}
 
 
 def test_blends_differ_from_all_digits():
@@ -78,12 +78,12 @@ def test_patches_are_gray_values():
 def test_weights(tmp_path, capsys):
     import_module("weights").main(["--seeds", "1", "--epochs", "3", "--out", str(tmp_path)])
     rows = [numbers(line) for line in capsys.readouterr().out.splitlines()[1:-1]]
-    found = {tuple(row[:3]): row[3:] for row in rows}
-    assert len(found) == 24
-    assert found[0.05, 1, 10][0] > 80  # accuracy
-    assert found[0.5, 1, 10][0] < 50  # a Fisher weight that is far too large
-    assert found[0.5, 1, 10][2] < 11  # leaves no evidence
-    assert drawn(tmp_path) == {"fisher.png", "kl.png"}
+    results = {tuple(row[:3]): row[3:] for row in rows}
+    assert len(results) == 24
+    assert results[0.05, 1, 10][0] > 80  # accuracy
+    assert results[0.5, 1, 10][0] < 50  # a Fisher weight that is far too large
+    assert results[0.5, 1, 10][2] < 11  # leaves no evidence
+    assert figures(tmp_path) == {"fisher.png", "kl.png"}
 
 
 def test_settings_of_weights_are_independent():
@@ -99,14 +99,14 @@ def test_abstain(tmp_path, capsys):
     module = import_module("abstain")
     module.main(["--splits", "1", "--epochs", "12", "--out", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    found = {line[:16].strip(): numbers(line[16:]) for line in lines[2:-1]}
-    assert list(found) == ["clean", "noise 0.1", "noise 0.3", "one pixel right", "photo patches"]
-    for accepted, ambiguous, unfamiliar, *_ in found.values():
+    shares = {line[:16].strip(): numbers(line[16:]) for line in lines[2:-1]}
+    assert list(shares) == ["clean", "noise 0.1", "noise 0.3", "one pixel right", "photo patches"]
+    for accepted, ambiguous, unfamiliar, *_ in shares.values():
         assert accepted + ambiguous + unfamiliar == pytest.approx(100, abs=0.2)
-    assert found["clean"][0] > 50
-    assert found["clean"][4] < 5 < found["one pixel right"][4]
-    assert found["photo patches"][3] == 100
-    assert drawn(tmp_path) == {"risk.png", "decisions.png"}
+    assert shares["clean"][0] > 50
+    assert shares["clean"][4] < 5 < shares["one pixel right"][4]
+    assert shares["photo patches"][3] == 100
+    assert figures(tmp_path) == {"risk.png", "decisions.png"}
 
 
 def test_plane(tmp_path, capsys):
@@ -114,7 +114,7 @@ def test_plane(tmp_path, capsys):
     values = [numbers(line) for line in capsys.readouterr().out.splitlines()[:-1]]
     assert len(values) == 2 * 5
     assert all(0 < value < 1 for row in (*values[1:5], *values[6:]) for value in row)
-    assert drawn(tmp_path) == {"map.png", "samples.png"}
+    assert figures(tmp_path) == {"map.png", "samples.png"}
 
 
 def test_many_classes(capsys):
@@ -146,7 +146,7 @@ def test_segmentation_runs(source_env, tmp_path):
     auroc = [float(area) for area in re.findall(r"(\d\.\d{3}) against", done.stdout)]
     assert (len(vacuity), len(auroc)) == (4, 4)
     assert all(0 < value < 1 for value in vacuity + auroc)
-    assert drawn(tmp_path) == {"scenes.png"}
+    assert figures(tmp_path) == {"scenes.png"}
 
 
 def test_segmentation_learns(segmentation):

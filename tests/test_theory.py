@@ -136,10 +136,10 @@ def test_gradient_of_the_bias() -> None:
     alpha = evidence(500, 4)
     p, total = Dirichlet(alpha).probs, alpha.sum(-1, keepdim=True)
     expected = 2 / total * (p + p[:, :1] - p.square().sum(-1, keepdim=True))
-    found = gradient(losses.mse_bias, alpha)
-    assert_close(found[:, 1:], expected[:, 1:], rtol=1e-6, atol=1e-12)
+    slopes = gradient(losses.mse_bias, alpha)
+    assert_close(slopes[:, 1:], expected[:, 1:], rtol=1e-6, atol=1e-12)
     strongest = alpha[:, 1:].argmax(-1, keepdim=True) + 1
-    assert (found.gather(1, strongest) > 0).all()
+    assert (slopes.gather(1, strongest) > 0).all()
 
 
 def test_mean_bias_is_smallest_at_the_label_frequencies() -> None:
@@ -162,8 +162,8 @@ def test_share_of_labels_from_which_edl_gives_evidence(theory: ModuleType) -> No
 def test_evidence_of_the_second_class_with_a_small_kl_weight(theory: ModuleType) -> None:
     shares = torch.tensor([[0.7, 0.3, 0.0]], dtype=torch.float64)
     small = {losses.label_removed_kl: 0.1}
-    found = [theory.minimize(shares, {**w, **small})[0, 1] for w in (theory.EDL, theory.IEDL)]
-    assert [f"{value:.2f}" for value in found] == ["0.56", "1.64"]
+    values = [theory.minimize(shares, {**w, **small})[0, 1] for w in (theory.EDL, theory.IEDL)]
+    assert [f"{value:.2f}" for value in values] == ["0.56", "1.64"]
     assert "evidence 0.56 in EDL and 1.64 in I-EDL" in PAGE
 
 
@@ -211,9 +211,9 @@ def test_weighted_error_is_bias_plus_variance(dist: Dirichlet, draws: Tensor) ->
     p, total = dist.probs, dist.alpha0.unsqueeze(-1)
     parts = (ONE_HOT - p).square() + p * (1 - p) / (total + 1)
     expected = (parts * trigamma(ALPHA)).sum(-1)
-    found = losses.fisher_bias(dist, LABELS) + losses.fisher_variance(dist, LABELS)
-    assert_close(found, expected)
-    assert_close(found, sampled, rtol=5e-3, atol=0)
+    value = losses.fisher_bias(dist, LABELS) + losses.fisher_variance(dist, LABELS)
+    assert_close(value, expected)
+    assert_close(value, sampled, rtol=5e-3, atol=0)
 
 
 def test_log_determinant(dist: Dirichlet) -> None:
@@ -240,8 +240,8 @@ def test_log_determinant_limits_evidence(
     theory: ModuleType, weight: float, expected: float
 ) -> None:
     certain = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
-    found = theory.minimize(certain, {**theory.IEDL, losses.fisher_penalty: weight})[0]
-    assert found.tolist() == pytest.approx([expected, 0, 0], abs=0.05)
+    limit = theory.minimize(certain, {**theory.IEDL, losses.fisher_penalty: weight})[0]
+    assert limit.tolist() == pytest.approx([expected, 0, 0], abs=0.05)
     assert f"{expected} for" in PAGE
 
 
@@ -275,8 +275,8 @@ def test_prior_penalizes_evidence_for_the_label_above_beta() -> None:
 
 def test_label_removed_kl(dist: Dirichlet) -> None:
     removed = Dirichlet(ALPHA * (1 - ONE_HOT) + ONE_HOT)
-    found = losses.label_removed_kl(dist, LABELS)
-    assert_close(found, removed.kl_divergence(Dirichlet(torch.ones_like(ALPHA))))
+    value = losses.label_removed_kl(dist, LABELS)
+    assert_close(value, removed.kl_divergence(Dirichlet(torch.ones_like(ALPHA))))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -295,8 +295,8 @@ def test_complete_loss(dist: Dirichlet) -> None:
     error = losses.fisher_bias(dist, LABELS) + losses.fisher_variance(dist, LABELS)
     kl = losses.label_removed_kl(dist, LABELS)
     for scale, factor in (("paper", 1.0), ("per_class", 10 / CLASSES)):
-        found = iedl(dist, LABELS, fisher_weight=0.05, kl_weight=0.5, reduction="none", scale=scale)
-        assert_close(found, error + factor * (-0.05 * dist.fisher_logdet + 0.5 * kl))
+        value = iedl(dist, LABELS, fisher_weight=0.05, kl_weight=0.5, reduction="none", scale=scale)
+        assert_close(value, error + factor * (-0.05 * dist.fisher_logdet + 0.5 * kl))
 
 
 # --- what each term does ---
@@ -311,20 +311,20 @@ def pushes(theory: ModuleType, sample: str) -> dict[str, list[float]]:
 
 
 def test_terms_with_little_evidence(theory: ModuleType) -> None:
-    found = pushes(theory, "little")
-    assert min(found["weighted"]) > 0
-    assert max(found["weighted"], key=abs) > max(map(abs, found["mse"] + found["kl"]))
-    assert max(found["logdet"]) < 0
+    push = pushes(theory, "little")
+    assert min(push["weighted"]) > 0
+    assert max(push["weighted"], key=abs) > max(map(abs, push["mse"] + push["kl"]))
+    assert max(push["logdet"]) < 0
 
 
 def test_terms_with_conflicting_evidence(theory: ModuleType) -> None:
-    found = pushes(theory, "conflicting")
-    assert [theory.signed(v) for v in found["mse"][:2]] == ["+0.049", "−0.046"]
-    assert [theory.signed(v) for v in found["weighted"][:2]] == ["+0.0089", "−0.0016"]
+    push = pushes(theory, "conflicting")
+    assert [theory.signed(v) for v in push["mse"][:2]] == ["+0.049", "−0.046"]
+    assert [theory.signed(v) for v in push["weighted"][:2]] == ["+0.0089", "−0.0016"]
     assert "+0.049 and −0.046, I-MSE by +0.0089 and −0.0016" in PAGE
-    assert -found["weighted"][1] / found["weighted"][0] == pytest.approx(0.2, abs=0.03)
-    assert found["kl"][1] < min(found["mse"][1], found["weighted"][1])
-    assert found["kl"][2] > 0
+    assert -push["weighted"][1] / push["weighted"][0] == pytest.approx(0.2, abs=0.03)
+    assert push["kl"][1] < min(push["mse"][1], push["weighted"][1])
+    assert push["kl"][2] > 0
 
 
 def test_terms_with_much_evidence(theory: ModuleType) -> None:
