@@ -81,7 +81,7 @@ Report = Callable[[int, float], None]
 
 def train_new(case: Case, report: Report) -> None:
     """Train with this library; `report` gets each epoch and its seconds."""
-    from dubito.data import ArrayFormat, Augment
+    from dubito.data import ArrayFormat
     from dubito.model import Model, Preprocessing
     from dubito.tasks import Classification
     from dubito.training import Progress, TrainConfig, Trainer
@@ -94,7 +94,7 @@ def train_new(case: Case, report: Report) -> None:
     models = [Model.build("iedl", task, preprocessing, case.backbone, seed=seed) for seed in seeds]
     config = TrainConfig(
         epochs=case.epochs, validate_every=1, patience=0,
-        augment=Augment() if case.augmented else None, **(case.options or {}),
+        augment={} if case.augmented else None, **(case.options or {}),
     )  # fmt: skip
 
     def callback(progress: Progress) -> None:
