@@ -219,7 +219,8 @@ class Classification(Task, frozen=True, extra="forbid"):
                 f"target is {probs.dtype} of shape {tuple(probs.shape)}; expected class names (N,) "
                 f"or probabilities (..., {self.size})"
             )
-        return _checks.probabilities(probs.detach(), "target").float()
+        _checks.probabilities(probs, "target")
+        return probs.detach().float()
 
     def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
         """Convert class indices (...) to names (...)."""
