@@ -20,7 +20,7 @@ from dubito.distributions import Categorical, Dirichlet, Distribution
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification, Task
 from dubito.training import Progress, Trainer
-from dubito.training._history import History
+from dubito.training._run import History
 from dubito.training.callbacks import Callback
 from reproduction import quick
 from reproduction.humans import human_counts

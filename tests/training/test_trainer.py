@@ -11,8 +11,7 @@ from dubito import methods
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import Progress, TrainConfig, Trainer
-from dubito.training._history import History
-from dubito.training._run import NonFiniteLoss
+from dubito.training._run import History, NonFiniteLoss
 from tests.training.helpers import (
     SHORT,
     TRAIN,
@@ -104,10 +103,12 @@ def test_best_weights_are_loaded(keep: str | None, best: Any) -> None:
     assert right == pytest.approx(history.best["validation"]["accuracy"])
 
 
-def test_patience_counts_validations_without_improvement() -> None:
-    config = with_values(epochs=50, patience=3, keep="loss", lr=1e-12)
+@pytest.mark.parametrize("every", [1, 2])
+def test_patience_counts_validations_without_improvement(every: int) -> None:
+    config = with_values(epochs=50, patience=3, keep="accuracy", lr=1e-12, validate_every=every)
     history = Trainer(config).fit(small_model(), TRAIN, VALIDATION)
-    assert len(history.records) == history.best_epoch + 3
+    assert history.best_epoch == every  # the first of equals
+    assert len(history.records) == history.best_epoch + 3 * every
 
 
 def test_unknown_metric_is_refused_before_training() -> None:

@@ -27,8 +27,7 @@ from dubito.model import Model, Prediction, Preprocessing
 from dubito.model._folder import TrainingRecord
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
-from dubito.training._history import History
-from dubito.training._run import CHECKPOINT
+from dubito.training._run import CHECKPOINT, History
 from dubito.training.callbacks import Callback
 
 __all__ = ["calibrate", "evaluate", "train"]

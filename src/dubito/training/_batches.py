@@ -1,4 +1,4 @@
-"""Samples on their way into a network: read, augmented and normalized."""
+"""Batches of samples: read, augmented and normalized."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from dubito.data.base import Source
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training.config import TrainConfig
-
-__all__ = ["Data", "OODInputs", "Reader", "Samples"]
 
 #: encoded inputs in memory or a source to stream them from, and encoded targets
 Samples = tuple[Tensor | Source, Tensor]
@@ -45,10 +43,7 @@ class Reader:
         self.device, self.config = device, config
         self.normalize = model.preprocessing.normalize
         self.in_memory = isinstance(inputs, Tensor)
-        if isinstance(inputs, Tensor):
-            inputs = inputs.to(device)
-            inputs = self.normalize(inputs) if inputs.is_floating_point() else inputs
-        self.inputs: Any = inputs
+        self.inputs: Any = self.to_device(inputs) if isinstance(inputs, Tensor) else inputs
         #: device of the indices of samples
         self.index_device = device if self.in_memory else torch.device("cpu")
         self.encoded = encoded.to(self.index_device)
@@ -56,6 +51,11 @@ class Reader:
 
     def __len__(self) -> int:
         return len(self.target)
+
+    def to_device(self, x: Tensor) -> Tensor:
+        """Move inputs to the device, and normalize them unless they are pixels."""
+        x = x.to(self.device, non_blocking=True)
+        return self.normalize(x) if x.is_floating_point() else x
 
     def read(
         self, rows: Sequence[Tensor], changes: Iterable[Tensor] | None = None, seed: int = 0
@@ -68,8 +68,8 @@ class Reader:
             seed: Seed of the worker processes.
         """
         moves: Iterable[Tensor | None] = itertools.repeat(None) if changes is None else changes
-        for chosen, x, change in zip(rows, self._load(rows, seed), moves, strict=False):
-            target = self.target.index_select(0, chosen)
+        for batch, x, change in zip(rows, self._load(rows, seed), moves, strict=False):
+            target = self.target.index_select(0, batch)
             yield self.prepare(x, change), target.to(self.device, non_blocking=True)
 
     def chunks(self, rows: Tensor) -> list[Tensor]:
@@ -80,18 +80,16 @@ class Reader:
 
     def _load(self, rows: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
         if self.in_memory:
-            yield from (self.inputs.index_select(0, chosen) for chosen in rows)
+            yield from (self.inputs.index_select(0, batch) for batch in rows)
             return
         loader: DataLoader[Any] = DataLoader(
             cast("Dataset[Any]", self.inputs),
-            batch_sampler=[chosen.tolist() for chosen in rows],
+            batch_sampler=[batch.tolist() for batch in rows],
             num_workers=self.config.workers,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(seed),
         )
-        for x in loader:
-            moved = x.to(self.device, non_blocking=True)
-            yield self.normalize(moved) if moved.is_floating_point() else moved
+        yield from map(self.to_device, loader)
 
     def prepare(self, x: Tensor, change: Tensor | None = None) -> Tensor:
         """Augment inputs and normalize pixels."""
@@ -108,39 +106,6 @@ class Reader:
         return self.read(self.chunks(torch.arange(len(self), device=self.index_device)))
 
 
-class OODInputs:
-    """Draws out-of-distribution inputs for methods that train with them.
-
-    Args:
-        inputs: Encoded inputs (M, *shape) to draw from. Without any: uniform noise, in [0, 1] or
-            within three standard deviations for standardized inputs.
-        model: Model in training.
-        train: Training samples.
-    """
-
-    def __init__(self, inputs: Tensor | None, model: Model, train: Reader) -> None:
-        self.train = train
-        self.standardized = model.preprocessing.mean is not None
-        self.bank: Tensor | None = None
-        if inputs is not None:
-            shape = tuple(train.inputs[0].shape)
-            if inputs.ndim < 2 or not len(inputs) or tuple(inputs.shape[1:]) != shape:
-                raise DubitoError(
-                    f"ood has shape {tuple(inputs.shape)}; expected (M, {str(shape)[1:-1]}), "
-                    "as the training data has"
-                )
-            bank = inputs.to(train.device)
-            self.bank = train.normalize(bank) if bank.is_floating_point() else bank
-
-    def append_to(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Append as many out-of-distribution inputs to a batch."""
-        if self.bank is not None:
-            rows = torch.randint(len(self.bank), (len(x),), generator=generator, device=x.device)
-            return torch.cat([x, self.train.prepare(self.bank[rows])])
-        noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-        return torch.cat([x, 6 * noise - 3 if self.standardized else noise])
-
-
 class Data:
     """Samples that runs of several seeds share.
 
@@ -150,7 +115,9 @@ class Data:
         device: Device of the training.
         train: Training samples.
         validation: Validation samples.
-        ood: Out-of-distribution inputs, encoded.
+        ood: Encoded out-of-distribution inputs (M, *shape), for methods that train with them.
+            None: uniform noise, in [0, 1] or within three standard deviations for standardized
+            inputs.
         class_weight: Weight of each class.
     """
 
@@ -164,17 +131,27 @@ class Data:
         ood: Tensor | None,
         class_weight: Tensor | None,
     ) -> None:
-        trains_with_ood = bool(model.method.ood_terms)
-        if ood is not None and not trains_with_ood:
-            name = type(model.method).__name__
-            raise DubitoError(f"{name} does not train with out-of-distribution inputs: drop ood")
         if class_weight is not None:
             classes = torch.zeros(model.task.size, device=device)
             class_weight = _checks.class_weight(class_weight, classes)
         self.device, self.class_weight, self._samples = device, class_weight, train
         self.train = Reader(train, model, config, device, "training")
         self.validation = Reader(validation, model, config, device, "validation")
-        self.ood = OODInputs(ood, model, self.train) if trains_with_ood else None
+        self.has_ood = bool(model.method.ood_terms)
+        self.standardized = model.preprocessing.mean is not None
+        if ood is not None:
+            _check_ood(ood, self.train, model)
+        self.ood = None if ood is None else self.train.to_device(ood)
+
+    def with_ood(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Append as many OOD inputs to a batch, if the method trains with them."""
+        if not self.has_ood:
+            return x
+        if self.ood is not None:
+            rows = torch.randint(len(self.ood), (len(x),), generator=generator, device=x.device)
+            return torch.cat([x, self.train.prepare(self.ood[rows])])
+        noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+        return torch.cat([x, 6 * noise - 3 if self.standardized else noise])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -204,3 +181,16 @@ def _check(inputs: Tensor | Source, target: Tensor, size: int, part: str) -> Non
             f"{part} targets have shape {tuple(target.shape)}; expected values (N, {size})"
         )
     _checks.finite(target, f"{part} targets")
+
+
+def _check_ood(ood: Tensor, train: Reader, model: Model) -> None:
+    """Raise if OOD inputs are of no use or of another shape."""
+    if not model.method.ood_terms:
+        name = type(model.method).__name__
+        raise DubitoError(f"{name} does not train with out-of-distribution inputs: drop ood")
+    shape = tuple(train.inputs[0].shape)
+    if ood.ndim < 2 or not len(ood) or tuple(ood.shape[1:]) != shape:
+        raise DubitoError(
+            f"ood has shape {tuple(ood.shape)}; expected (M, {str(shape)[1:-1]}), "
+            "as the training data has"
+        )

@@ -17,8 +17,6 @@ from dubito._files import atomic_path, make_folder
 from dubito.errors import DubitoError
 from dubito.model._folder import unshared
 
-__all__ = ["Pace", "load", "load_optimizer", "optimizer_tensors", "save"]
-
 FORMAT = "dubito-checkpoint-2"
 #: share of the time that checkpoints may take, and seconds below which they are free
 SHARE, FREE = 0.05, 0.1

@@ -17,8 +17,6 @@ from dubito.training._batches import Reader
 from dubito.training._run import Run
 from dubito.training.config import FUSED, TrainConfig
 
-__all__ = ["Graph", "capture", "is_graphed"]
-
 _WARM_UP = 3
 Gather = Callable[[Reader, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["process_group", "rank", "world"]
-
 
 def _joined() -> bool:
     return dist.is_available() and dist.is_initialized()

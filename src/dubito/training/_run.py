@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel
 
 from dubito import _checks
 from dubito._files import remove_partial
@@ -20,22 +21,70 @@ from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
 from dubito.training import _checkpoint, _parallel
-from dubito.training._average import averaged
 from dubito.training._batches import Data
-from dubito.training._history import History, Record
 from dubito.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from dubito.training._graph import Graph
 
-__all__ = ["NonFiniteLoss", "Run", "loss_function"]
-
 CHECKPOINT = "checkpoint.safetensors"
 Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Record = dict[str, Any]
 
 
 class NonFiniteLoss(DubitoError):
     """A loss, or an output of the network, is infinite or NaN."""
+
+
+@dataclass
+class History:
+    """History of a training.
+
+    Attributes:
+        records: One dict per epoch: epoch (from 1), loss, terms, lr, seconds (of the steps),
+            samples_per_second, and after a validation its metrics under "validation".
+        best_epoch: Epoch with the best weights; 0 before the first validation.
+        seconds: Time of all epochs, validations included.
+    """
+
+    records: list[Record] = field(default_factory=list, repr=False)
+    best_epoch: int = 0
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Record:
+        """Record of the best epoch."""
+        return self.records[self.best_epoch - 1]
+
+    @property
+    def validations_since_best(self) -> int:
+        """Number of validations without improvement."""
+        return sum("validation" in record for record in self.records[self.best_epoch :])
+
+
+def averaged(network: nn.Module, epochs: int) -> AveragedModel:
+    """Create an average of a network's weights, to be updated after each epoch.
+
+    The first epochs count alike; later on the share of an epoch falls by the factor 1 - 1/epochs
+    with each that follows.
+
+    Args:
+        network: Network in training.
+        epochs: Number of epochs that the average covers.
+    """
+
+    def update(average: Any, weights: Any, updates: Tensor | int) -> None:
+        torch._foreach_lerp_(average, weights, 1 / min(int(updates) + 1, epochs))
+
+    try:
+        average = AveragedModel(network, multi_avg_fn=update)
+    except Exception as error:
+        raise DubitoError(
+            f"{type(network).__name__} cannot be copied ({error}), as weight averaging needs: "
+            "train it with average_epochs=0"
+        ) from error
+    average.eval().requires_grad_(False)
+    return average
 
 
 def loss_function(method: Method, class_weight: Tensor | None) -> Loss:
@@ -67,15 +116,15 @@ def add_step(
 ) -> None:
     """Add a step to the tensors of its epoch, without reading a value.
 
-    `failure` becomes, once, of the first step that is not finite: 1, the samples before it, the
+    The first step that is not finite sets `failure` to 1, the number of samples before it, the
     range of its outputs, and its terms.
     """
     # In float64 first: bfloat16 cannot count samples.
     low, high = outputs.amin().to(failure), outputs.amax().to(failure)
     finite = loss.isfinite() & low.isfinite() & high.isfinite()
     place = torch.stack([torch.ones_like(low), samples.to(failure), low, high])
-    seen = torch.cat([place, sums.to(failure)])
-    failure.copy_(torch.where(finite | (failure[0] == 1), failure, seen))
+    step = torch.cat([place, sums.to(failure)])
+    failure.copy_(torch.where(finite | (failure[0] == 1), failure, step))
     epoch_sums += sums
     samples += count
 
@@ -195,8 +244,7 @@ class Run:
         """
         for parameter in self.parameters:
             parameter.grad = None
-        if self.data.ood is not None:
-            x = self.data.ood.append_to(x, self.generator)
+        x = self.data.with_ood(x, self.generator)
         forward = self.forward if count == self.batch_size else self.network
         with self.autocast():
             outputs = forward(x)
@@ -260,14 +308,16 @@ class Run:
     # --- the end ---
 
     def keep_best(self, record: Record) -> None:
-        """Keep the validated weights if they are the best so far."""
-        if self.history.improves(record["validation"][self.metric], self.metric, self.mode):
+        """Keep the validated weights if they are the best so far; the first of equals stays."""
+        value, history = record["validation"][self.metric], self.history
+        best = history.best["validation"][self.metric] if history.best_epoch else None
+        if best is None or (value < best if self.mode == "min" else value > best):
             state = self.evaluated.state_dict()
             self.best = {name: value.detach().clone() for name, value in state.items()}
-            self.history.best_epoch = record["epoch"]
+            history.best_epoch = record["epoch"]
 
     def finish(self) -> History:
-        """Load the best weights and let the method fit what is fitted after training."""
+        """Load the best weights, and fit the parts of the method that are fitted after training."""
         network = self.model.network
         network.load_state_dict(self.best)
         network.eval()
@@ -303,7 +353,7 @@ class Run:
             "best": self.best,
             "optimizer": _checkpoint.optimizer_tensors(self.optimizer),
         }
-        tensors = {f"{part}.{name}": v for part, held in parts.items() for name, v in held.items()}
+        tensors = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
         state = {"history": asdict(self.history), "identity": self._identity()}
         pace.save(self.folder / CHECKPOINT, tensors, state)
 
@@ -327,7 +377,7 @@ class Run:
         self.history = History(**state["history"])
 
     def _identity(self) -> dict[str, Any]:
-        """Return what a checkpoint must share with the run that continues it."""
+        """Return the properties that a checkpoint shares with the run that continues it."""
         weight, network = self.data.class_weight, self.model.network.state_dict()
         return {
             "method": repr(self.model.method),
@@ -352,7 +402,6 @@ class Run:
 
 def _monitor(model: Model, config: TrainConfig) -> tuple[str, str]:
     """Return the metric that selects weights, and whether "min" or "max" is better."""
-    if config.keep is None:
-        return model.task.monitor
+    metric = config.keep or model.task.monitor.metric
     modes = {**model.task.modes, "loss": "min"}
-    return config.keep, _checks.entry(modes, config.keep, "metric to keep")
+    return metric, _checks.entry(modes, metric, "metric to keep")

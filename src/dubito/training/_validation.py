@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubito.training import _parallel
-from dubito.training._average import update_batch_norm
 from dubito.training._run import NonFiniteLoss, Run, loss_function
 
-__all__ = ["validate"]
-
-#: training samples from which an averaged network learns its batch norm statistics
+#: training samples that determine the batch norm statistics of averaged weights
 BATCH_NORM_SAMPLES = 10_000
 
 
@@ -30,7 +28,7 @@ def validate(run: Run) -> dict[str, float]:
     if run.average is not None:
         torch.manual_seed(run.process_seed)  # of dropout, whatever ran before
         with run.autocast():
-            update_batch_norm(network, _batch_norm_inputs(run))
+            _update_batch_norm(network, _batch_norm_inputs(run))
     _parallel.share_buffers(network)
     network.eval()
     outputs = _outputs(run)
@@ -55,7 +53,7 @@ def validate(run: Run) -> dict[str, float]:
 
 def _outputs(run: Run) -> Tensor:
     """Return the outputs of all validation samples, then those of OOD inputs if there are any."""
-    reader, ood = run.data.validation, run.data.ood
+    reader, data = run.data.validation, run.data
     rows = torch.arange(
         _parallel.rank(), len(reader), _parallel.world(), device=reader.index_device
     )
@@ -63,18 +61,40 @@ def _outputs(run: Run) -> Tensor:
     inside, outside = [], []
     for x, target in reader.read(reader.chunks(rows)):
         with run.autocast():
-            outputs = run.evaluated(x if ood is None else ood.append_to(x, generator))
+            outputs = run.evaluated(data.with_ood(x, generator))
         inside.append(outputs[: len(target)])
         outside.append(outputs[len(target) :])
-    parts = [inside] if ood is None else [inside, outside]
+    parts = [inside, outside] if data.has_ood else [inside]
     return torch.cat([_parallel.gathered(torch.cat(part), len(reader)) for part in parts])
 
 
 def _batch_norm_inputs(run: Run) -> Iterator[Tensor]:
     """Yield the first inputs of the epoch, as the network was trained with them."""
-    train, ood = run.data.train, run.data.ood
+    train = run.data.train
     generator = torch.Generator(run.device).manual_seed(run.config.seed)
     rows = train.chunks(run.order[:BATCH_NORM_SAMPLES])
     changes = run.changes[:BATCH_NORM_SAMPLES].tensor_split(len(rows))
     for x, _ in train.read(rows, changes, run.process_seed):
-        yield x if ood is None else ood.append_to(x, generator)
+        yield run.data.with_ood(x, generator)
+
+
+@torch.no_grad()
+def _update_batch_norm(network: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Recompute the statistics of batch norm for averaged weights.
+
+    Unlike `torch.optim.swa_utils.update_bn`, layers that the network keeps in evaluation mode keep
+    their statistics. Batches count alike and should have one size.
+    """
+    network.train()
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training]
+    momenta = [norm.momentum for norm in norms]
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+        for x in batches if norms else ():
+            network(x)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        network.eval()

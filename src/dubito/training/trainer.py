@@ -15,8 +15,7 @@ from dubito.training import _parallel
 from dubito.training._batches import Data, Samples
 from dubito.training._checkpoint import Pace
 from dubito.training._graph import capture, is_graphed
-from dubito.training._history import History, Record
-from dubito.training._run import Run
+from dubito.training._run import History, Record, Run
 from dubito.training._validation import validate
 from dubito.training.callbacks import Callback, Progress
 from dubito.training.config import TrainConfig
