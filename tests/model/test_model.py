@@ -394,7 +394,7 @@ def test_from_network_detects_another_order_of_classes(network):
 
 
 def test_from_network_compares_shapes(network):
-    with pytest.raises(DubitoError, match=r"shape \(5, 3\), but the model gives \(20, 3\)"):
+    with pytest.raises(DubitoError, match=r"shape \(5, 3\), but the model returns \(20, 3\)"):
         Model.from_network(
             network, *parts("softmax"), check=(X[:20], expected_outputs(network)[:5])
         )

@@ -25,7 +25,7 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito import __version__
 from dubito._fields import ExtendedFloat
@@ -35,8 +35,6 @@ from dubito.errors import DubitoError
 from dubito.model.preprocessing import Preprocessing
 from dubito.policy import Policy
 from dubito.tasks import AnyTask
-
-__all__ = ["MODEL", "ModelFile", "TrainingRecord", "read", "unshared", "versions", "write"]
 
 MODEL, CARD = "model.json", "card.md"
 FORMAT, VERSION = "dubito-model", 1
@@ -160,6 +158,18 @@ def read(folder: Path) -> tuple[ModelFile, dict[str, Tensor]]:
         return content, safetensors.load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise DubitoError(f"cannot read {path}: {error}") from error
+
+
+def fill(network: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Set all weights of a network, or raise if they are those of another one."""
+    try:
+        network.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        _, problem, *more = str(error).strip().splitlines()
+        raise DubitoError(
+            f"{folder} has the weights of another network: {problem.strip()[:300]}"
+            f"{f' (and {len(more)} more)' if more else ''}"
+        ) from error
 
 
 def _read_json(folder: Path) -> ModelFile:

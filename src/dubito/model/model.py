@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from dubito import _checks, evaluation, scores
+from dubito.backbones import base as backbones
 from dubito.calibration import Calibration
 from dubito.data import ArrayFormat, Source
-from dubito.data.base import Encoded
+from dubito.data.base import Encoded, Items
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.methods.base import Network, from_dict, to_method
-from dubito.model import _folder, _networks
-from dubito.model._folder import ModelFile, TrainingRecord
+from dubito.model import _folder
+from dubito.model._folder import TrainingRecord
 from dubito.model.prediction import Prediction
 from dubito.model.preprocessing import Preprocessing
 from dubito.policy import REASONS, Policy
@@ -36,8 +37,6 @@ __all__ = ["Model"]
 #: name of a registered backbone, a dict with its name and options, or a function of a shape
 Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], nn.Module]
 BATCH = 1024
-#: samples that get their noise together, so that a seed means the same for any batch size
-NOISE_CHUNK = 4096
 #: largest difference from the expected outputs, relative to the largest of these
 OUTPUT_TOLERANCE = 1e-3
 NOT_FINITE = "the outputs of the network are not finite"
@@ -101,18 +100,18 @@ class Model(nn.Module):
                 from the shape of an input to a module with `out_features`.
             seed: Seed of the initial weights; the global random state does not change.
         """
-        chosen = to_method(method)
-        _check_task(chosen, task)
+        method = to_method(method)
+        _check_task(method, task)
         shape, named = preprocessing.shape, None
         if callable(backbone):
             make = partial(backbone, shape)
         else:
-            named = _networks.described(backbone, shape)
-            make = partial(_networks.build_backbone, named, shape, chosen)
+            named = _described(backbone, shape)
+            make = partial(_build_backbone, named, shape, method)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            network = chosen.network(make, task)
-        return cls(network, chosen, task, preprocessing, backbone=named)
+            network = method.network(make, task)
+        return cls(network, method, task, preprocessing, backbone=named)
 
     @classmethod
     def from_network(
@@ -145,28 +144,26 @@ class Model(nn.Module):
             cls.load(folder, network=network, device=device)._check_against(*check)
         return model.eval()
 
-    @torch.no_grad()
     def _check_against(self, inputs: Any, expected: Any) -> None:
         """Raise unless outputs or labels are the expected ones."""
         values = expected if hasattr(expected, "ndim") else np.asarray(expected)
         if values.ndim > 1 and values.shape[-1] == self.method.outputs(self.task):
-            wanted = torch.as_tensor(values).detach().cpu()
-            parts = [self.run(part.checked())[1] for part in self._encoded(inputs, BATCH)]
-            found = torch.cat(parts).cpu()
+            target = torch.as_tensor(values).detach().cpu()
+            result = self._run_all(inputs)[1].cpu()
         else:
-            wanted, found = self.task.encode(expected), self.predict(inputs).point
-        if found.shape != wanted.shape:
+            target, result = self.task.encode(expected), self.predict(inputs).point
+        if result.shape != target.shape:
             raise DubitoError(
-                f"check: expected values have shape {tuple(wanted.shape)}, but the model gives "
-                f"{tuple(found.shape)}"
+                f"check: expected values have shape {tuple(target.shape)}, but the model returns "
+                f"{tuple(result.shape)}"
             )
         hint = "do preprocessing and the order of the classes match those of the training?"
-        if not wanted.is_floating_point():
-            share = (found == wanted).double().mean().item()
+        if not target.is_floating_point():
+            share = (result == target).double().mean().item()
             if share < 1:
                 raise DubitoError(f"check: only {share:.1%} of the labels are as expected: {hint}")
             return
-        gap, largest = (found - wanted).abs().max().item(), wanted.abs().max().item()
+        gap, largest = (result - target).abs().max().item(), target.abs().max().item()
         if not gap <= OUTPUT_TOLERANCE * largest:
             raise DubitoError(
                 f"check: values up to {largest:.4g} differ from the expected ones by up to "
@@ -214,8 +211,9 @@ class Model(nn.Module):
         parameter = next(self.network.parameters(), inputs)
         x = self.preprocessing.normalize(inputs.to(parameter.device))
         x = x.to(parameter.dtype) if parameter.is_floating_point() else x
-        wanted = bool(self.scores) if with_features is None else with_features
-        features = network.features(x) if wanted and hasattr(network, "features") else None
+        if with_features is None:
+            with_features = bool(self.scores)
+        features = network.features(x) if with_features and hasattr(network, "features") else None
         is_split = features is not None and isinstance(network, Network)
         outputs = network.head(features) if is_split else network(x)
         size = self.method.outputs(self.task)
@@ -234,8 +232,8 @@ class Model(nn.Module):
         dist: Distribution = self.task.to_user_units(self.method.distribution(outputs))
         if not self.scores:
             return dist
-        found = {name: (one(features, outputs), one.higher) for name, one in self.scores.items()}
-        return dist.with_scores(found)  # type: ignore[arg-type]
+        values = {name: (s(features, outputs), s.higher) for name, s in self.scores.items()}
+        return dist.with_scores(values)  # type: ignore[arg-type]
 
     def prediction(
         self,
@@ -277,45 +275,45 @@ class Model(nn.Module):
         _checks.one_of(("raise", "report"), on_error, "on_error")
         stop, names = on_error == "raise", _names(items)
         if not isinstance(items, Prediction):
-            found = self._predict(self._encoded(items, batch_size), batch_size, stop, names)
-        elif stop and items.errors:
+            return self._predict(self._batches(items, batch_size), stop, names)
+        if stop and items.errors:
             row, reason = next(iter(items.errors.items()))
             raise DubitoError(f"{_name(names, row)}: {reason}")
-        else:
-            found = self.prediction(
-                items.distribution, items.in_range, notes=items.notes, errors=items.errors
-            )
-        return replace(found, inputs=names)
+        prediction = self.prediction(
+            items.distribution, items.in_range, notes=items.notes, errors=items.errors
+        )
+        return replace(prediction, inputs=names)
 
     @torch.no_grad()
     def _predict(
-        self, parts: Iterable[Encoded], batch_size: int, stop: bool, names: Sequence[str] | None
+        self, batches: Iterable[Encoded], stop: bool, names: Sequence[str] | None
     ) -> Prediction:
         dists, ranges = [], []
         notes: dict[int, str] = {}
         errors: dict[int, str] = {}
         start = 0
         with self._evaluating():
-            for part in parts:
-                if stop and part.errors:
-                    part.checked(lambda row: _name(names, start + row))  # noqa: B023
-                notes |= {start + row: text for row, text in part.notes.items()}
-                errors |= {start + row: text for row, text in part.errors.items()}
-                for inputs in part.inputs.split(batch_size):
-                    dist, bad = self._predict_batch(inputs)
-                    if stop and bad:
-                        raise DubitoError(f"{_name(names, start + bad[0])}: {NOT_FINITE}")
-                    errors |= {start + row: NOT_FINITE for row in bad}
-                    dists.append(dist.to("cpu"))
-                    ranges.append(self.preprocessing.inputs.in_range(inputs))
-                    start += len(inputs)
+            for batch in batches:
+                if stop:
+                    batch.checked(lambda row: _name(names, start + row))  # noqa: B023
+                dist, bad = self._predict_batch(batch.inputs)
+                if stop and bad:
+                    raise DubitoError(f"{_name(names, start + bad[0])}: {NOT_FINITE}")
+                reasons = batch.errors | dict.fromkeys(bad, NOT_FINITE)
+                notes |= {start + row: text for row, text in batch.notes.items()}
+                errors |= {start + row: text for row, text in reasons.items()}
+                dists.append(dist.to("cpu"))
+                ranges.append(self.preprocessing.inputs.in_range(batch.inputs))
+                start += len(batch.inputs)
         if not start:
             raise DubitoError("there are no inputs to predict")
         in_range = torch.cat(ranges)
         for row in (~in_range).nonzero().flatten().tolist():
             notes.setdefault(row, "outside the range of the training data")
         in_range[list(errors)] = False
-        return self.prediction(Distribution.cat(dists), in_range, notes=notes, errors=errors)
+        dist = Distribution.cat(dists)
+        prediction = self.prediction(dist, in_range, notes=notes, errors=errors)
+        return replace(prediction, inputs=names)
 
     def _predict_batch(self, inputs: Tensor) -> tuple[Distribution, list[int]]:
         """Return the distribution, and the rows whose outputs are not finite."""
@@ -327,8 +325,14 @@ class Model(nn.Module):
             dist = self.distribution(features, torch.where(rows, outputs, 0))
         return dist, (~finite).nonzero().flatten().tolist()
 
-    def _encoded(self, items: Any, batch_size: int) -> Iterator[Encoded]:
-        """Encode inputs, in parts where that is possible."""
+    def _batches(self, items: Any, batch_size: int = BATCH) -> Iterator[Encoded]:
+        """Encode inputs, one batch after the other."""
+        source = self._source(items)
+        for start in range(0, len(source), batch_size):
+            yield source.encode(range(start, min(start + batch_size, len(source))))
+
+    def _source(self, items: Any) -> Source:
+        """Return inputs as a source in the format of the model."""
         format = self.preprocessing.inputs
         if isinstance(items, Source):
             if items.format.shape != format.shape:
@@ -336,15 +340,23 @@ class Model(nn.Module):
                     f"inputs of {items.name} have shape {items.format.shape}, but the model takes "
                     f"{format.shape}: open the source with format=model.preprocessing.inputs"
                 )
-            for start in range(0, len(items), batch_size):
-                yield items.encode(range(start, min(start + batch_size, len(items))))
-        elif isinstance(items, Tensor) and format.kind == "table":  # encoded already
-            yield ArrayFormat(shape=format.shape).encode(items)
-        elif isinstance(items, list | tuple | np.ndarray):
-            for start in range(0, len(items), batch_size):
-                yield format.encode(items[start : start + batch_size])
-        else:
-            yield format.encode(items)
+            return items
+        if isinstance(items, list | tuple | np.ndarray):  # encoded when they are needed
+            return Items("inputs", format, list(items) if isinstance(items, tuple) else items)
+        is_encoded = isinstance(items, Tensor) and format.kind == "table"
+        encoded = (ArrayFormat(shape=format.shape) if is_encoded else format).encode(items)
+        return Items("inputs", format, encoded.inputs, encoded=encoded)
+
+    @torch.no_grad()
+    def _run_all(self, items: Any, *, with_features: bool = False) -> tuple[Tensor | None, Tensor]:
+        """Return features, if the network exposes them, and outputs of all inputs; see `run`."""
+        with self._evaluating():
+            parts = [
+                self.run(batch.checked(), with_features=with_features)
+                for batch in self._batches(items)
+            ]
+        features = [part for part, _ in parts if part is not None]
+        return torch.cat(features) if features else None, torch.cat([part for _, part in parts])
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -402,23 +414,13 @@ class Model(nn.Module):
         if not len(rows):
             raise DubitoError("all inputs are outside the range of the training data")
         dist, score = predicted.distribution[rows], score or self.method.error_score
-        ood_score = ood_score or self.method.ood_score
+        ood: Any = {"ood_score": ood_score or self.method.ood_score, "false_alarms": false_alarms}
         if coverage is not None:
-            self.policy = Policy.control_coverage(
-                dist, coverage, score, ood_score=ood_score, false_alarms=false_alarms
-            )
+            self.policy = Policy.control_coverage(dist, coverage, score, **ood)
             return self
         expected = self._target(items, target, len(predicted))
         errors = self.task.errors(predicted.point, expected)[rows]
-        policy = Policy.control_error(
-            dist,
-            errors,
-            error_rate,
-            confidence,
-            score,
-            ood_score=ood_score,
-            false_alarms=false_alarms,
-        )
+        policy = Policy.control_error(dist, errors, error_rate, confidence, score, **ood)
         self.policy = policy.with_table(dist, errors, len(predicted) - len(rows))
         return self
 
@@ -434,15 +436,7 @@ class Model(nn.Module):
         score = scores.build(name, **options)
         if self.task.kind not in score.tasks:
             raise DubitoError(f"the score {name!r} is not for {self.task.kind}")
-        with torch.no_grad(), self._evaluating():
-            parts = [
-                self.run(inputs, with_features=True)
-                for encoded in self._encoded(items, BATCH)
-                for inputs in encoded.checked().split(BATCH)
-            ]
-        exposed = [part for part, _ in parts if part is not None]
-        features = torch.cat(exposed) if exposed else None
-        outputs = torch.cat([part for _, part in parts])
+        features, outputs = self._run_all(items, with_features=True)
         if name in self.method.distribution(outputs[:1]).scores:
             raise DubitoError(f"the model already has a score {name!r}")
         expected = self._target(items, target, len(outputs)).to(outputs.device)
@@ -495,15 +489,15 @@ class Model(nn.Module):
         result |= self._decisions(predicted, expected)
         for name, inputs in (ood or {}).items():
             other = self.predict(inputs)
-            found = {"samples": len(other), **self._decisions(other)}
-            found["detection"] = evaluation.ood_detection(dist, other.distribution)
-            result.setdefault("ood", {})[name] = found
+            part = {"samples": len(other), **self._decisions(other)}
+            part["detection"] = evaluation.ood_detection(dist, other.distribution)
+            result.setdefault("ood", {})[name] = part
         for sigma in noise:
             other = self._predict_noisy(items, _checks.positive(sigma, "noise"), seed)
-            found = {"metrics": self.task.metrics(other.distribution.predictive, expected)}
-            found |= self._decisions(other, expected)
-            found["detection"] = evaluation.ood_detection(dist, other.distribution)
-            result.setdefault("noise", {})[f"{sigma:g}"] = found
+            part = {"metrics": self.task.metrics(other.distribution.predictive, expected)}
+            part |= self._decisions(other, expected)
+            part["detection"] = evaluation.ood_detection(dist, other.distribution)
+            result.setdefault("noise", {})[f"{sigma:g}"] = part
         return result
 
     def _decisions(self, predicted: Prediction, target: Tensor | None = None) -> dict[str, Any]:
@@ -511,22 +505,21 @@ class Model(nn.Module):
         if predicted.codes is None:
             return {}
         counts = torch.bincount(predicted.codes, minlength=len(REASONS)).tolist()
-        found = {name: n / len(predicted) for name, n in zip(REASONS, counts, strict=True)}
+        shares = {name: n / len(predicted) for name, n in zip(REASONS, counts, strict=True)}
         if target is not None and self.task.defines_errors and counts[0]:
             errors = self.task.errors(predicted.point, target)[predicted.codes == 0]
-            found["error_rate"] = errors.double().mean().item()
-        return {"policy": found}
+            shares["error_rate"] = errors.double().mean().item()
+        return {"policy": shares}
 
     def _predict_noisy(self, items: Any, sigma: float, seed: int) -> Prediction:
         generator = torch.Generator().manual_seed(seed)
 
-        def noisy() -> Iterator[Encoded]:
-            for part in self._encoded(items, NOISE_CHUNK):
-                for inputs in part.inputs.split(NOISE_CHUNK):
-                    x = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
-                    yield Encoded(x + sigma * torch.randn(x.shape, generator=generator), {}, {})
+        def noisy(inputs: Tensor) -> Encoded:
+            x = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+            return Encoded(x + sigma * torch.randn(x.shape, generator=generator), {}, {})
 
-        return self._predict(noisy(), BATCH, True, _names(items))
+        batches = (noisy(batch.inputs) for batch in self._batches(items))
+        return self._predict(batches, True, _names(items))
 
     # --- files ---
 
@@ -589,30 +582,21 @@ class Model(nn.Module):
                 f"{place} names its backbone, {content.backbone['name']!r}: load it without network"
             )
         try:
-            model = cls._from_content(content, network)
-            for name, score in model.scores.items():
-                score.restore(_below(tensors, f"scores.{name}."))  # type: ignore[operator]
+            parts = (from_dict(content.method), content.task, content.preprocessing)
+            if network is None:
+                model = cls.build(*parts, content.backbone)  # type: ignore[arg-type]
+            else:
+                model = cls(network if isinstance(network, nn.Module) else network(), *parts)
+            for name, options in content.scores.items():
+                score = scores.build(name, **options)
+                score.restore(_below(tensors, f"scores.{name}."))
+                model.scores[name] = score
         except DubitoError as error:
             raise DubitoError(f"cannot load {place}: {error}") from error
-        _networks.fill(model.network, _below(tensors, "network."), place)
-        return model.to(device).eval()
-
-    @classmethod
-    def _from_content(
-        cls, content: ModelFile, network: nn.Module | Callable[[], nn.Module] | None
-    ) -> Self:
-        """Build the model that model.json describes, without its weights."""
-        method = from_dict(content.method)
-        if content.backbone is not None:
-            model = cls.build(method, content.task, content.preprocessing, content.backbone)
-        else:
-            module = network if isinstance(network, nn.Module) else network()  # type: ignore[misc]
-            model = cls(module, method, content.task, content.preprocessing)
-        for name, options in content.scores.items():
-            model.scores[name] = scores.build(name, **options)
         model.calibration, model.policy = content.calibration, content.policy
         model.record = content.training
-        return model
+        _folder.fill(model.network, _below(tensors, "network."), place)
+        return model.to(device).eval()
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
         """Export to ONNX; see `dubito.onnx.export`.
@@ -631,8 +615,39 @@ def _check_task(method: Method, task: Task) -> None:
         )
 
 
+def _described(backbone: str | Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the name and options of a backbone, "auto" resolved."""
+    options = {"name": backbone} if isinstance(backbone, str) else dict(backbone)
+    if not isinstance(options.get("name"), str):
+        raise DubitoError(f"a backbone needs a name, but is {backbone!r}")
+    if options["name"] == "auto":
+        options["name"] = backbones.default_for(shape)
+    return options
+
+
+def _build_backbone(
+    described: Mapping[str, Any], shape: tuple[int, ...], method: Method
+) -> nn.Module:
+    """Build a registered backbone, with the dropout rate of the method if it has one."""
+    options = dict(described)
+    rate = _dropout(method)
+    if rate is not None and options.setdefault("dropout", rate) != rate:
+        raise DubitoError(
+            f"the backbone has dropout {options['dropout']}, but the method {rate}: set only that "
+            "of the method"
+        )
+    return backbones.build(shape=shape, **options)
+
+
+def _dropout(method: Method) -> float | None:
+    """Return the dropout rate of a method or of its members."""
+    rate: float | None = getattr(method, "dropout", None)
+    member = getattr(method, "member", None)
+    return _dropout(member) if rate is None and member is not None else rate
+
+
 def _names(items: Any) -> Sequence[str] | None:
-    """Return what a user knows each input by, if that is more than its number."""
+    """Return the names of inputs for users, such as paths; None if they only have numbers."""
     if isinstance(items, Source):
         return [items.item(row) for row in range(len(items))]
     if isinstance(items, list | tuple) and all(isinstance(i, str | os.PathLike) for i in items):
