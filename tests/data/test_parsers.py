@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dubito.data._parsers import PARSERS
+from dubito.data.known import PARSERS
 from dubito.errors import DubitoError
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from dubito.errors import DubitoError
 
-__all__ = ["Augment"]
-
 
 class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """Random changes of images: flip, then crop after padding, then rotate, filled with zeros.

@@ -1,4 +1,4 @@
-"""Published files: found in the data folder, or downloaded."""
+"""Published files, in the data folder or downloaded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from pydantic import BaseModel
 
 from dubito._extras import need
 from dubito.errors import DubitoError
-
-__all__: list[str] = []
 
 TIMEOUT = 30  # seconds without a byte
 
@@ -36,8 +34,8 @@ class Release(BaseModel, frozen=True, extra="forbid"):
 
 def data_folder() -> Path:
     """Return the folder of known datasets: DUBITO_DATA, or the user's cache folder."""
-    chosen = os.environ.get("DUBITO_DATA")
-    return Path(chosen).expanduser() if chosen else Path(need("pooch", "data").os_cache("dubito"))
+    folder = os.environ.get("DUBITO_DATA") or need("pooch", "data").os_cache("dubito")
+    return Path(folder).expanduser()
 
 
 def fetch(name: str, release: Release, files: Sequence[str]) -> list[Path]:
@@ -90,10 +88,10 @@ def _checked(path: Path, release: Release) -> Path:
     published = release.md5.get(path.name)
     if published is not None:
         with path.open("rb") as file:
-            seen = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if seen != published:
+            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if md5 != published:
             warnings.warn(
-                f"{path} is not the published file: its md5 is {seen}, expected {published}; "
+                f"{path} is not the published file: its md5 is {md5}, expected {published}; "
                 "delete it to download it again",
                 stacklevel=2,
             )
@@ -102,7 +100,7 @@ def _checked(path: Path, release: Release) -> Path:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn errors about the content of a file into one that says what to do.
+    """Turn errors about the content of a file into one with the remedy.
 
     Args:
         path: File that is read.

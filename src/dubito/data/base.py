@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +33,7 @@ IN_MEMORY = 1 << 29
 
 
 class Encoded(NamedTuple):
-    """Inputs as tensors, with what is wrong with some of them."""
+    """Inputs as tensors, with errors and notes about some of them."""
 
     inputs: Tensor
     """(N, *shape), uint8 or float32; zeros where an input cannot be read."""
@@ -119,7 +119,7 @@ class Source(ABC):
 
     @abstractmethod
     def item(self, index: int) -> str:
-        """Return what a user knows an input by: a file name or the number of a row.
+        """Return the name of an input for users: a file name or the number of a row.
 
         Args:
             index: Position of the input.
@@ -168,7 +168,7 @@ class Items(Source):
     """List of image files, array or DataFrame."""
     target: Any | None = None
     names: Sequence[str] | None = None
-    """What a user knows each input by."""
+    """Name of each input for users."""
     encoded: Encoded | None = None
     """Encoded inputs in memory; None: `items` are read when they are needed."""
     is_fitted: bool = False
@@ -190,16 +190,25 @@ class Items(Source):
     def encode(self, indices: Sequence[int]) -> Encoded:
         if self.encoded is None:
             return self.format.encode(take(self.items, indices))
-        inputs, *texts = self.encoded
-        if indices != range(len(self)):
-            inputs = inputs[torch.as_tensor(indices)]
-        errors, notes = (
-            {row: found[index] for row, index in enumerate(indices) if index in found}
-            if found
-            else {}
-            for found in texts
+        if indices == range(len(self)):
+            return self.encoded
+        inputs, errors, notes = self.encoded
+        selected = inputs[torch.as_tensor(indices)]
+        return Encoded(selected, take_texts(errors, indices), take_texts(notes, indices))
+
+    def select(self, rows: Sequence[int]) -> Items:
+        """Return some of the samples, without the others.
+
+        Args:
+            rows: Positions of the samples.
+        """
+        return replace(
+            self,
+            items=take(self.items, rows),
+            target=None if self.target is None else take(self.target, rows),
+            names=None if self.names is None else [self.names[row] for row in rows],
+            encoded=None if self.encoded is None else self.encode(rows),
         )
-        return Encoded(inputs, errors, notes)
 
     def item(self, index: int) -> str:
         return f"{self.name}[{index}]" if self.names is None else self.names[index]
@@ -211,8 +220,8 @@ class Items(Source):
             mapped = isinstance(self.items, np.memmap)
             files = [Path(str(self.items.filename))] if mapped else self.items
             stats = [(str(file), file.stat()) for file in files]
-            seen = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
-            content = str((len(self), seen)).encode()
+            versions = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+            content = str((len(self), versions)).encode()
         labels = "" if self.target is None else str(np.asarray(self.target).tolist())
         return digest(content, labels.encode())
 
@@ -245,19 +254,24 @@ def take(values: Any, indices: Sequence[int]) -> Any:
     return values.iloc[indices] if hasattr(values, "iloc") else values[np.asarray(indices)]
 
 
+def take_texts(texts: Mapping[int, str], rows: Sequence[int]) -> dict[int, str]:
+    """Return texts about some of the rows, by their new positions."""
+    return {new: texts[row] for new, row in enumerate(rows) if row in texts} if texts else {}
+
+
 def digest(*parts: bytes) -> str:
     """Return a hash of several parts."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, "big") + part)
-    return found.hexdigest()[:32]
+        result.update(len(part).to_bytes(8, "big") + part)
+    return result.hexdigest()[:32]
 
 
 def listing(problems: Iterable[str]) -> str:
     """Join the first problems for a message."""
-    found = list(problems)
-    more = f" (and {len(found) - LISTED} more)" if len(found) > LISTED else ""
-    return "; ".join(found[:LISTED]) + more
+    problems = list(problems)
+    more = f" (and {len(problems) - LISTED} more)" if len(problems) > LISTED else ""
+    return "; ".join(problems[:LISTED]) + more
 
 
 def joined(outside: Tensor, text: Callable[[int, int], str]) -> dict[int, str]:
@@ -267,10 +281,10 @@ def joined(outside: Tensor, text: Callable[[int, int], str]) -> dict[int, str]:
         outside: Which values are outside: bool (N, columns).
         text: Describes the value of a row and column.
     """
-    found: dict[int, list[str]] = {}
+    texts: dict[int, str] = {}
     for row, column in outside.nonzero().tolist():
-        found.setdefault(row, []).append(text(row, column))
-    return {row: "; ".join(texts) for row, texts in found.items()}
+        texts[row] = f"{texts[row]}; {text(row, column)}" if row in texts else text(row, column)
+    return texts
 
 
 def check_split(split: str, parts: Sequence[str], name: str) -> None:

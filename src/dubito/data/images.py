@@ -32,8 +32,6 @@ Array = np.ndarray[Any, Any]
 #: mode -> number of channels
 MODES = {"L": 1, "RGB": 3}
 THREADS = min(8, os.cpu_count() or 1)
-
-
 #: extensions of image files; other files in a folder are ignored
 EXTENSIONS = (
     *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png"),
@@ -96,11 +94,11 @@ class ImageFormat(InputFormat, frozen=True):
         need("PIL.Image", "data")
         inputs = torch.zeros((len(items), *self.shape), dtype=torch.uint8)
         errors = {}
-        for row, found in enumerate(each(self._decode, items)):
-            if isinstance(found, Exception):
-                errors[row] = " ".join(str(found).split()) or type(found).__name__
+        for row, image in enumerate(each(self._decode, items)):
+            if isinstance(image, Exception):
+                errors[row] = " ".join(str(image).split()) or type(image).__name__
             else:
-                inputs[row] = torch.from_numpy(found)
+                inputs[row] = torch.from_numpy(image)
         return Encoded(inputs, errors, {})
 
     def _decode(self, item: Any) -> Array:
@@ -126,8 +124,8 @@ class ImageFormat(InputFormat, frozen=True):
         if image.size != (width, height):
             bilinear = image_class.Resampling.BILINEAR
             image = image.convert(self.mode).resize((width, height), bilinear)
-        found = np.asarray(image.convert(self.mode)).reshape(height, width, MODES[self.mode])
-        return np.array(found.transpose(2, 0, 1), order="C")
+        pixels = np.asarray(image.convert(self.mode)).reshape(height, width, MODES[self.mode])
+        return np.array(pixels.transpose(2, 0, 1), order="C")
 
     def __str__(self) -> str:
         return f"{self.size[0]} x {self.size[1]} {self.mode} images"
@@ -188,25 +186,20 @@ def folder_parts(folder: Path) -> tuple[str, ...]:
 
 def class_files(folder: Path, split: str) -> tuple[list[Path], Array]:
     """Return the images in the sub-folders of classes, and their classes."""
-    files: list[Path] = []
-    names: list[str] = []
-    empty = []
-    for home in _homes(folder, split):
-        for place in _folders(home):
-            found = image_files([place])
-            files += found
-            names += [place.name] * len(found)
-            empty += [] if found else [str(place)]
-    if not names and not empty:
+    classes = [place for home in _homes(folder, split) for place in _folders(home)]
+    if not classes:
         raise DubitoError(
             f"{folder} has no sub-folders, and {len(image_files([folder]))} images: {LAYOUT}"
         )
+    images = {place: image_files([place]) for place in classes}
+    empty = [str(place) for place, files in images.items() if not files]
     if empty:
         raise DubitoError(
             f"there is no image in {base.listing(empty)}: add images with one of the extensions "
             f"{' '.join(EXTENSIONS)}, or remove the folder"
         )
-    return files, np.array(names)
+    pairs = [(file, place.name) for place, files in images.items() for file in files]
+    return [file for file, _ in pairs], np.array([name for _, name in pairs])
 
 
 def image_files(paths: Sequence[str | os.PathLike[str]], split: str = "all") -> list[Path]:
@@ -222,17 +215,12 @@ def image_files(paths: Sequence[str | os.PathLike[str]], split: str = "all") -> 
             files.append(path)
             continue
         for home in _homes(path, split):
-            below = (file for file in sorted(home.rglob("*")) if _is_image(file.relative_to(home)))
-            files += below
+            files += [f for f in sorted(home.rglob("*")) if _is_image(f.relative_to(home))]
     return files
 
 
 def open_images(
-    name: str,
-    files: list[Path],
-    target: Array | None,
-    format: ImageFormat,
-    on_error: str,
+    name: str, files: list[Path], target: Array | None, format: ImageFormat, on_error: str
 ) -> Source:
     """Open image files; small ones are decoded at once, others when they are needed.
 
@@ -245,34 +233,27 @@ def open_images(
     """
     root = os.path.commonpath([file.absolute().parent for file in files])
     names = [os.path.relpath(file, root) for file in files]
+    source = Items(name, format, files, target, names)
     if on_error == "report":
-        return Items(name, format, files, target, names)
-    encoded = None
+        return source
     if len(files) * math.prod(format.shape) <= base.IN_MEMORY:
-        encoded = format.encode(files)
-        errors = encoded.errors
+        source = source.in_memory()
+        errors = source.encode(range(len(files))).errors
     else:
-        read = enumerate(each(_header, files))
-        errors = {row: str(found) for row, found in read if isinstance(found, Exception)}
+        headers = enumerate(each(_header, files))
+        errors = {row: str(header) for row, header in headers if isinstance(header, Exception)}
     if not errors:
-        return Items(name, format, files, target, names, encoded)
-    kept = [row for row in range(len(files)) if row not in errors]
+        return source
     problems = base.listing([f"{names[row]}: {reason}" for row, reason in errors.items()])
     message = f"{name}: {len(errors)} of {len(files)} images cannot be read: {problems}"
-    if on_error == "raise" or not kept:
+    if on_error == "raise" or len(errors) == len(files):
         raise DubitoError(message)
-    lost = set() if target is None else {*target.tolist()} - {*target[kept].tolist()}
+    readable = source.select([row for row in range(len(files)) if row not in errors])
+    lost = set() if target is None else {*target.tolist()} - {*np.asarray(readable.target).tolist()}
     if lost:
         raise DubitoError(f"{name}: no image of {_checks.listed(sorted(lost))} can be read")
     warnings.warn(f"{message}; they are skipped", stacklevel=3)
-    return Items(
-        name,
-        format,
-        [files[row] for row in kept],
-        None if target is None else target[kept],
-        [names[row] for row in kept],
-        None if encoded is None else Encoded(encoded.inputs[kept], {}, {}),
-    )
+    return readable
 
 
 def common_format(files: list[Path], size: int | tuple[int, int] | None, mode: Any) -> ImageFormat:
@@ -287,24 +268,25 @@ def common_format(files: list[Path], size: int | tuple[int, int] | None, mode: A
     """
     if mode is not None:
         _checks.one_of(MODES, mode, "mode")
-    if size is not None and mode is not None:
-        return ImageFormat(size=pair(size), mode=mode)
-    headers = [header for header in each(_header, files) if not isinstance(header, Exception)]
-    if mode is None:
-        mode = "L" if headers and all(gray for _, gray in headers) else "RGB"
-    if size is not None:
-        return ImageFormat(size=pair(size), mode=mode)
-    sizes = Counter(shape for shape, _ in headers)
+    if size is None or mode is None:
+        headers = [header for header in each(_header, files) if not isinstance(header, Exception)]
+        size = _common_size([shape for shape, _ in headers]) if size is None else size
+        mode = mode or ("L" if headers and all(gray for _, gray in headers) else "RGB")
+    return ImageFormat(size=pair(size), mode=mode)
+
+
+def _common_size(shapes: list[tuple[int, int]]) -> tuple[int, int]:
+    sizes = Counter(shapes)
     common = next(iter(sizes), (SIDE, SIDE))
     if len(sizes) <= 1 and max(common) <= LARGEST:
-        return ImageFormat(size=common, mode=mode)
-    seen = ", ".join(f"{height} x {width}" for (height, width), _ in sizes.most_common(3))
+        return common
+    shown = ", ".join(f"{height} x {width}" for (height, width), _ in sizes.most_common(3))
     warnings.warn(
-        f"images of {len(sizes)} sizes ({seen}{', ...' if len(sizes) > 3 else ''}) are resized to "
+        f"images of {len(sizes)} sizes ({shown}{', ...' if len(sizes) > 3 else ''}) are resized to "
         f"{SIDE} x {SIDE}: pass size=... for another size",
-        stacklevel=4,
+        stacklevel=5,
     )
-    return ImageFormat(size=(SIDE, SIDE), mode=mode)
+    return SIDE, SIDE
 
 
 def _header(path: Path) -> tuple[tuple[int, int], bool]:
@@ -321,13 +303,12 @@ def _homes(folder: Path, split: str) -> list[Path]:
     """Return the folders of a part, or the folder itself if it has no parts."""
     parts = folder_parts(folder)
     base.check_split(split, parts, str(folder))
-    chosen = [part for part in parts if split in (part, "all")]
-    return [folder / part for part in chosen] or [folder]
+    return [folder / part for part in parts if split in (part, "all")] or [folder]
 
 
 def _folders(folder: Path) -> list[Path]:
-    found = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
-    return [path for path in found if path.is_dir()]
+    visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    return [path for path in visible if path.is_dir()]
 
 
 def _is_image(path: Path) -> bool:

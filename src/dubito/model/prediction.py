@@ -13,6 +13,7 @@ from torch import distributions as td
 
 from dubito._extras import need
 from dubito.calibration import Calibration
+from dubito.data.base import take_texts
 from dubito.distributions import Distribution
 from dubito.policy import REASONS
 from dubito.tasks import Task
@@ -49,7 +50,7 @@ class Prediction:
     errors: Mapping[int, str] = field(default_factory=dict)
     """Why a row could not be read or predicted, by row."""
     inputs: Sequence[str] | None = None
-    """What a user knows each input by: file names, numbers of rows; None if unknown."""
+    """Names of the inputs for users: file names, numbers of rows; None if unknown."""
 
     @property
     def predictive(self) -> td.Distribution:
@@ -95,19 +96,16 @@ class Prediction:
         """Select rows; a number selects one row, as a prediction of one input."""
         rows = torch.arange(len(self))[index if not isinstance(index, Sequence) else list(index)]
         rows = rows.reshape(-1)
-        notes, errors = (
-            {new: texts[old] for new, old in enumerate(rows.tolist()) if old in texts}
-            for texts in (self.notes, self.errors)
-        )
+        places = rows.tolist()
         return replace(
             self,
             distribution=self.distribution[rows],
             point=self.point[rows],
             codes=None if self.codes is None else self.codes[rows],
             in_range=None if self.in_range is None else self.in_range[rows],
-            notes=notes,
-            errors=errors,
-            inputs=None if self.inputs is None else [self.inputs[row] for row in rows.tolist()],
+            notes=take_texts(self.notes, places),
+            errors=take_texts(self.errors, places),
+            inputs=None if self.inputs is None else [self.inputs[row] for row in places],
         )
 
     def tensors(self, scores: Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -119,12 +117,12 @@ class Prediction:
             scores: Names of further scores.
         """
         names = dict.fromkeys((*UNCERTAINTIES, *(scores or ())))
-        found = self.task.tensors(self.point, self.predictive, self.interval)
-        probs = {name: found.pop(name) for name in ["probs"] if name in found}
-        found |= {name: self.score(name).float() for name in names}
+        columns = self.task.tensors(self.point, self.predictive, self.interval)
+        probs = {name: columns.pop(name) for name in ["probs"] if name in columns}
+        columns |= {name: self.score(name).float() for name in names}
         if self.codes is not None:
-            found |= {"accepted": self.codes == 0, "reason": self.codes}
-        return {**found, **probs}
+            columns |= {"accepted": self.codes == 0, "reason": self.codes}
+        return {**columns, **probs}
 
     def columns(
         self, scores: Sequence[str] | None = None, *, probs: bool = True
