@@ -179,8 +179,8 @@ class Classification(Task, frozen=True, extra="forbid"):
         """
         counts = Counter(_class_names(values))
         if len(counts) < 2:
-            seen = f"the one class {next(iter(counts))!r}" if counts else "no samples"
-            raise DubitoError(f"a classification needs at least two classes, but target has {seen}")
+            has = f"the one class {next(iter(counts))!r}" if counts else "no samples"
+            raise DubitoError(f"a classification needs at least two classes, but target has {has}")
         classes = sorted(counts, key=_sort_key)
         return cls(classes=tuple(classes), counts=tuple(counts[name] for name in classes))
 
@@ -429,21 +429,19 @@ def _distinct(names: tuple[str, ...], what: str) -> None:
 def _class_names(values: Any) -> list[str]:
     """Return the class of each row as text."""
     rows = values.tolist() if hasattr(values, "tolist") else list(values)
-    return [_class_name(value, row) for row, value in enumerate(rows)]
-
-
-def _class_name(value: Any, row: int) -> str:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise DubitoError(f"row {row} of target is {value}, not a class")
-        # A table with an empty cell anywhere has its integers as floats.
-        return str(int(value)) if value.is_integer() else str(value)
-    if isinstance(value, str | int):
-        return str(value)
-    scalar = getattr(value, "item", None)
-    if scalar is not None and getattr(value, "ndim", 0) == 0:
-        return _class_name(scalar(), row)
-    raise DubitoError(f"row {row} of target is {value!r}, not a class; expected a name or a number")
+    names = []
+    for row, value in enumerate(rows):
+        if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or torch
+            value = value.item()
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # a table with an empty cell has its integers as floats
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        if not isinstance(value, str | int | float) or not is_finite:
+            raise DubitoError(
+                f"row {row} of target is {value!r}, not a class; expected a name or a number"
+            )
+        names.append(str(value))
+    return names
 
 
 def _sort_key(name: str) -> tuple[float, str]:
@@ -469,24 +467,20 @@ def _numbers(
     if len(names) != array.shape[1]:
         raise DubitoError(f"target has {array.shape[1]} columns, expected {_checks.listed(names)}")
 
-    def place(row: int, column: int) -> str:
-        return f"row {row} of target {names[column]!r}"
-
-    if array.dtype.kind not in "biuf":
-        for (row, column), value in np.ndenumerate(array):
-            if isinstance(value, str) or not isinstance(value, int | float | np.number):
-                shown = str(value) if isinstance(value, str) else value
-                raise DubitoError(f"{place(row, column)} is {shown!r}, not a number")
+    is_text = array.dtype.kind not in "biuf"
+    for (row, column), value in np.ndenumerate(array) if is_text else ():
+        if isinstance(value, str) or not isinstance(value, int | float | np.number):
+            shown = str(value) if isinstance(value, str) else value
+            raise DubitoError(f"row {row} of target {names[column]!r} is {shown!r}, not a number")
     array = array.astype(np.float64)
-    bad = np.argwhere(~np.isfinite(array))
-    if len(bad):
-        row, column = bad[0]
-        raise DubitoError(f"{place(row, column)} is {array[row, column]}, not a finite number")
+    for row, column in np.argwhere(~np.isfinite(array)):
+        value = array[row, column]
+        raise DubitoError(f"row {row} of target {names[column]!r} is {value}, not a finite number")
     return array, names
 
 
 def _target_names(values: Any, size: int) -> list[str]:
-    """Return the names of a table's columns, or made-up names."""
+    """Return the names of a table's columns, or default names."""
     columns = getattr(values, "columns", [getattr(values, "name", None)])
     if len(columns) == size and all(isinstance(name, str) for name in columns):
         return list(columns)

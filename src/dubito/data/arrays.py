@@ -95,12 +95,13 @@ class ArrayFormat(InputFormat, frozen=True):
                 "them as the training data was"
             )
         inputs, errors = as_tensor(values)
-        if self.low is None or self.high is None:
+        low, high = self.low, self.high
+        if low is None or high is None:
             return Encoded(inputs, errors, {})
-        spans = [f"[{low:g}, {high:g}]" for low, high in zip(self.low, self.high, strict=True)]
 
         def note(row: int, place: int) -> str:
-            return f"feature {place} is {inputs[row, place].item():.6g}, far from {spans[place]}"
+            span = f"[{low[place]:g}, {high[place]:g}]"
+            return f"feature {place} is {inputs[row, place].item():.6g}, far from {span}"
 
         return Encoded(inputs, errors, base.joined(~self._near(inputs), note))
 
@@ -206,12 +207,12 @@ def read_npz(path: Path, split: str, labeled: bool) -> tuple[Array, Array | None
     """
     parts = npz_parts(path)
     base.check_split(split, parts, str(path))
-    chosen = [part for part in parts if split in (part, "all")] or [""]
+    parts = tuple(part for part in parts if split in (part, "all")) or ("",)
     with _opened(path) as arrays:
 
         def read(known: Sequence[str]) -> Array:
-            found = [_read(arrays, known, part, path) for part in chosen]
-            return found[0] if len(found) == 1 else np.concatenate(found)
+            values = [_read(arrays, known, part, path) for part in parts]
+            return values[0] if len(values) == 1 else np.concatenate(values)
 
         inputs = read(INPUTS)
         if not labeled:

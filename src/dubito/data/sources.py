@@ -82,18 +82,18 @@ def open(
     if hasattr(content, "iloc"):
         _reject(name, "images", size=size, mode=mode)
         columns = (target,) if isinstance(target, str) else tuple(target or ())
-        found = _open_table(name, content, labels, columns, ignore, categories, format, labeled)
+        opened = _open_table(name, content, labels, columns, ignore, categories, format, labeled)
     else:
         _reject(name, "tables", target=target, ignore=ignore, categories=categories)
         if isinstance(content, list):
             if format is not None and not isinstance(format, ImageFormat):
                 raise DubitoError(f"{name} has images, but the model takes {format}")
-            chosen = format or images.common_format(content, size, mode)
-            return images.open_images(name, content, labels, chosen, on_error)
-        found = _open_array(name, content, labels, format, size, mode, resize)
-    if on_error != "report" and isinstance(found, Items) and found.encoded is not None:
-        found.encoded.checked(found.item)
-    return found
+            format = format or images.common_format(content, size, mode)
+            return images.open_images(name, content, labels, format, on_error)
+        opened = _open_array(name, content, labels, format, size, mode, resize)
+    if on_error != "report" and isinstance(opened, Items) and opened.encoded is not None:
+        opened.encoded.checked(opened.item)
+    return opened
 
 
 def parts(source: Any) -> tuple[str, ...]:
@@ -153,12 +153,9 @@ def _read(source: Any, split: str, labeled: bool) -> tuple[str, Any, Any]:
 def _read_path(path: Path, split: str, labeled: bool) -> tuple[str, Any, Any]:
     suffix, name = path.suffix.lower(), path.resolve().name
     if path.is_dir():
-        files, classes = (
-            images.class_files(path, split)
-            if labeled
-            else (images.image_files([path], split), None)
-        )
-        return name, files, classes
+        if labeled:
+            return name, *images.class_files(path, split)
+        return name, images.image_files([path], split), None
     if suffix == ".npz":
         return name, *arrays.read_npz(path, split, labeled)
     check_split(split, (), str(path))
@@ -184,11 +181,11 @@ def _load(name: str, split: str) -> Source:
     check_split(split, dataset.parts, name)
     if split != "all":
         return dataset.load(split)
-    found = [dataset.load(part) for part in dataset.parts]
-    inputs = torch.cat([source.load() for source in found])
-    targets = [np.asarray(source.target) for source in found if source.target is not None]
-    target = np.concatenate(targets) if len(targets) == len(found) else None
-    return Items(name, found[0].format, inputs.numpy(), target).in_memory()
+    parts = [dataset.load(part) for part in dataset.parts]
+    inputs = torch.cat([part.load() for part in parts])
+    targets = [np.asarray(part.target) for part in parts if part.target is not None]
+    target = np.concatenate(targets) if len(targets) == len(parts) else None
+    return Items(name, parts[0].format, inputs.numpy(), target).in_memory()
 
 
 def _open_array(
@@ -209,19 +206,18 @@ def _open_array(
     values = arrays.channels_first(arrays.as_array(values))
     own = ImageFormat.of(values)
     other = isinstance(format, ImageFormat) and format != own and not (resize and own)
-    if format is not None and (other or isinstance(format, TableFormat)):
+    if other or isinstance(format, TableFormat):
         has = f"arrays of shape {values.shape}" if own is None else own
         hint = "" if own is None else ": convert them with resize=True"
         raise DubitoError(f"{name} has {has}, but the model takes {format}{hint}")
     if own is None:
         _reject(name, "images (uint8)", size=size, mode=mode)
     elif format is None:
-        format = ImageFormat(
-            size=own.size if size is None else images.pair(size), mode=mode or own.mode
-        )
+        size = own.size if size is None else images.pair(size)
+        format = ImageFormat(size=size, mode=mode or own.mode)
     fitted = format or ArrayFormat.fit(values)
-    found = Items(name, fitted, values, target, is_fitted=format is None)
-    return found if isinstance(values, np.memmap) else found.in_memory()
+    items = Items(name, fitted, values, target, is_fitted=format is None)
+    return items if isinstance(values, np.memmap) else items.in_memory()
 
 
 def _open_table(
@@ -246,9 +242,11 @@ def _open_table(
     readers = [lambda: format or TableFormat.fit(frame, columns, ignore, categories)]
     if labeled and target is None:
         readers.append(lambda: tables.target_columns(frame, columns))
-    fitted, *found = tables.collected(readers, name)
-    names, labels = tables.row_names(frame, name), found[0] if found else target
-    return Items(name, fitted, frame, labels, names, is_fitted=format is None).in_memory()
+    fitted, *labels = tables.collected(readers, name)
+    if labels:
+        target = labels[0]
+    names = tables.row_names(frame, name)
+    return Items(name, fitted, frame, target, names, is_fitted=format is None).in_memory()
 
 
 def _reject(name: str, kind: str, **options: Any) -> None:

@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 from pydantic import BaseModel, Field, FiniteFloat
 from torch import Tensor
 
@@ -76,12 +77,12 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
             category: Read numbers as categories.
             rows: Rows that determine range, median and categories; None: all.
         """
-        name, numbers = series.name, _numbers(series)
-        numeric = ~numbers.wrong & ~numbers.missing
+        name, (numbers, missing, wrong) = series.name, _numbers(series)
+        numeric = ~wrong & ~missing
         if category or not numeric.any() or _has_codes(series[numeric]):
             return cls(name=name, categories=_distinct(series, category, rows))
-        if numbers.wrong.any():
-            row = int(numbers.wrong.argmax())
+        if wrong.any():
+            row = int(wrong.argmax())
             raise DubitoError(
                 f"column {name!r} has numbers, but {_place(series, row)} is "
                 f"{_short(series.iloc[row])}: correct it, {_ignore(name)}, or read the column as "
@@ -89,14 +90,14 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
             )
         if rows is not None:
             numeric &= np.isin(np.arange(len(series)), rows)
-        values = numbers.values[numeric]
+        values = numbers[numeric]
         if not len(values):
             raise DubitoError(
                 f"column {name!r} has no values in the training part: {_ignore(name)}"
             )
         low, high = float(values.min()), float(values.max())
         check_resolution(f"column {name!r}", values.mean(), values.std(), low, high)
-        fill = float(np.median(values)) if numbers.missing.any() else None
+        fill = float(np.median(values)) if missing.any() else None
         return cls(name=name, low=low, high=high, fill=fill)
 
     def encode(self, series: Any, errors: dict[int, str]) -> Array:
@@ -128,13 +129,12 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         return "" if self.fill is not None and inputs[1] else float(inputs[0])
 
     @property
-    def bounds(self) -> tuple[list[float], list[float]]:
+    def bounds(self) -> list[tuple[float, float]]:
         """Bounds of each encoded input; the column is in range if one is within its bounds."""
         if self.categories is not None:
-            return [0.5] * self.width, [1.5] * self.width
-        low, high = margins([self.low], [self.high])
-        indicator = [math.inf] * (self.width - 1)
-        return low + indicator, high + indicator
+            return [(0.5, 1.5)] * self.width
+        (low,), (high,) = margins([self.low], [self.high])
+        return [(low, high), (math.inf, math.inf)][: self.width]
 
 
 class TableFormat(InputFormat, frozen=True):
@@ -166,8 +166,7 @@ class TableFormat(InputFormat, frozen=True):
             ignore: Columns to leave out.
             categories: Columns of numbers to read as categories.
         """
-        left_out = {*target, *ignore}
-        names = [name for name in frame.columns if name not in left_out]
+        names = [name for name in frame.columns if name not in (*target, *ignore)]
         if not names:
             raise DubitoError("the table has no input columns")
         columns = collected(partial(Column.fit, frame[name], name in categories) for name in names)
@@ -224,19 +223,12 @@ class TableFormat(InputFormat, frozen=True):
         return self._near(inputs).all(-1)
 
     def _near(self, inputs: Tensor) -> Tensor:
-        """Return which columns are in range: bool (N, columns)."""
-        low, high = (
-            inputs.new_tensor([bound for column in self.columns for bound in column.bounds[end]])
-            for end in (0, 1)
-        )
-        # Which column an input belongs to.
-        members = [
-            [float(column is owner) for column in self.columns]
-            for owner in self.columns
-            for _ in range(owner.width)
-        ]
+        """Return which columns of inputs are in range: bool (N, columns)."""
+        bounds = [pair for column in self.columns for pair in column.bounds]
+        low, high = inputs.new_tensor(bounds).unbind(-1)
         within = (inputs >= low) & (inputs <= high)
-        return within.to(inputs) @ inputs.new_tensor(members) > 0.5
+        widths = [column.width for column in self.columns]
+        return torch.stack([part.any(-1) for part in within.split(widths, -1)], -1)
 
     def refit(self, items: Any, indices: Sequence[int]) -> TableFormat:
         """Fit ranges, medians and categories to some of the rows; see `InputFormat.refit`.
@@ -256,15 +248,8 @@ class TableFormat(InputFormat, frozen=True):
 # --- cells ----------------------------------------------------------------------------------------
 
 
-class _Numbers(NamedTuple):
-    """Numbers of a column; each cell is finite, missing or wrong."""
-
-    values: Array
-    missing: Array
-    wrong: Array
-
-
-def _numbers(series: Any) -> _Numbers:
+def _numbers(series: Any) -> tuple[Array, Array, Array]:
+    """Return the numbers of a column, which cells are missing, and which are not finite numbers."""
     pandas = need("pandas", "data")
     cells = series if _is_numeric(series) else series.astype("str")
     values = pandas.to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
@@ -273,15 +258,15 @@ def _numbers(series: Any) -> _Numbers:
     missing = np.zeros(len(series), bool)
     rows = np.flatnonzero(np.isnan(values))
     missing[rows] = [_word(cell).lower() in MISSING for cell in series.iloc[rows]]
-    return _Numbers(values, missing, wrong & ~missing)
+    return values, missing, wrong & ~missing
 
 
 def _words(series: Any) -> Array:
     """Return the categories of a column, "" for missing ones."""
     codes, cells = need("pandas", "data").factorize(series, use_na_sentinel=False)
     words = ["" if _word(c).lower() in MISSING_CATEGORY else _word(c) for c in cells]
-    found: Array = np.array(words)[codes]
-    return found
+    categories: Array = np.array(words)[codes]
+    return categories
 
 
 def _word(cell: Any) -> str:
@@ -306,21 +291,21 @@ def _has_codes(series: Any) -> bool:
     return not _is_numeric(series) and any(map(CODE.match, series.astype("str")))
 
 
-def _distinct(series: Any, chosen: bool, rows: Sequence[int] | None) -> tuple[str, ...]:
+def _distinct(series: Any, requested: bool, rows: Sequence[int] | None) -> tuple[str, ...]:
     """Return the categories of a column, unless it looks like an identifier."""
     words, count, name = _words(series), len(series), series.name
-    found = set(words.tolist())
-    if found == {""}:
+    categories = set(words.tolist())
+    if categories == {""}:
         raise DubitoError(f"column {name!r} has no values: {_ignore(name)}")
-    identifies = count >= FEW_ROWS and 2 * len(found) > count and not chosen
-    if len(found) > MOST_CATEGORIES or identifies:
+    identifies = count >= FEW_ROWS and 2 * len(categories) > count and not requested
+    if len(categories) > MOST_CATEGORIES or identifies:
         raise DubitoError(
-            f"column {name!r} has {len(found)} different values in {count} rows, like an "
+            f"column {name!r} has {len(categories)} different values in {count} rows, like an "
             f"identifier: {_ignore(name)}"
         )
     if rows is not None:
-        found &= {"", *words[list(rows)].tolist()}
-    return tuple(sorted(found))
+        categories &= {"", *words[list(rows)].tolist()}
+    return tuple(sorted(categories))
 
 
 def _ignore(name: str) -> str:
@@ -422,24 +407,20 @@ def target_columns(frame: Any, names: Sequence[str]) -> Any:
     """
     for name in names:
         _checks.one_of(list(frame.columns), name, "target column")
-    columns = collected(partial(_target, frame[name]) for name in names)
+    columns = collected(partial(_target_column, frame[name]) for name in names)
     return columns[0] if len(columns) == 1 else need("pandas", "data").concat(columns, axis=1)
 
 
-def _target(series: Any) -> Any:
-    if not _is_numeric(series):
-        series = _text_target(series)
-    absent = np.flatnonzero([_word(cell).lower() in MISSING_TARGET for cell in series])
-    if len(absent):
+def _target_column(series: Any) -> Any:
+    """Return a target column; cells of text that are numbers become numbers, codes do not."""
+    missing = np.flatnonzero([_word(cell).lower() in MISSING_TARGET for cell in series])
+    if len(missing):
         raise DubitoError(
-            f"target {series.name!r} is missing in {len(absent)} rows, the first is "
-            f"{_place(series, absent[0])}: fill them in or remove the rows"
+            f"target {series.name!r} is missing in {len(missing)} rows, the first is "
+            f"{_place(series, missing[0])}: fill them in or remove the rows"
         )
-    return series
-
-
-def _text_target(series: Any) -> Any:
-    """Return text, with numbers in place of cells that are numbers; codes stay text."""
+    if _is_numeric(series):
+        return series
     words = series.map(_word)
     if any(map(CODE.match, words.unique())):
         return words
@@ -450,7 +431,7 @@ def _text_target(series: Any) -> Any:
 def without_index(frame: Any, name: str) -> Any:
     """Leave out a column without a name that counts the rows, as pandas writes it.
 
-    A network could tell the samples of a sorted table by it.
+    A network could recognize the samples of a sorted table by it.
     """
     first = frame.columns[0] if len(frame.columns) else None
     if first not in NAMELESS or not frame[first].astype("str").str.fullmatch(r"\d+").all():
@@ -460,7 +441,7 @@ def without_index(frame: Any, name: str) -> Any:
 
 
 def row_names(frame: Any, name: str) -> list[str]:
-    """Return what users know the rows by: the line of a file, or the label of a row."""
+    """Return the names of rows for users: the line of a file, or the label of a row."""
     if frame.index.name == LINE:
         return [f"{name}:{line}" for line in frame.index]
     return [f"row {label}" for label in frame.index]

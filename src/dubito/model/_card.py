@@ -1,4 +1,4 @@
-"""Model cards: what a model is, how good it is, and what its uncertainty means."""
+"""Model cards: data, results and limits of a model in Markdown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from dubito.data.base import InputFormat
     from dubito.model.model import Model
     from dubito.policy import Policy
-
-__all__ = ["card", "describe_input", "format_metric", "guarantee_text", "metric_name"]
 
 MAX_NAMES = 20
 SPECIAL = "\\`*_[]<>#|"
@@ -38,16 +36,9 @@ MEANING = """\
   Both are computed before calibration and add up to the **total**.
 - Use them to rank inputs, to abstain and to find unusual inputs. Their amount is not an estimate of
   what is unknown: an epistemic uncertainty of 0.2 is not a 20% chance of anything.
-
-Why the amount is not such an estimate:
-
-- Bengs, Hüllermeier and Waegeman, *Pitfalls of Epistemic Uncertainty Quantification through Loss
-  Minimisation* (NeurIPS 2022), and *On Second-Order Scoring Rules for Epistemic Uncertainty
-  Quantification* (ICML 2023): no loss rewards a faithful report of it.
-- Jürgens et al., *Is Epistemic Uncertainty Faithfully Represented by Evidential Deep Learning
-  Methods?* (ICML 2024): it depends on the strength of the regularization.
-- Shen et al., *Are Uncertainty Quantification Capabilities of Evidential Deep Learning a Mirage?*
-  (NeurIPS 2024): it does not vanish with more data.
+  No loss rewards a faithful report of it, it depends on the regularization, and it does not vanish
+  with more data (Bengs et al., NeurIPS 2022 and ICML 2023; Jürgens et al., ICML 2024; Shen et al.,
+  NeurIPS 2024).
 
 ## Limits
 
