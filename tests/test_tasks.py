@@ -107,12 +107,12 @@ def test_class_metrics_equal_sklearn() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(500, 3, generator=generator, dtype=torch.float64)
     target = torch.randint(3, (500,), generator=generator)
-    found = ANIMALS.metrics(Categorical(logits).predictive, target)
+    result = ANIMALS.metrics(Categorical(logits).predictive, target)
     probs = logits.softmax(-1).numpy()
-    assert list(found) == ["accuracy", "nll", "brier", "ece"]
-    assert found["accuracy"] == pytest.approx(sk.accuracy_score(target, probs.argmax(-1)))
-    assert found["nll"] == pytest.approx(sk.log_loss(target, probs, labels=[0, 1, 2]))
-    assert found["brier"] == pytest.approx(((probs - np.eye(3)[target]) ** 2).sum(-1).mean())
+    assert list(result) == ["accuracy", "nll", "brier", "ece"]
+    assert result["accuracy"] == pytest.approx(sk.accuracy_score(target, probs.argmax(-1)))
+    assert result["nll"] == pytest.approx(sk.log_loss(target, probs, labels=[0, 1, 2]))
+    assert result["brier"] == pytest.approx(((probs - np.eye(3)[target]) ** 2).sum(-1).mean())
 
 
 def test_class_nll_is_exact_where_a_probability_underflows() -> None:
@@ -211,17 +211,17 @@ def test_number_point_and_errors() -> None:
 
 def test_number_metrics_equal_sklearn_and_scipy() -> None:
     dist, target = numbers()
-    found = SIZES.metrics(dist.predictive, target)
-    assert list(found) == ["rmse", "mae", "nll", "coverage90"]
-    assert found["rmse"] == pytest.approx(sk.root_mean_squared_error(target, dist.mean))
-    assert found["mae"] == pytest.approx(sk.mean_absolute_error(target, dist.mean))
+    result = SIZES.metrics(dist.predictive, target)
+    assert list(result) == ["rmse", "mae", "nll", "coverage90"]
+    assert result["rmse"] == pytest.approx(sk.root_mean_squared_error(target, dist.mean))
+    assert result["mae"] == pytest.approx(sk.mean_absolute_error(target, dist.mean))
     alpha = dist.alpha_minus_one + 1
     student = stats.t(2 * alpha, dist.gamma, (dist.beta * (1 + dist.nu) / (dist.nu * alpha)).sqrt())
-    assert found["nll"] == pytest.approx(-student.logpdf(target).sum(-1).mean())
+    assert result["nll"] == pytest.approx(-student.logpdf(target).sum(-1).mean())
     lower, upper = student.interval(0.9)
     inside = (lower <= target.numpy()) & (target.numpy() <= upper)
-    assert found["coverage90"] == pytest.approx(inside.mean())
-    assert SIZES.monitor[0] in found
+    assert result["coverage90"] == pytest.approx(inside.mean())
+    assert SIZES.monitor[0] in result
 
 
 def test_number_metrics_of_a_mixture() -> None:

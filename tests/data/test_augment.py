@@ -46,7 +46,7 @@ def ambiguous(height: int, width: int, angle: float) -> np.ndarray:
 )
 def test_equals_pillow(augment: Augment, shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(1)
-    # No zeros, so that every pixel from outside is seen.
+    # No zeros, so that every pixel from outside shows.
     images = torch.randint(1, 256, (60, *shape), generator=generator).to(torch.uint8)
     changes = augment.draw(60, generator)
     moved = augment.apply(images, changes).numpy()
@@ -54,8 +54,8 @@ def test_equals_pillow(augment: Augment, shape: tuple[int, ...]) -> None:
     for image, result, change in zip(images.numpy(), moved, changes.tolist(), strict=True):
         clear = ~ambiguous(*shape[1:], change[3])
         excluded += int((~clear).sum())
-        for channel, wanted in zip(result, image, strict=True):
-            expected = by_pillow(wanted, change, augment.padding)
+        for channel, original in zip(result, image, strict=True):
+            expected = by_pillow(original, change, augment.padding)
             np.testing.assert_array_equal(channel[clear], expected[clear])
     assert excluded < 0.02 * moved.size / shape[0]
 
@@ -106,11 +106,11 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[str, tuple[int, ...]]] = []
+        self.operations: list[tuple[str, tuple[int, ...]]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
-        self.seen.append((str(func), tuple(getattr(result, "shape", ()))))
+        self.operations.append((str(func), tuple(getattr(result, "shape", ()))))
         return result
 
 
@@ -122,7 +122,7 @@ def test_operations_do_not_depend_on_values() -> None:
         changes = augment.draw(4, torch.Generator().manual_seed(seed))
         with Recorder() as recorder:
             augment.apply(images, changes)
-        runs.append(recorder.seen)
+        runs.append(recorder.operations)
     assert runs[0] == runs[1]
     names = {name for name, _ in runs[0]}
     assert "aten.gather.default" in names

@@ -101,7 +101,7 @@ def test_folder_has_one_sub_folder_per_class(pets: Path) -> None:
         np.testing.assert_array_equal(source[4].permute(1, 2, 0).numpy(), np.asarray(image))
 
 
-def test_files_that_are_no_images_are_ignored(pets: Path, put: Any) -> None:
+def test_other_files_are_ignored(pets: Path, put: Any) -> None:
     for name in ("README.txt", "cat/notes.txt", "cat/.DS_Store", ".cache/a.png", "dog/.t/a.png"):
         put(f"pets/{name}", "no image")
     assert len(data.open(pets)) == 5
@@ -212,7 +212,7 @@ def test_large_folder_is_streamed(pets: Path, make: Any, monkeypatch: pytest.Mon
         source = data.open(pets)
     assert torch.equal(source.load(), in_memory.load())
     before = source.fingerprint()
-    # Only headers are read before: half an image is found when it is needed.
+    # Only headers are read before: half an image is an error when it is needed.
     photo = make.png(make.noise(64, 64, 3), kind="JPEG")
     (pets / "cat" / "b.png").write_bytes(photo[: len(photo) // 2])
     with pytest.raises(DubitoError, match=r"1 of 1 inputs cannot be read: cat/b\.png: "):

@@ -16,9 +16,9 @@ from dubito.errors import DubitoError
 def test_mnist(put: Any, make: Any, pack: Any) -> None:
     images, labels = make.noise(5, 4, 3), np.array([0, 9, 3, 3, 1])
     files = [put("images", pack(make.idx(images))), put("labels", pack(make.idx(labels)))]
-    parsed, found = PARSERS["mnist"](files)
+    parsed, parsed_labels = PARSERS["mnist"](files)
     np.testing.assert_array_equal(parsed, images[:, None])
-    np.testing.assert_array_equal(found, labels)
+    np.testing.assert_array_equal(parsed_labels, labels)
 
 
 def test_cifar_joins_files(put: Any, make: Any) -> None:
@@ -27,9 +27,9 @@ def test_cifar_joins_files(put: Any, make: Any) -> None:
         put("1.bin", make.cifar(images[:2], labels[:2])),
         put("2.bin", make.cifar(images[2:], labels[2:])),
     ]
-    parsed, found = PARSERS["cifar"](files)
+    parsed, parsed_labels = PARSERS["cifar"](files)
     np.testing.assert_array_equal(parsed, images)
-    np.testing.assert_array_equal(found, labels)
+    np.testing.assert_array_equal(parsed_labels, labels)
 
 
 def test_cifar_100_has_fine_labels(put: Any, make: Any) -> None:

@@ -121,7 +121,7 @@ def test_column_missing_at_prediction(houses: data.Source) -> None:
         houses.format.encode([{"area": 1, "postcode": "04109"}])
 
 
-def test_ignored_columns_are_no_inputs(put: Any) -> None:
+def test_ignored_columns_are_not_inputs(put: Any) -> None:
     path = put("a.csv", "id,n,y\n" + "".join(f"u{i},{i},{i % 2}\n" for i in range(30)))
     source = data.open(path, ignore=["id"])
     assert source.load().shape == (30, 1)

@@ -88,5 +88,5 @@ class Custom(nn.Module):
         self.layer = nn.Linear(4, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x)
-        return found
+        outputs: Tensor = self.layer(x)
+        return outputs

@@ -40,8 +40,8 @@ def folder(saved, tmp_path):
 
 
 def weights_of(folder: Path) -> Path:
-    (found,) = folder.glob("weights-*.safetensors")
-    return found
+    (path,) = folder.glob("weights-*.safetensors")
+    return path
 
 
 def edit(folder: Path, *, sign: bool = True, **changes: object) -> None:
@@ -62,7 +62,7 @@ def edit(folder: Path, *, sign: bool = True, **changes: object) -> None:
 # --- content ---
 
 
-def test_everything_comes_back(model, saved):
+def test_loaded_model_predicts_the_same(model, saved):
     loaded = Model.load(saved)
     for name in ("method", "task", "preprocessing", "backbone", "calibration", "policy"):
         assert getattr(loaded, name) == getattr(model, name)
@@ -70,7 +70,7 @@ def test_everything_comes_back(model, saved):
     assert loaded.predict(X).columns() == model.predict(X).columns()
 
 
-def test_training_record_comes_back(tmp_path):
+def test_training_record_is_loaded(tmp_path):
     model = models.build()
     model.record = TrainingRecord(
         config={"training": {"lr": 0.1}}, seed=3, epochs=5, metrics={"nll": float("inf")}
@@ -84,9 +84,9 @@ def test_folder_has_three_files_that_all_users_can_read(tmp_path):
         models.build().save(tmp_path)
     finally:
         os.umask(before)
-    found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert set(found.values()) == {0o644}
-    assert sorted(found) == ["card.md", "model.json", weights_of(tmp_path).name]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert set(modes.values()) == {0o644}
+    assert sorted(modes) == ["card.md", "model.json", weights_of(tmp_path).name]
 
 
 def test_loading_leaves_the_random_state(saved):

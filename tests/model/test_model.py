@@ -120,12 +120,12 @@ def test_forward_returns_user_units():
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 600])
-def test_batches_do_not_matter(fitted, batch_size):
+def test_batch_size_does_not_change_predictions(fitted, batch_size):
     expected = fitted.predict(X[:20])
-    found = fitted.predict(X[:20], batch_size=batch_size)
-    torch.testing.assert_close(found.distribution.probs, expected.distribution.probs)
-    assert found.inputs is None
-    assert found.columns()["reason"] == expected.columns()["reason"]
+    predicted = fitted.predict(X[:20], batch_size=batch_size)
+    torch.testing.assert_close(predicted.distribution.probs, expected.distribution.probs)
+    assert predicted.inputs is None
+    assert predicted.columns()["reason"] == expected.columns()["reason"]
 
 
 def test_lists_arrays_tensors_and_sources_are_read_alike(fitted):
@@ -160,11 +160,11 @@ def test_unreadable_image_is_named_by_its_path(tmp_path):
     paths = [str(tmp_path / name) for name in ("a.png", "b.png")]
     with pytest.raises(DubitoError, match=r"b\.png: cannot identify image"):
         model.predict(paths)
-    found = model.predict(paths, on_error="report")
-    assert list(found.errors) == [1]
-    assert list(found.rows())[1].keys() == {"input", "error"}
+    predicted = model.predict(paths, on_error="report")
+    assert list(predicted.errors) == [1]
+    assert list(predicted.rows())[1].keys() == {"input", "error"}
     with pytest.raises(DubitoError, match=r"b\.png: cannot identify image"):
-        model.calibrate(found, ["a", "b"])
+        model.calibrate(predicted, ["a", "b"])
 
 
 def test_outputs_that_are_not_finite_are_reported_by_row():
@@ -174,9 +174,9 @@ def test_outputs_that_are_not_finite_are_reported_by_row():
     rows[1] = 3e38
     with pytest.raises(DubitoError, match="row 1: the outputs of the network are not finite"):
         model.predict(rows)
-    found = model.predict(rows, on_error="report")
-    assert found.errors == {1: "the outputs of the network are not finite"}
-    assert found.distribution.probs.isfinite().all()
+    predicted = model.predict(rows, on_error="report")
+    assert predicted.errors == {1: "the outputs of the network are not finite"}
+    assert predicted.distribution.probs.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_guarantee_is_about_inputs_in_range():
     )
     assert model.policy.threshold == same.policy.threshold
     assert (model.policy.validation.samples, model.policy.validation.out_of_range) == (400, 200)
-    for found, expected in zip(model.policy.table, same.policy.table, strict=True):
-        assert found.error_rate == expected.error_rate
-        assert found.coverage == pytest.approx(expected.coverage * 2 / 3)
+    for row, expected in zip(model.policy.table, same.policy.table, strict=True):
+        assert row.error_rate == expected.error_rate
+        assert row.coverage == pytest.approx(expected.coverage * 2 / 3)
     reasons = model.predict(outside).reason
     assert (reasons[::3] == "out_of_range").all()
     assert "out_of_range" not in reasons[inside]
@@ -311,17 +311,17 @@ def test_score_that_does_not_fit_is_rejected():
 
 
 def test_evaluation_of_a_classifier(fitted):
-    found = fitted.evaluate(X, models.names(), ood={"far": X[:50] + 2.5}, noise=[0.1, 5.0], seed=1)
+    result = fitted.evaluate(X, models.names(), ood={"far": X[:50] + 2.5}, noise=[0.1, 5.0], seed=1)
     predicted = fitted.predict(X)
     wrong = predicted.labels != models.names()
-    assert found["samples"] == 600
-    assert found["metrics"]["accuracy"] == pytest.approx(1 - wrong.mean())
+    assert result["samples"] == 600
+    assert result["metrics"]["accuracy"] == pytest.approx(1 - wrong.mean())
     accepted = predicted.accepted.numpy()
-    assert found["policy"]["accepted"] == pytest.approx(accepted.mean())
-    assert found["policy"]["error_rate"] == pytest.approx(wrong[accepted].mean())
-    assert found["ood"]["far"]["samples"] == 50
-    assert found["ood"]["far"]["detection"]["max_prob"].keys() == {"aupr", "auroc", "fpr95"}
-    small, large = found["noise"]["0.1"], found["noise"]["5"]
+    assert result["policy"]["accepted"] == pytest.approx(accepted.mean())
+    assert result["policy"]["error_rate"] == pytest.approx(wrong[accepted].mean())
+    assert result["ood"]["far"]["samples"] == 50
+    assert result["ood"]["far"]["detection"]["max_prob"].keys() == {"aupr", "auroc", "fpr95"}
+    small, large = result["noise"]["0.1"], result["noise"]["5"]
     assert small["metrics"]["accuracy"] > large["metrics"]["accuracy"]
     assert large["policy"]["out_of_range"] > small["policy"]["out_of_range"]
     assert fitted.evaluate(X, models.names(), noise=[0.1], seed=1)["noise"]["0.1"] == small
@@ -329,11 +329,11 @@ def test_evaluation_of_a_classifier(fitted):
 
 def test_evaluation_of_a_regressor():
     model = models.fitted("der")
-    found = model.evaluate(X, models.numbers())
-    assert found["metrics"]["rmse"] < 40
-    assert found["interval_coverage"]["0.9"] == pytest.approx(0.9, abs=0.03)
-    assert found["policy"]["error_rate"] <= 0.1
-    assert "ood" not in found
+    result = model.evaluate(X, models.numbers())
+    assert result["metrics"]["rmse"] < 40
+    assert result["interval_coverage"]["0.9"] == pytest.approx(0.9, abs=0.03)
+    assert result["policy"]["error_rate"] <= 0.1
+    assert "ood" not in result
 
 
 def test_noise_on_pixels_is_relative_to_one():
@@ -342,8 +342,8 @@ def test_noise_on_pixels_is_relative_to_one():
         "edl", Classification(classes=("a", "b")), Preprocessing(inputs=images), "mlp"
     )
     x = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8)
-    found = model.evaluate(x, ["a", "b"] * 3, noise=[1e-9])
-    assert found["noise"]["1e-09"]["metrics"] == pytest.approx(found["metrics"])
+    result = model.evaluate(x, ["a", "b"] * 3, noise=[1e-9])
+    assert result["noise"]["1e-09"]["metrics"] == pytest.approx(result["metrics"])
 
 
 # --- networks from elsewhere ---

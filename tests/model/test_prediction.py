@@ -34,21 +34,21 @@ def predicted(classifier):
 
 def test_point_comes_from_the_raw_and_probability_from_the_calibrated(classifier):
     x, _ = models.samples()
-    found = classifier.predict(x)
-    assert torch.equal(found.point, found.distribution.probs.argmax(-1))
-    calibrated = classifier.calibration(found.distribution).probs
-    torch.testing.assert_close(found.predictive.probs, calibrated)
-    rows = torch.arange(len(found))
-    expected = calibrated[rows, found.point].float()
-    torch.testing.assert_close(found.tensors()["probability"], expected)
-    assert (found.labels == models.CLASSES[found.point.numpy()]).all()
+    predicted = classifier.predict(x)
+    assert torch.equal(predicted.point, predicted.distribution.probs.argmax(-1))
+    calibrated = classifier.calibration(predicted.distribution).probs
+    torch.testing.assert_close(predicted.predictive.probs, calibrated)
+    rows = torch.arange(len(predicted))
+    expected = calibrated[rows, predicted.point].float()
+    torch.testing.assert_close(predicted.tensors()["probability"], expected)
+    assert (predicted.labels == models.CLASSES[predicted.point.numpy()]).all()
 
 
 def test_interval_is_that_of_the_calibration(regressor):
     x, _ = models.samples()
-    found = regressor.predict(x)
-    lower, upper = found.interval
-    expected = regressor.calibration.interval(found.distribution, 0.9)
+    predicted = regressor.predict(x)
+    lower, upper = predicted.interval
+    expected = regressor.calibration.interval(predicted.distribution, 0.9)
     torch.testing.assert_close((lower, upper), expected)
     inside = (lower[:, 0] <= torch.tensor(models.numbers())) & (
         torch.tensor(models.numbers()) <= upper[:, 0]
@@ -81,12 +81,12 @@ def test_columns_of_a_regressor(regressor):
 def test_several_target_values_have_a_column_each():
     task = Regression(names=("length", "width"), mean=(0.0, 0.0), std=(1.0, 1.0))
     dist = NormalInverseGamma.from_outputs(torch.randn(3, 8))
-    found = Prediction(task, dist, dist.mean)
-    assert found.tensors()["prediction"].shape == (3, 2)
-    assert list(found.columns())[:2] == ["prediction.length", "prediction.width"]
-    assert found.accepted is None
-    assert found.reason is None
-    assert found.interval is None
+    predicted = Prediction(task, dist, dist.mean)
+    assert predicted.tensors()["prediction"].shape == (3, 2)
+    assert list(predicted.columns())[:2] == ["prediction.length", "prediction.width"]
+    assert predicted.accepted is None
+    assert predicted.reason is None
+    assert predicted.interval is None
 
 
 def test_row_with_an_error_has_nothing_else(predicted):
@@ -111,12 +111,12 @@ def test_rows_nest_probabilities_and_leave_out_empty_columns(predicted):
 
 
 def test_tensors_are_indices_and_numbers(predicted):
-    found = predicted.tensors(["max_prob"])
-    assert found["prediction"].dtype == torch.int64
-    assert found["probs"].shape == (6, 3)
-    assert [REASONS[code] for code in found["reason"]] == list(predicted.reason)
-    assert torch.equal(found["accepted"], found["reason"] == 0)
-    assert all(len(values) == 6 for values in found.values())
+    columns = predicted.tensors(["max_prob"])
+    assert columns["prediction"].dtype == torch.int64
+    assert columns["probs"].shape == (6, 3)
+    assert [REASONS[code] for code in columns["reason"]] == list(predicted.reason)
+    assert torch.equal(columns["accepted"], columns["reason"] == 0)
+    assert all(len(values) == 6 for values in columns.values())
 
 
 @pytest.mark.parametrize("index", [slice(1, 3), [1, 2], torch.tensor([1, 2]), np.array([1, 2])])

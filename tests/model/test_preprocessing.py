@@ -18,9 +18,9 @@ def fit(x, **options):
 
 def test_flat_numbers_are_standardized():
     x = torch.randn(500, 2) * torch.tensor([3.0, 0.1]) + torch.tensor([5.0, -7.0])
-    found = fit(x).normalize(x)
-    torch.testing.assert_close(found.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.std(0, correction=0), torch.ones(2))
+    normalized = fit(x).normalize(x)
+    torch.testing.assert_close(normalized.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normalized.std(0, correction=0), torch.ones(2))
 
 
 def test_numbers_far_from_zero_keep_their_digits():
@@ -32,9 +32,9 @@ def test_numbers_far_from_zero_keep_their_digits():
 
 def test_binary_and_constant_features_keep_their_scale():
     x = torch.stack([torch.arange(6.0) % 2, torch.full((6,), 4.0), torch.arange(6.0)], 1)
-    made = fit(x)
-    assert made.mean == pytest.approx((0, 4, 2.5))
-    assert made.std == pytest.approx((1, 1, x[:, 2].std(correction=0).item()))
+    preprocessing = fit(x)
+    assert preprocessing.mean == pytest.approx((0, 4, 2.5))
+    assert preprocessing.std == pytest.approx((1, 1, x[:, 2].std(correction=0).item()))
 
 
 def test_pixels_are_scaled_and_on_request_standardized():
@@ -42,9 +42,9 @@ def test_pixels_are_scaled_and_on_request_standardized():
     plain = Preprocessing.fit(IMAGES, x)
     assert plain.mean is None
     torch.testing.assert_close(plain.normalize(x), x / 255)
-    found = Preprocessing.fit(IMAGES, x, standardize=True).normalize(x)
-    torch.testing.assert_close(found.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.std((0, 2, 3), correction=0), torch.ones(3))
+    normalized = Preprocessing.fit(IMAGES, x, standardize=True).normalize(x)
+    torch.testing.assert_close(normalized.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normalized.std((0, 2, 3), correction=0), torch.ones(3))
 
 
 def test_flat_numbers_may_stay_as_they_are():
@@ -53,24 +53,24 @@ def test_flat_numbers_may_stay_as_they_are():
 
 
 def test_round_trip_through_json():
-    made = fit(torch.randn(50, 3))
-    assert Preprocessing.model_validate_json(made.model_dump_json()) == made
+    preprocessing = fit(torch.randn(50, 3))
+    assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing
 
 
 def test_normalize_can_be_exported_and_differentiated():
-    made = fit(torch.randn(50, 3))
+    preprocessing = fit(torch.randn(50, 3))
     x = torch.randn(5, 3, requires_grad=True)
     with torch.inference_mode():
-        made.normalize(torch.randn(5, 3))  # must not leave inference tensors in the cache
-    made.normalize(x).sum().backward()
-    torch.testing.assert_close(x.grad, 1 / torch.tensor(made.std).expand(5, 3))
+        preprocessing.normalize(torch.randn(5, 3))  # must not leave inference tensors in the cache
+    preprocessing.normalize(x).sum().backward()
+    torch.testing.assert_close(x.grad, 1 / torch.tensor(preprocessing.std).expand(5, 3))
 
     class Normalize(torch.nn.Module):
         def forward(self, x):
-            return made.normalize(x)
+            return preprocessing.normalize(x)
 
     exported = torch.export.export(Normalize(), (x.detach(),)).module()
-    torch.testing.assert_close(exported(x.detach()), made.normalize(x.detach()))
+    torch.testing.assert_close(exported(x.detach()), preprocessing.normalize(x.detach()))
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,15 @@ STATISTICS: list[Tensor] = []
 
 def watched() -> dict[str, dict[str, list[Tensor]]]:
     """Train on all kinds of data, with averaged weights and without."""
-    found = {}
+    records = {}
     for name, inputs in {"memory": TRAIN[0], "streamed": Stream(TRAIN[0])}.items():
         for average in (0, 2):
             MASKS.clear()
             STATISTICS.clear()
             config = CONFIG.model_copy(update={"average_epochs": average})
             Trainer(config).fit(wrap(Watched()), (inputs, TRAIN[1]), VALIDATION)
-            found[f"{name} {average}"] = {"masks": [*MASKS], "statistics": [*STATISTICS]}
-    return found
+            records[f"{name} {average}"] = {"masks": [*MASKS], "statistics": [*STATISTICS]}
+    return records
 
 
 def main(folder: Path, rank: int) -> None:
@@ -62,6 +62,6 @@ def main(folder: Path, rank: int) -> None:
     history = Trainer(CONFIG).fit(model, TRAIN, VALIDATION, out=folder)
     metrics = [record["validation"] for record in history.records]
     losses = [record["loss"] for record in history.records]
-    seen = {"weights": weights(model), "metrics": metrics, "losses": losses, "watched": watched()}
-    torch.save(seen, folder / f"{rank}.pt")
+    result = {"weights": weights(model), "metrics": metrics, "losses": losses, "watched": watched()}
+    torch.save(result, folder / f"{rank}.pt")
     dist.destroy_process_group()

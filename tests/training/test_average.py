@@ -30,15 +30,15 @@ def test_first_epochs_count_alike_and_later_ones_fade() -> None:
 
 
 def test_averaged_weights_are_kept() -> None:
-    seen: list[Tensor] = []
+    snapshots: list[Tensor] = []
     config = SHORT.model_copy(update={"epochs": 4, "validate_every": 4})
     model = wrap(torch.nn.Linear(4, 2))
     start = {name: value.clone() for name, value in model.network.state_dict().items()}
-    trainer = Trainer(config, callbacks=[lambda _: seen.append(weights(model))])
+    trainer = Trainer(config, callbacks=[lambda _: snapshots.append(weights(model))])
     trainer.fit(model, TRAIN, VALIDATION)
     model.network.load_state_dict(start)
     fit(model, config.model_copy(update={"average_epochs": 4}))
-    torch.testing.assert_close(weights(model), sum(seen) / 4, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(weights(model), sum(snapshots) / 4, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -49,9 +49,9 @@ def test_batch_norm_statistics_are_those_of_the_average(count: int, streamed: bo
     model = fit(wrap(Normed()), train=(Stream(x) if streamed else x, target))
     network = model.network
     assert isinstance(network, Normed)
-    seen = network.first(x).detach()
-    torch.testing.assert_close(network.norm.running_mean, seen.mean(0), rtol=0.02, atol=0.05)
-    torch.testing.assert_close(network.norm.running_var, seen.var(0), rtol=0.05, atol=0.0)
+    features = network.first(x).detach()
+    torch.testing.assert_close(network.norm.running_mean, features.mean(0), rtol=0.02, atol=0.05)
+    torch.testing.assert_close(network.norm.running_var, features.var(0), rtol=0.05, atol=0.0)
 
 
 class Fixed(Normed):

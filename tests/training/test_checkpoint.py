@@ -12,7 +12,7 @@ from dubito.errors import DubitoError
 from dubito.training import _checkpoint
 
 
-def test_tensors_and_values_come_back(tmp_path: Path) -> None:
+def test_tensors_and_values_are_loaded(tmp_path: Path) -> None:
     tied = torch.arange(3.0)
     state = {"epoch": 1, "nll": float("inf")}
     _checkpoint.save(tmp_path / "new" / "a", {"x": tied, "y": tied[:2], "z": torch.ones(())}, state)

@@ -57,8 +57,8 @@ def test_gather_compiles_without_breaks_and_reads_the_order() -> None:
     fast = torch.compile(gather, dynamic=False, backend="aot_eager", fullgraph=True)
     rows = order[4:12]
     (expected,) = reader.read([rows], [changes[4:12]])
-    for found in (gather, fast):
-        x, labels = found(reader, order, changes, torch.arange(4, 12))
+    for function in (gather, fast):
+        x, labels = function(reader, order, changes, torch.arange(4, 12))
         torch.testing.assert_close(x, expected[0])
         assert torch.equal(labels, target[rows])
 
@@ -67,11 +67,11 @@ def test_loss_compiles_without_breaks() -> None:
     loss = loss_function(methods.build("rkl_pn"), torch.tensor([1.0, 2.0, 3.0, 4.0]))
     fast = torch.compile(loss, dynamic=False, backend="aot_eager", fullgraph=True)
     arguments = torch.randn(6, 4), torch.tensor([0, 1, 2]), torch.ones(2)
-    for found, expected in zip(fast(*arguments), loss(*arguments), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(fast(*arguments), loss(*arguments), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
-def test_first_failure_is_kept_on_the_device() -> None:
+def test_first_failure_is_recorded_on_the_device() -> None:
     sums, failure = (torch.zeros(size, dtype=torch.float64) for size in (2, 6))
     samples = torch.zeros((), dtype=torch.long)
     for loss, output in [(1.0, 0.0), (torch.nan, 2.0), (torch.nan, 3.0)]:

@@ -43,10 +43,10 @@ def test_two_processes_train_like_one_with_twice_the_batch(both: list[dict[str, 
     model = wrap(nn.Linear(4, 2))
     config = ranks.CONFIG.model_copy(update={"batch_size": 40})
     history = Trainer(config).fit(model, TRAIN, VALIDATION)
-    for seen in both:
-        torch.testing.assert_close(seen["weights"], weights(model), rtol=1e-4, atol=1e-6)
+    for result in both:
+        torch.testing.assert_close(result["weights"], weights(model), rtol=1e-4, atol=1e-6)
         for record, loss, metrics in zip(
-            history.records, seen["losses"], seen["metrics"], strict=True
+            history.records, result["losses"], result["metrics"], strict=True
         ):
             assert loss == pytest.approx(record["loss"], rel=1e-4)
             assert metrics == pytest.approx(record["validation"], rel=1e-3)
@@ -58,8 +58,8 @@ def test_processes_end_with_the_same_network(both: list[dict[str, Any]]) -> None
 
 
 def test_one_network_is_validated(both: list[dict[str, Any]]) -> None:
-    for kind, seen in both[0]["watched"].items():
-        here, there = seen["statistics"], both[1]["watched"][kind]["statistics"]
+    for kind, watched in both[0]["watched"].items():
+        here, there = watched["statistics"], both[1]["watched"][kind]["statistics"]
         assert len(here) == len(there) >= 2, kind
         assert all(map(torch.equal, here, there)), kind
         assert not torch.equal(here[0], here[-1]), kind
@@ -67,7 +67,7 @@ def test_one_network_is_validated(both: list[dict[str, Any]]) -> None:
 
 def test_no_dropout_mask_is_drawn_twice(both: list[dict[str, Any]]) -> None:
     for kind in both[0]["watched"]:
-        masks = [mask for seen in both for mask in seen["watched"][kind]["masks"]]
+        masks = [mask for result in both for mask in result["watched"][kind]["masks"]]
         assert len(masks) >= 16, kind
         assert not any(itertools.starmap(torch.equal, itertools.combinations(masks, 2))), kind
 

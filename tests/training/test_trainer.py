@@ -78,12 +78,12 @@ def test_callbacks_see_each_epoch_once(history: History, calls: list[Progress]) 
 
 def test_callbacks_run_during_a_long_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dubito.training.trainer._INTERVAL", 0.0)
-    seen: list[Progress] = []
-    Trainer(with_values(epochs=1), callbacks=[seen.append]).fit(small_model(), TRAIN, VALIDATION)
-    assert [(p.step, p.record is None) for p in seen] == [
+    calls: list[Progress] = []
+    Trainer(with_values(epochs=1), callbacks=[calls.append]).fit(small_model(), TRAIN, VALIDATION)
+    assert [(p.step, p.record is None) for p in calls] == [
         (1, True), (2, True), (3, True), (4, True), (4, False),
     ]  # fmt: skip
-    assert all(p.epoch == 1 and p.samples_per_second > 0 for p in seen)
+    assert all(p.epoch == 1 and p.samples_per_second > 0 for p in calls)
 
 
 # --- the best weights ---
@@ -120,8 +120,8 @@ def test_unknown_metric_is_refused_before_training() -> None:
 
 def test_validation_loss_is_comparable_while_a_weight_rises() -> None:
     history = Trainer(with_values(lr=1e-12)).fit(small_model(), TRAIN, VALIDATION)
-    first, *others = [record["validation"]["loss"] for record in history.records]
-    assert others == pytest.approx([first] * 2, rel=1e-5)
+    first, *rest = [record["validation"]["loss"] for record in history.records]
+    assert rest == pytest.approx([first] * 2, rel=1e-5)
     assert len({round(record["loss"], 4) for record in history.records}) == 3
 
 
@@ -188,15 +188,15 @@ def test_ood_inputs_of_another_method_are_refused() -> None:
 
 
 def test_method_finishes_on_the_training_data() -> None:
-    seen = []
+    counts = []
 
     class Finishing(methods.IEDL):
         def finish(self, network: nn.Module, batches: Any) -> None:
             assert not network.training
-            seen.extend(sum(len(x) for x, _ in batches) for _ in range(2))  # twice, for ensembles
+            counts.extend(sum(len(x) for x, _ in batches) for _ in range(2))  # twice, for ensembles
 
     trained(wrap(Normed(), Finishing()))
-    assert seen == [128, 128]
+    assert counts == [128, 128]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_cuda_graph_needs_a_gpu() -> None:
         trained(small_model(), with_values(graph=True))
 
 
-def test_single_sample_left_over_is_no_batch_for_batch_norm() -> None:
+def test_batch_norm_skips_a_batch_of_one_sample() -> None:
     few, sizes = blobs(65), []
 
     class Counting(Normed):
@@ -240,14 +240,14 @@ def test_single_sample_left_over_is_no_batch_for_batch_norm() -> None:
 
 
 def test_training_repeats_and_leaves_the_random_state() -> None:
-    found = []
+    results = []
     for _ in range(2):
         model = small_model("mc_dropout")
         state = torch.get_rng_state()
-        found.append(weights(trained(model)))
+        results.append(weights(trained(model)))
         assert torch.equal(torch.get_rng_state(), state)
         torch.rand(3)
-    assert torch.equal(*found)
+    assert torch.equal(*results)
 
 
 def test_several_seeds_are_those_of_single_trainings() -> None:
