@@ -1,4 +1,4 @@
-"""Atomic writes and JSON text."""
+"""Atomic writes, and numbers in JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, PlainSerializer
 
 from dubito.errors import DubitoError
 
-__all__ = ["atomic_path", "atomic_write", "json_text", "make_folder", "remove_partial"]
+
+def _not_nan(value: float) -> float:
+    if math.isnan(value):
+        raise ValueError("must be a number, not NaN")
+    return value
+
+
+def _json_float(value: float) -> float | str:
+    return str(value) if math.isinf(value) else value
+
+
+#: a number or an infinity, which is "inf" or "-inf" in JSON
+ExtendedFloat = Annotated[
+    float, AfterValidator(_not_nan), PlainSerializer(_json_float, when_used="json")
+]
 
 
 @contextmanager
@@ -85,7 +101,7 @@ def _plain(value: Any, where: str) -> Any:
         value = int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"{where} is NaN")
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
+    return _json_float(value) if isinstance(value, float) else value
 
 
 def _umask() -> int:

@@ -24,7 +24,7 @@ from torch import distributions as td
 from torch.utils import _pytree
 
 from dubito import _checks
-from dubito._fields import ExtendedFloat
+from dubito._files import ExtendedFloat
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 

@@ -54,7 +54,7 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 from torch import Tensor
 
 from dubito import _binomial, _checks
-from dubito._fields import ExtendedFloat
+from dubito._files import ExtendedFloat
 from dubito.calibration import conformal_rank
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError

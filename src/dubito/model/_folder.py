@@ -7,7 +7,7 @@
 | card.md | the model in prose |
 
 New weights get a new name, and replacing model.json is atomic: whenever a save is interrupted, the
-folder holds the old model or the new one. Nothing in a folder is executed: networks, methods and
+folder contains the old model or the new one. Nothing in a folder is executed: networks, methods and
 scores are looked up by name.
 """
 
@@ -28,8 +28,7 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from dubito import __version__
-from dubito._fields import ExtendedFloat
-from dubito._files import atomic_write, json_text, make_folder, remove_partial
+from dubito._files import ExtendedFloat, atomic_write, json_text, make_folder, remove_partial
 from dubito.calibration import Calibration
 from dubito.errors import DubitoError
 from dubito.model.preprocessing import Preprocessing
@@ -107,7 +106,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], card: str, **content: Any
     """Write a model; weights that are there already are not written again.
 
     Args:
-        folder: Folder, which may hold an earlier model.
+        folder: Folder, which may contain an earlier model.
         tensors: Weights by name.
         card: Text of card.md.
         **content: Fields of `ModelFile`.
@@ -161,7 +160,7 @@ def read(folder: Path) -> tuple[ModelFile, dict[str, Tensor]]:
 
 
 def fill(network: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Set all weights of a network, or raise if they are those of another one."""
+    """Set all weights of a network, or raise if they do not fit."""
     try:
         network.load_state_dict(dict(tensors))
     except RuntimeError as error:
