@@ -1,7 +1,7 @@
 """Random flips, shifted crops and rotations of a batch, on its device.
 
-All three only move pixels, so their chain is one table of source pixels and one gather: exactly
-what a flip, a crop of the padded image and a rotation with nearest pixels do one after the other.
+All three only move pixels, so their chain is one table of source pixels and one gather. The result
+equals that of a flip, a crop of the padded image and a rotation with nearest pixels in turn.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class ArrayFormat(InputFormat, frozen=True):
 
 
 def margins(low: Sequence[float], high: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the bounds of what is in range: one width of the span beyond each end.
+    """Return bounds of values in range: one width of the span beyond each end.
 
     Evidence may grow without bound where a network extrapolates further. Bounds are float32
     numbers, so that every comparison with them has the same result.
@@ -194,7 +194,7 @@ def npz_parts(path: Path) -> tuple[str, ...]:
         return tuple(part for part in base.PARTS if _key(arrays, INPUTS, part))
 
 
-def read_npz(path: Path, split: str, labeled: bool) -> tuple[Array, Array | None]:
+def read_npz(path: Path, parts: Sequence[str], labeled: bool) -> tuple[Array, Array | None]:
     """Read inputs (N, *shape) and targets.
 
     The arrays are named as in INPUTS and TARGETS, with train or test before or after the name if
@@ -202,16 +202,13 @@ def read_npz(path: Path, split: str, labeled: bool) -> tuple[Array, Array | None
 
     Args:
         path: File.
-        split: "train", "test" or "all".
+        parts: Parts to read; empty: arrays without a part.
         labeled: Whether to read targets.
     """
-    parts = npz_parts(path)
-    base.check_split(split, parts, str(path))
-    parts = tuple(part for part in parts if split in (part, "all")) or ("",)
     with _opened(path) as arrays:
 
         def read(known: Sequence[str]) -> Array:
-            values = [_read(arrays, known, part, path) for part in parts]
+            values = [_read(arrays, known, part, path) for part in parts or [""]]
             return values[0] if len(values) == 1 else np.concatenate(values)
 
         inputs = read(INPUTS)

@@ -138,7 +138,7 @@ class Source(ABC):
         return self.encode(range(len(self))).checked(self.item)
 
     def subset(self, indices: Sequence[int] | Tensor) -> Subset:
-        """Return some of the samples, in the given order.
+        """Return some of the samples, in the order of their indices.
 
         Args:
             indices: Positions of the samples.

@@ -184,9 +184,14 @@ def folder_parts(folder: Path) -> tuple[str, ...]:
     )
 
 
-def class_files(folder: Path, split: str) -> tuple[list[Path], Array]:
-    """Return the images in the sub-folders of classes, and their classes."""
-    classes = [place for home in _homes(folder, split) for place in _folders(home)]
+def class_files(folder: Path, parts: Sequence[str]) -> tuple[list[Path], Array]:
+    """Return the images in the sub-folders of classes, and their classes.
+
+    Args:
+        folder: Folder.
+        parts: Sub-folders to read; empty: the folder itself.
+    """
+    classes = [place for part in parts or [""] for place in _folders(folder / part)]
     if not classes:
         raise DubitoError(
             f"{folder} has no sub-folders, and {len(image_files([folder]))} images: {LAYOUT}"
@@ -202,20 +207,18 @@ def class_files(folder: Path, split: str) -> tuple[list[Path], Array]:
     return [file for file, _ in pairs], np.array([name for _, name in pairs])
 
 
-def image_files(paths: Sequence[str | os.PathLike[str]], split: str = "all") -> list[Path]:
+def image_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Return files as named, and all images below folders that are not hidden.
 
     Args:
         paths: Files and folders.
-        split: Part of folders that have "train" and "test".
     """
     files = []
     for path in map(Path, paths):
-        if not path.is_dir():
+        if path.is_dir():
+            files += [f for f in sorted(path.rglob("*")) if _is_image(f.relative_to(path))]
+        else:
             files.append(path)
-            continue
-        for home in _homes(path, split):
-            files += [f for f in sorted(home.rglob("*")) if _is_image(f.relative_to(home))]
     return files
 
 
@@ -297,13 +300,6 @@ def _header(path: Path) -> tuple[tuple[int, int], bool]:
         width, height = image.size if tags is None else (tags[256], tags[257])
         turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # lies on its side
         return ((width, height) if turned else (height, width)), image.mode in GRAY
-
-
-def _homes(folder: Path, split: str) -> list[Path]:
-    """Return the folders of a part, or the folder itself if it has no parts."""
-    parts = folder_parts(folder)
-    base.check_split(split, parts, str(folder))
-    return [folder / part for part in parts if split in (part, "all")] or [folder]
 
 
 def _folders(folder: Path) -> list[Path]:

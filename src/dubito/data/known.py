@@ -138,7 +138,7 @@ class Published(Release, frozen=True):
     classes: tuple[str, ...]
     """Names of the classes, in the order of the labels."""
     terms: str
-    """License, or what the authors ask for."""
+    """License, or the terms of the authors."""
     url: str
     """Where it is described."""
 

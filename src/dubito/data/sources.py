@@ -151,14 +151,15 @@ def _read(source: Any, split: str, labeled: bool) -> tuple[str, Any, Any]:
 
 
 def _read_path(path: Path, split: str, labeled: bool) -> tuple[str, Any, Any]:
-    suffix, name = path.suffix.lower(), path.resolve().name
+    suffix, name, known = path.suffix.lower(), path.resolve().name, parts(path)
+    check_split(split, known, str(path))
+    selected = [part for part in known if split in (part, "all")]
     if path.is_dir():
         if labeled:
-            return name, *images.class_files(path, split)
-        return name, images.image_files([path], split), None
+            return name, *images.class_files(path, selected)
+        return name, images.image_files([path / part for part in selected] or [path]), None
     if suffix == ".npz":
-        return name, *arrays.read_npz(path, split, labeled)
-    check_split(split, (), str(path))
+        return name, *arrays.read_npz(path, selected, labeled)
     if suffix in TABLES:
         return name, tables.as_frame(path), None
     if suffix in images.EXTENSIONS:
@@ -181,11 +182,11 @@ def _load(name: str, split: str) -> Source:
     check_split(split, dataset.parts, name)
     if split != "all":
         return dataset.load(split)
-    parts = [dataset.load(part) for part in dataset.parts]
-    inputs = torch.cat([part.load() for part in parts])
-    targets = [np.asarray(part.target) for part in parts if part.target is not None]
-    target = np.concatenate(targets) if len(targets) == len(parts) else None
-    return Items(name, parts[0].format, inputs.numpy(), target).in_memory()
+    sources = [dataset.load(part) for part in dataset.parts]
+    inputs = torch.cat([source.load() for source in sources])
+    targets = [np.asarray(source.target) for source in sources if source.target is not None]
+    target = np.concatenate(targets) if len(targets) == len(sources) else None
+    return Items(name, sources[0].format, inputs.numpy(), target).in_memory()
 
 
 def _open_array(
@@ -250,7 +251,7 @@ def _open_table(
 
 
 def _reject(name: str, kind: str, **options: Any) -> None:
-    """Raise if an option is given that does not apply."""
+    """Raise if an option is set that does not apply."""
     for option, value in options.items():
         if value:
             raise DubitoError(f"{option}={value!r} is for {kind}, which {name} is not")

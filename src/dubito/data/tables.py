@@ -1,6 +1,6 @@
 """Tables: .csv and .parquet files, DataFrames and lists of rows.
 
-Cells of a .csv file are read as text, so that codes such as 04109 stay what they are.
+Cells of a .csv file are read as text, so that codes such as 04109 keep their zeros.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 DELIMITERS = ",;\t|"
 #: name of the index of a table that was read from a file
 LINE = "line"
-#: name of an index in a file, and the one that pandas gives it
+#: names of a column without a name, in a file and in pandas
 NAMELESS = ("", "Unnamed: 0")
 MOST_CATEGORIES = 1000
 #: with fewer rows, identifiers and categories look the same
@@ -101,7 +101,7 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         return cls(name=name, low=low, high=high, fill=fill)
 
     def encode(self, series: Any, errors: dict[int, str]) -> Array:
-        """Convert a column to inputs (N, width); errors of rows are added to those given."""
+        """Convert a column to inputs (N, width); errors of rows are added to `errors`."""
         if self.categories is not None:
             words, count = _words(series), len(self.categories)
             missing, wrong = words == "", np.zeros(len(words), bool)
