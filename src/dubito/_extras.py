@@ -7,8 +7,6 @@ from typing import Any
 
 from dubito.errors import DubitoError
 
-__all__ = ["need"]
-
 
 def need(module: str, extra: str) -> Any:
     """Import a module of an extra.

@@ -16,8 +16,6 @@ from types import ModuleType
 
 from dubito.errors import DubitoError
 
-__all__ = ["import_plugin", "load_plugins"]
-
 GROUP = "dubito"
 
 

@@ -1,4 +1,4 @@
-"""How many threads torch computes with."""
+"""Number of threads of torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["one_thread"]
-
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread: it is the fastest for small networks, and sums keep their order."""
+    """Use one thread: the fastest for small networks, and sums keep their order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -133,8 +133,8 @@ class Model(nn.Module):
             method: How the outputs are read.
             task: What is predicted.
             preprocessing: How inputs are read and normalized.
-            check: Some inputs as users will pass them (paths, arrays, rows), and what the network
-                gives for them where it was trained: outputs (N, M), or labels (N,).
+            check: Some inputs as users will pass them (paths, arrays, rows), and the results of the
+                network where it was trained: outputs (N, M), or labels (N,).
         """
         model = cls(network, to_method(method), task, preprocessing)
         parameter = next(network.parameters(), None)
@@ -223,7 +223,7 @@ class Model(nn.Module):
         return features, outputs
 
     def distribution(self, features: Tensor | None, outputs: Tensor) -> Distribution:
-        """Read what `run` returned.
+        """Read the result of `run`.
 
         Args:
             features: Features (N, D), or None.
@@ -326,7 +326,7 @@ class Model(nn.Module):
         return dist, (~finite).nonzero().flatten().tolist()
 
     def _batches(self, items: Any, batch_size: int = BATCH) -> Iterator[Encoded]:
-        """Encode inputs, one batch after the other."""
+        """Yield encoded inputs in batches."""
         source = self._source(items)
         for start in range(0, len(source), batch_size):
             yield source.encode(range(start, min(start + batch_size, len(source))))
@@ -402,7 +402,7 @@ class Model(nn.Module):
             items: Inputs; see `predict`.
             target: Targets as users have them; None: those of the source.
             error_rate: Largest error rate among accepted predictions.
-            confidence: Probability with which the error rate is kept.
+            confidence: Probability that the guarantee holds.
             false_alarms: Share of inputs that may be rejected as unfamiliar.
             coverage: Accept this share of predictions instead of controlling the error rate.
             score: Score that ranks predictions; None: that of the method.

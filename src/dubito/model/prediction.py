@@ -28,7 +28,7 @@ class Prediction:
     """Prediction of N inputs.
 
     The distribution is not calibrated: it ranks inputs, and the point prediction and the policy's
-    decision follow from it. The calibrated `predictive` gives the reported probabilities.
+    decision follow from it. Reported probabilities are those of the calibrated `predictive`.
 
     A row that could not be read or predicted is in `errors`; its other values mean nothing.
     """

@@ -100,7 +100,7 @@ def _unit_range(inputs: Tensor) -> Tensor:
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], ndim: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean as a float32 and what that rounds away, and the standard deviation.
+    """Return the mean in float32, its rounding error, and the standard deviation.
 
     Values far from zero, such as years, would otherwise lose digits. Cached because a CUDA graph
     cannot capture a copy from the host.

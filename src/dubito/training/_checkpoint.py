@@ -30,7 +30,7 @@ class Pace:
 
     @property
     def due(self) -> bool:
-        """Whether the last checkpoint has been paid for."""
+        """Whether the share of the last checkpoint is used up."""
         return time.perf_counter() >= self._next
 
     def save(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save` wrote."""
+    """Read a file of `save`."""
     try:
         with safe_open(path, framework="pt") as file:
             state = (file.metadata() or {}).get(FORMAT)
@@ -82,7 +82,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what `optimizer_tensors` returned into an optimizer of the same parameters."""
+    """Load the result of `optimizer_tensors` into an optimizer of the same parameters."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".", 1)

@@ -46,7 +46,7 @@ def is_graphed(config: TrainConfig, train: Reader) -> bool:
 
 
 def capture(runs: Sequence[Run]) -> None:
-    """Capture the steps of runs of one method; what they share is compiled once for all."""
+    """Capture the steps of runs of one method; shared functions are compiled once."""
     first = runs[0]
     loss: Any = torch.compile(first.loss, dynamic=False)
     add_step: Any = torch.compile(first.add_step, dynamic=False)
@@ -86,7 +86,7 @@ def compiled(
 
     fast = torch.compile(forward, dynamic=False, backend=backend)
     tensors = [dict([*n.named_parameters(), *n.named_buffers()]) for n in networks]
-    return [functools.partial(fast, held) for held in tensors]
+    return [functools.partial(fast, own) for own in tensors]
 
 
 class Graph:
@@ -170,7 +170,7 @@ def _snapshot(run: Run) -> Snapshot:
 
 @torch.no_grad()
 def _restore(run: Run, snapshot: Snapshot) -> None:
-    """Undo the steps of the warm-up in place: the graph knows the tensors by their addresses."""
+    """Undo the steps of the warm-up in place: the graph refers to tensors by their addresses."""
     weights, state = snapshot
     for name, value in run.model.network.state_dict().items():
         value.copy_(weights[name])

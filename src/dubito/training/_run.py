@@ -154,7 +154,7 @@ class Run:
         self.average = averaged(model.network, epochs) if epochs else None
         self.optimizer = config.build_optimizer(model.network, device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        #: network that is validated and kept
+        #: network that is validated and saved
         self.evaluated: nn.Module = model.network if self.average is None else self.average.module
         # Functions of tensors that a graph replaces by compiled ones.
         self.loss: Loss = loss_function(model.method, data.class_weight)

@@ -70,7 +70,7 @@ class JSONLines:
             file.write(json.dumps(entry) + "\n")
 
     def _forget(self, seed: int, epoch: int) -> None:
-        """Remove the lines of an earlier process from an epoch on, and what it left of a line."""
+        """Remove lines of an earlier process: those from an epoch on, and an incomplete one."""
 
         def stays(line: str) -> bool:
             entry = json.loads(line) if line.endswith("\n") else {"seed": seed, "epoch": epoch}

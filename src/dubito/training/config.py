@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 #: optimizers with a fused step, which a CUDA graph can capture
 FUSED = ("adam", "adamw", "sgd")
-#: fields that change the speed of a training and not what it computes
+#: fields that change the speed of a training and not its result
 _SPEED_ONLY = {"channels_last", "graph", "compile", "workers"}
 
 

@@ -132,7 +132,7 @@ class Trainer:
             return [run.finish() for run in runs]
 
     def _train(self, runs: Sequence[Run], *, graphed: bool) -> None:
-        """Train runs that advance together; one that is finished leaves the others."""
+        """Train runs that advance together, until all are finished."""
         active = [run for run in runs if not run.finished]
         if graphed and active:
             capture(active)
