@@ -114,7 +114,10 @@ def test_tensors_are_indices_and_numbers(predicted):
     columns = predicted.tensors(["max_prob"])
     assert columns["prediction"].dtype == torch.int64
     assert columns["probs"].shape == (6, 3)
-    assert [REASONS[code] for code in columns["reason"]] == list(predicted.reason)
+    reasons = [REASONS[code] for code in columns["reason"]]
+    assert [r for i, r in enumerate(reasons) if i not in predicted.errors] == [
+        r for r in predicted.reason if r != "error"
+    ]
     assert torch.equal(columns["accepted"], columns["reason"] == 0)
     assert all(len(values) == 6 for values in columns.values())
 
@@ -126,6 +129,12 @@ def test_selected_rows_keep_their_messages(predicted, index):
     assert (list(part.errors), list(part.notes)) == ([0], [1])
     assert list(part.rows())[1] == list(predicted.rows())[2]
     assert list(predicted[2].rows()) == list(predicted.rows())[2:3]
+
+
+def test_rows_with_errors_are_never_accepted(predicted):
+    (row,) = predicted.errors
+    assert predicted.reason[row] == "error"
+    assert not predicted.accepted[row]
 
 
 def test_to_pandas_has_the_columns(predicted):

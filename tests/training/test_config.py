@@ -44,7 +44,7 @@ def test_cosine_schedule_falls_to_zero() -> None:
 
 def test_last_epoch_is_validated() -> None:
     config = TrainConfig(epochs=5, validate_every=2)
-    assert [epoch for epoch in range(1, 6) if config.validates(epoch)] == [2, 4, 5]
+    assert [epoch for epoch in range(1, 6) if config.is_validation_epoch(epoch)] == [2, 4, 5]
 
 
 def test_averaging_is_chosen_for_long_trainings_at_a_constant_rate() -> None:

@@ -77,7 +77,7 @@ def test_callbacks_see_each_epoch_once(history: History, calls: list[Progress]) 
 
 
 def test_callbacks_run_during_a_long_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.training.trainer._INTERVAL", 0.0)
+    monkeypatch.setattr("dubito.training.trainer._MIN_INTERVAL", 0.0)
     calls: list[Progress] = []
     Trainer(with_values(epochs=1), callbacks=[calls.append]).fit(small_model(), TRAIN, VALIDATION)
     assert [(p.step, p.record is None) for p in calls] == [
@@ -259,6 +259,14 @@ def test_several_seeds_are_those_of_single_trainings() -> None:
     histories = Trainer(config).fit_many(models, TRAIN, VALIDATION, seeds=[1, 2])
     assert all(map(torch.equal, map(weights, models), single))
     assert histories[0].best != histories[1].best
+
+
+def test_models_that_train_together_have_one_method() -> None:
+    models = [small_model(), small_model("edl")]
+    with pytest.raises(DubitoError, match="need the same method"):
+        Trainer(SHORT).fit_many(models, TRAIN, VALIDATION, seeds=[1, 2])
+    with pytest.raises(DubitoError, match="no models to train"):
+        Trainer(SHORT).fit_many([], TRAIN, VALIDATION, seeds=[])
 
 
 # --- values that are not finite ---

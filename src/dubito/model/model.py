@@ -253,6 +253,9 @@ class Model(nn.Module):
             notes: Values outside the range of the training data, by row.
             errors: Why a row could not be read or predicted, by row.
         """
+        if errors:  # never accept a row that could not be read
+            in_range = torch.ones(len(dist), dtype=torch.bool) if in_range is None else in_range
+            in_range = in_range.index_fill(0, torch.tensor(list(errors)), False)
         codes = None if self.policy is None else self.policy.decide(dist, in_range).codes
         point, calibration = self.task.point(dist), self.calibration
         return Prediction(
@@ -310,7 +313,6 @@ class Model(nn.Module):
         in_range = torch.cat(ranges)
         for row in (~in_range).nonzero().flatten().tolist():
             notes.setdefault(row, "outside the range of the training data")
-        in_range[list(errors)] = False
         dist = Distribution.cat(dists)
         prediction = self.prediction(dist, in_range, notes=notes, errors=errors)
         return replace(prediction, inputs=names)

@@ -30,7 +30,8 @@ class Prediction:
     The distribution is not calibrated: it ranks inputs, and the point prediction and the policy's
     decision follow from it. Reported probabilities are those of the calibrated `predictive`.
 
-    A row that could not be read or predicted is in `errors`; its other values mean nothing.
+    A row that could not be read or predicted is in `errors`: it is never accepted, and its other
+    values are placeholders.
     """
 
     task: Task
@@ -71,12 +72,19 @@ class Prediction:
 
     @property
     def reason(self) -> np.ndarray[Any, Any] | None:
-        """Reason of the decision, one of `REASONS`: (N,); None without a policy."""
-        return None if self.codes is None else np.asarray(REASONS)[self.codes.cpu().numpy()]
+        """Reason of the decision: (N,); None without a policy.
+
+        One of "accepted", "ambiguous", "unfamiliar", "out_of_range"; "error" for rows in `errors`.
+        """
+        if self.codes is None:
+            return None
+        reasons: np.ndarray[Any, Any] = np.asarray(REASONS)[self.codes.cpu().numpy()]
+        reasons[list(self.errors)] = "error"
+        return reasons
 
     @property
     def interval(self) -> tuple[Tensor, Tensor] | None:
-        """Lower and upper ends of the calibrated interval, (N, T) each; None if there is none."""
+        """Ends of the interval at the first of `calibration.levels`, (N, T) each; None without."""
         if self.calibration is None or not self.calibration.levels:
             return None
         return self.calibration.interval(self.distribution, self.calibration.levels[0])
@@ -94,8 +102,11 @@ class Prediction:
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Prediction:
         """Select rows; a number selects one row, as a prediction of one input."""
-        rows = torch.arange(len(self))[index if not isinstance(index, Sequence) else list(index)]
-        rows = rows.reshape(-1)
+        if isinstance(index, Tensor):
+            index = index.cpu()
+        elif isinstance(index, Sequence):
+            index = list(index)  # torch reads a tuple as one index per axis
+        rows = torch.arange(len(self))[index].reshape(-1)  # a number selects one row
         places = rows.tolist()
         return replace(
             self,
@@ -118,11 +129,13 @@ class Prediction:
         """
         names = dict.fromkeys((*UNCERTAINTIES, *(scores or ())))
         columns = self.task.tensors(self.point, self.predictive, self.interval)
-        probs = {name: columns.pop(name) for name in ["probs"] if name in columns}
+        probs = columns.pop("probs", None)
         columns |= {name: self.score(name).float() for name in names}
         if self.codes is not None:
             columns |= {"accepted": self.codes == 0, "reason": self.codes}
-        return {**columns, **probs}
+        if probs is not None:
+            columns["probs"] = probs  # last, because it is wide
+        return columns
 
     def columns(
         self, scores: Sequence[str] | None = None, *, probs: bool = True

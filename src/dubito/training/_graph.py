@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dubito.errors import DubitoError
 from dubito.training import _parallel
 from dubito.training._batches import Reader
-from dubito.training._run import Run
+from dubito.training._run import Run, default_generator
 from dubito.training.config import FUSED, TrainConfig
 
 _WARM_UP = 3
@@ -103,7 +103,7 @@ class Graph:
     def __init__(self, run: Run, gather: Gather) -> None:
         self.run, self.gather = run, gather
         self.stream = torch.cuda.Stream(run.device)
-        self.dropout = _default_generator(run.device).clone_state()
+        self.dropout = default_generator(run.device).clone_state()
         before = _snapshot(run)
         run.begin_epoch()
         self._begin()
@@ -145,19 +145,13 @@ class Graph:
     @contextmanager
     def _random_numbers(self) -> Iterator[None]:
         """Let torch's default generator, which dropout uses, draw from the state of this run."""
-        default = _default_generator(self.run.device)
+        default = default_generator(self.run.device)
         before = default.graphsafe_get_state()
         default.graphsafe_set_state(self.dropout)
         try:
             yield
         finally:
             default.graphsafe_set_state(before)
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    generator: torch.Generator = torch.cuda.default_generators[index]
-    return generator
 
 
 Snapshot = tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]

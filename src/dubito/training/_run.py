@@ -44,7 +44,7 @@ class History:
         records: One dict per epoch: epoch (from 1), loss, terms, lr, seconds (of the steps),
             samples_per_second, and after a validation its metrics under "validation".
         best_epoch: Epoch with the best weights; 0 before the first validation.
-        seconds: Time of all epochs, validations included.
+        seconds: Time of all epochs, validations included; shared by runs that train together.
     """
 
     records: list[Record] = field(default_factory=list, repr=False)
@@ -60,6 +60,22 @@ class History:
     def validations_since_best(self) -> int:
         """Number of validations without improvement."""
         return sum("validation" in record for record in self.records[self.best_epoch :])
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the default generator of a GPU."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    generator: torch.Generator = torch.cuda.default_generators[index]
+    return generator
+
+
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seed the default generators of the CPU and of a device; other devices keep their state."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        default_generator(device).manual_seed(seed)
+    elif device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 def averaged(network: nn.Module, epochs: int) -> AveragedModel:
@@ -206,7 +222,7 @@ class Run:
         self.order.copy_(torch.randperm(count, generator=drawn))
         if config.augment is not None:
             self.changes.copy_(config.augment.draw(count, drawn))
-        torch.manual_seed(self.process_seed)  # of dropout
+        seed_generators(self.device, self.process_seed)  # of dropout
         self.generator.manual_seed(self.process_seed)
         for group in self.optimizer.param_groups:
             lr = config.lr_at(self.epoch)

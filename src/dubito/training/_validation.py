@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubito.training import _parallel
-from dubito.training._run import NonFiniteLoss, Run, loss_function
+from dubito.training._run import NonFiniteLoss, Run, loss_function, seed_generators
 
 #: training samples that determine the batch norm statistics of averaged weights
 BATCH_NORM_SAMPLES = 10_000
@@ -26,7 +26,7 @@ def validate(run: Run) -> dict[str, float]:
     network, reader = run.evaluated, run.data.validation
     method, task = run.model.method, run.model.task
     if run.average is not None:
-        torch.manual_seed(run.process_seed)  # of dropout, whatever ran before
+        seed_generators(run.device, run.process_seed)  # of dropout, whatever ran before
         with run.autocast():
             _update_batch_norm(network, _batch_norm_inputs(run))
     _parallel.share_buffers(network)

@@ -28,7 +28,7 @@ class Progress:
     epochs: int
     """Maximum number of epochs."""
     step: int
-    """Steps of this epoch that are done."""
+    """Steps of this epoch that were launched; a GPU may be a little behind."""
     steps: int
     """Steps per epoch."""
     record: dict[str, Any] | None

@@ -118,7 +118,7 @@ class TrainConfig(BaseModel):
         """
         return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.epochs)
 
-    def validates(self, epoch: int) -> bool:
+    def is_validation_epoch(self, epoch: int) -> bool:
         """Return whether an epoch ends with a validation.
 
         Args:

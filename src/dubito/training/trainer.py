@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import _parallel
 from dubito.training._batches import Data, Samples
@@ -22,8 +23,8 @@ from dubito.training.config import TrainConfig
 
 __all__ = ["Trainer"]
 
-#: seconds between two calls of the callbacks during an epoch
-_INTERVAL = 0.2
+#: least seconds between two calls of the callbacks during an epoch
+_MIN_INTERVAL = 0.2
 
 
 class Trainer:
@@ -69,10 +70,10 @@ class Trainer:
         class_weight: Tensor | None = None,
         out: Path | None = None,
     ) -> History:
-        """Train a model; its network ends with the best weights.
+        """Train a model in place, and load the weights of the best validation.
 
-        Interrupted or not, a training ends with the same weights: call it again with the same
-        folder.
+        If `out` has a checkpoint of the same configuration and data, training resumes from it and
+        ends with the weights of a run without interruption.
 
         Args:
             model: Model to train.
@@ -83,6 +84,12 @@ class Trainer:
                 None uses noise.
             class_weight: Weight of each class, (K,).
             out: Folder of the checkpoint; None saves none.
+
+        Returns:
+            Record of each epoch.
+
+        Raises:
+            NonFiniteLoss: If a loss or an output is infinite or NaN.
         """
         (history,) = self.fit_many(
             [model], train, validation, seeds=[self.config.seed], ood=ood,
@@ -101,10 +108,14 @@ class Trainer:
         class_weight: Tensor | None = None,
         out: Sequence[Path] | None = None,
     ) -> list[History]:
-        """Train several models of one kind: side by side on a GPU, else one after the other.
+        """Train several models in place.
+
+        They train concurrently if their steps are captured in CUDA graphs (see
+        `TrainConfig.graph`), otherwise one after another.
 
         Args:
-            models: Models that differ in their initial weights.
+            models: Models with the same method, task and preprocessing, and different initial
+                weights.
             train: Training samples, see `fit`.
             validation: Validation samples.
             seeds: Seed of each model, in place of that of the configuration.
@@ -112,6 +123,7 @@ class Trainer:
             class_weight: Weight of each class, (K,).
             out: Folder of each model's checkpoint; None saves none.
         """
+        _check_alike(models)
         device = torch.device(self.device or next(models[0].parameters()).device)
         config = self.config
         data = Data(models[0], config, device, train, validation, ood, class_weight)
@@ -123,61 +135,66 @@ class Trainer:
         for run in runs:
             run.resume()
         gpus = [device] if device.type == "cuda" else []
-        with _precision(config), torch.random.fork_rng(gpus):  # the user's state stays
-            if is_graphed(config, data.train):
-                self._train(runs, graphed=True)
-            else:
-                for run in runs:
-                    self._train([run], graphed=False)
-            return [run.finish() for run in runs]
+        graphed = is_graphed(config, data.train)
+        groups = [runs] if graphed else [[run] for run in runs]
+        # Restore the caller's random state on exit.
+        with _tf32(config.precision != "float32", device), torch.random.fork_rng(gpus):
+            return [history for group in groups for history in self._train(group, graphed)]
 
-    def _train(self, runs: Sequence[Run], *, graphed: bool) -> None:
+    def _train(self, runs: Sequence[Run], graphed: bool) -> list[History]:
         """Train runs that advance together, until all are finished."""
         active = [run for run in runs if not run.finished]
         if graphed and active:
             capture(active)
-        pace = Pace()  # of all runs: together their checkpoints take their share of the time
+        pace = Pace()  # shared: the time limit for checkpoints applies to all runs together
         while active:
             self._epoch(active, pace)
             active = [run for run in active if not run.finished]
+        return [run.finish() for run in runs]
 
     def _epoch(self, runs: Sequence[Run], pace: Pace) -> None:
         """Train one epoch."""
-        start = time.perf_counter()
+        epoch_start = time.perf_counter()
         for run in runs:
             run.begin_epoch()
-        begin = shown = time.perf_counter()
+        steps_start = last_report = time.perf_counter()
+        # Each item takes one step of every run. strict=True exhausts all generators: the code
+        # after their last yield waits for the CUDA streams.
         for step, _ in enumerate(zip(*(run.steps() for run in runs), strict=True), 1):
-            if time.perf_counter() - shown > _INTERVAL:
-                shown = time.perf_counter()
+            if time.perf_counter() - last_report > _MIN_INTERVAL:
+                last_report = time.perf_counter()
                 for run in runs:
-                    self._report(run, step, shown - begin)
+                    self._report(run, step, last_report - steps_start)
         for run in runs:
             run.check_finite()
-        seconds = time.perf_counter() - begin
-        save = pace.due
+        seconds = time.perf_counter() - steps_start
         for run in runs:
             record = run.end_epoch(seconds)
-            if self.config.validates(record["epoch"]):
+            if self.config.is_validation_epoch(record["epoch"]):
                 record["validation"] = validate(run)
                 run.keep_best(record)
             run.history.records.append(record)
-            run.history.seconds += time.perf_counter() - start
-            # Callbacks first: a log has at least the epochs of the checkpoint.
-            self._report(run, len(run.counts), seconds, record)
+        elapsed = time.perf_counter() - epoch_start
+        save = pace.due  # decided once, so that all runs save after the same epoch
+        for run in runs:
+            run.history.seconds += elapsed
+            # Log before saving: a resumed run repeats an epoch that is not in the checkpoint, and
+            # its log replaces the entry.
+            self._report(run, len(run.counts), seconds, run.history.records[-1])
             if save or run.finished:
                 run.save(pace)
 
     def _report(self, run: Run, step: int, seconds: float, record: Record | None = None) -> None:
-        """Call the callbacks."""
+        """Call the callbacks, in the first process only."""
         if not self.callbacks or _parallel.rank() != 0:
             return
         steps, epochs, history = len(run.counts), self.config.epochs, run.history
-        done = run.epoch if record else run.epoch + step / steps
+        ended = record is not None
+        done = run.epoch if ended else run.epoch + step / steps
         per_epoch = history.seconds / run.epoch if run.epoch else seconds * steps / step
         progress = Progress(
             seed=run.config.seed,
-            epoch=run.epoch if record else run.epoch + 1,
+            epoch=run.epoch if ended else run.epoch + 1,
             epochs=epochs,
             step=step,
             steps=steps,
@@ -190,12 +207,24 @@ class Trainer:
             callback(progress)
 
 
+def _check_alike(models: Sequence[Model]) -> None:
+    """Raise unless the models differ in their weights only."""
+    if not models:
+        raise DubitoError("there are no models to train")
+    for name in ("method", "task", "preprocessing"):
+        if any(getattr(model, name) != getattr(models[0], name) for model in models):
+            raise DubitoError(f"models that train together need the same {name}")
+
+
 @contextmanager
-def _precision(config: TrainConfig) -> Iterator[None]:
-    """Allow TF32 in matrix products and convolutions of a GPU, and restore the user's choice."""
+def _tf32(allowed: bool, device: torch.device) -> Iterator[None]:
+    """Set whether matrix products and convolutions of a GPU may use TF32."""
+    if device.type != "cuda":
+        yield
+        return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = config.precision != "float32"
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
