@@ -16,23 +16,18 @@ differentiates, compiles and exports.
 
 from __future__ import annotations
 
+import json
 import math
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dubito._coefficients import (
-    COEFFICIENTS,
-    EXCESS,
-    EXCESS_SLOPE,
-    FIRST,
-    GAP_MOMENT,
-    MU,
-)
 from dubito._lazy import lazy
 
 __all__ = [
+    "POLYNOMIALS",
     "Gamma",
     "GammaAboveOne",
     "bregman_excess",
@@ -42,6 +37,13 @@ __all__ = [
     "short_horner",
     "stirling_coefficients",
 ]
+
+
+_FILE = Path(__file__).with_name("_polynomials.json")  # from tools/fit_polynomials.py
+#: name -> coefficients in ascending powers, mostly of 1/(x + 1/2)
+POLYNOMIALS = {name: tuple(c) for name, c in json.loads(_FILE.read_text()).items()}
+#: dtype name -> x from which the polynomials of the remainders are exact
+FIRST = {"float32": 1, "float64": 8}
 
 
 def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
@@ -102,7 +104,7 @@ class Gamma:
 
     def _polynomial(self, remainder: str, decay: int) -> Tensor:
         """The remainder at the shifted point: x**-decay times its polynomial."""
-        value = _horner(COEFFICIENTS[self._key][remainder], self._variable)
+        value = _horner(POLYNOMIALS[f"{remainder}_{self._key}"], self._variable)
         for _ in range(decay):  # step by step: the power alone would underflow first
             value = value * self._shifted_reciprocal
         return value
@@ -293,7 +295,7 @@ class GammaAboveOne:
     @lazy
     def inverse_trigamma_excess(self) -> Tensor:
         """r(x)."""
-        return self._polynomial(EXCESS)
+        return self._polynomial(POLYNOMIALS["excess"])
 
     @lazy
     def inverse_trigamma(self) -> Tensor:
@@ -329,11 +331,13 @@ class GammaAboveOne:
     @lazy
     def digamma_gap_scaled(self) -> Tensor:
         """x (psi(x + 1) - ln x)."""
-        return self._polynomial(GAP_MOMENT)
+        return self._polynomial(POLYNOMIALS["gap_moment"])
 
 
-_EXCESS_SLOPE = tuple(-c for c in EXCESS_SLOPE)
-_MU_SLOPE = tuple((n + 1) * c for n, c in enumerate(MU))
+_EXCESS_SLOPE = tuple(-c for c in POLYNOMIALS["excess_slope"])
+#: mu(x) from the first power on; its second derivative is within 3e-6 of tau
+_MU = POLYNOMIALS["stirling"]
+_MU_SLOPE = tuple((n + 1) * c for n, c in enumerate(_MU))
 
 
 def stirling_coefficients(b: float) -> tuple[float, ...]:
@@ -342,8 +346,8 @@ def stirling_coefficients(b: float) -> tuple[float, ...]:
     For mu = z^n the left side is ((x - b) z)^2 sum_k (k + 1) z^k z_b^(n - k) over k < n.
     """
     zb = 1 / (b + 0.5)
-    terms = range(len(MU))
-    return tuple((k + 1) * sum(MU[n] * zb ** (n + 1 - k) for n in terms[k:]) for k in terms)
+    terms = range(len(_MU))
+    return tuple((k + 1) * sum(_MU[n] * zb ** (n + 1 - k) for n in terms[k:]) for k in terms)
 
 
 # ln(1 + t) = 2 artanh(w) with w = t/(2 + t); the odd powers of w from the third on, halved

@@ -17,26 +17,24 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito._coefficients import COEFFICIENTS, EXCESS, EXCESS_SLOPE, GAP_MOMENT
-from dubito._special import _ARTANH
-from dubito.kernels import _triton_fits as fits
+from dubito._special import _ARTANH, POLYNOMIALS
 from dubito.kernels._spec import EXP_BOUND
 
 #: whether the kernels are compiled: the interpreter has no instructions of a GPU
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
-_EXCESS = tl.constexpr(EXCESS)
-_SAG = tl.constexpr((EXCESS[0] - 0.5, *EXCESS[1:]))
-_EXCESS_SLOPE = tl.constexpr(EXCESS_SLOPE)
-_EXCESS_SLOPE_HALF = tl.constexpr(fits.EXCESS_SLOPE_HALF)
-_NEAR = tl.constexpr(fits.NEAR)
-_FAR = tl.constexpr(fits.FAR)
-_GAP = tl.constexpr(GAP_MOMENT)
-_LOG1P = tl.constexpr(fits.LOG1P)
-_THRESHOLD = tl.constexpr(fits.THRESHOLD)
-_MU = tl.constexpr(COEFFICIENTS["float32"]["mu"])
-_DELTA = tl.constexpr(COEFFICIENTS["float32"]["delta"])
-_TAU = tl.constexpr(COEFFICIENTS["float32"]["tau"])
+_EXCESS = tl.constexpr(POLYNOMIALS["excess"])
+_SAG = tl.constexpr((POLYNOMIALS["excess"][0] - 0.5, *POLYNOMIALS["excess"][1:]))
+_EXCESS_SLOPE = tl.constexpr(POLYNOMIALS["excess_slope"])
+_EXCESS_SLOPE_HALF = tl.constexpr(POLYNOMIALS["excess_slope_half"])
+_NEAR = tl.constexpr(POLYNOMIALS["near"])
+_FAR = tl.constexpr(POLYNOMIALS["far"])
+_THRESHOLD = tl.constexpr(1.0)  # evidence from which _FAR is used in place of _NEAR
+_GAP = tl.constexpr(POLYNOMIALS["gap_moment"])
+_LOG1P = tl.constexpr(POLYNOMIALS["log1p"])
+_MU = tl.constexpr(POLYNOMIALS["mu_float32"])
+_DELTA = tl.constexpr(POLYNOMIALS["delta_float32"])
+_TAU = tl.constexpr(POLYNOMIALS["tau_float32"])
 _TAIL = tl.constexpr(_ARTANH[:5])
 # Gauss rules for the weight theta on [0, 1], of two points and of three
 _NODES = tl.constexpr(((0.355051026, 0.844948974), (0.212340538, 0.590533136, 0.911412040)))
@@ -184,7 +182,7 @@ def gamma(
 
 @triton.jit
 def bregman(e: tl.tensor, g: tl.tensor) -> tl.tensor:
-    """A class's part of KL(Dir || Dir(1)), from THRESHOLD on minus e, and which are below it."""
+    """A class's part of KL(Dir || Dir(1)), from _THRESHOLD on minus e, and which are below it."""
     near = e * (e * horner(_NEAR, 5, g.z))
     far = horner(_FAR, 5, g.z) - (0.5 * _LN2) * log2(g.below)
     small = e < _THRESHOLD
