@@ -1,21 +1,60 @@
-"""Eager mode: whether code with its own gradients may run, and caches for it."""
+"""Eager mode and torch.compile: whether code with its own gradients may run, and caches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import TypeVar, TypeVarTuple
+from typing import Any, Generic, Self, TypeVar, TypeVarTuple, overload
 
 import torch
 from torch import Tensor
 
-__all__ = ["PLAIN", "eager_cache", "is_eager", "is_transformed"]
+__all__ = ["PLAIN", "eager_cache", "is_eager", "is_transformed", "lazy"]
 
 #: types of tensors whose memory a kernel can read; subclasses may have none
 PLAIN = (Tensor, torch.nn.Parameter)
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
+
+
+class lazy(Generic[T]):
+    """Property that is computed once.
+
+    `functools.cached_property` has a lock, which torch.compile cannot trace in Python 3.11.
+
+    >>> class Circle:
+    ...     radius = 2
+    ...
+    ...     @lazy
+    ...     def area(self):
+    ...         print("once")
+    ...         return 3.14 * self.radius**2
+    >>> circle = Circle()
+    >>> circle.area, circle.area
+    once
+    (12.56, 12.56)
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function, self.name = function, function.__name__
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        value = self.function(instance)
+        if self.may_store(instance):
+            instance.__dict__[self.name] = value  # later reads skip this descriptor
+        return value
+
+    def may_store(self, instance: Any) -> bool:
+        """Return whether later reads may use the value."""
+        return True
 
 
 def eager_cache(function: Callable[[*Args], T]) -> Callable[[*Args], T]:
@@ -35,7 +74,7 @@ def eager_cache(function: Callable[[*Args], T]) -> Callable[[*Args], T]:
 
 
 def is_transformed() -> bool:
-    """Whether a functorch transform, forward-mode AD, a dispatch mode or the tracer is active."""
+    """Return whether a functorch transform, forward-mode AD, dispatch mode or tracer is active."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
@@ -45,7 +84,7 @@ def is_transformed() -> bool:
 
 
 def is_eager(values: Tensor) -> bool:
-    """Whether an operation on a tensor runs now: no compilation, transform or tensor subclass.
+    """Return whether operations run now: no compilation, transform or tensor subclass.
 
     >>> is_eager(torch.ones(2))
     True

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dubito._lazy import lazy
+from dubito._eager import lazy
 
 __all__ = [
     "POLYNOMIALS",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dubito._lazy import lazy
+from dubito._eager import lazy
 from dubito._special import (
     Gamma,
     GammaAboveOne,

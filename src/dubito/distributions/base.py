@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, overload
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import distributions as td
 from torch.utils import _pytree
 
 from dubito import _checks
+from dubito._eager import lazy
 from dubito.errors import DubitoError
 
 __all__ = ["Distribution", "confidence_score", "uncertainty_score"]
@@ -28,30 +29,23 @@ Higher = Literal["confidence", "uncertainty"]
 COMMON = ("total", "aleatoric", "epistemic")
 
 
-class cached_tensor(Generic[T]):
+class cached_tensor(lazy[T]):
     """Property of a `Distribution` that is computed once.
 
-    `functools.cached_property` breaks torch.compile in Python 3.11. A value computed without
-    gradients is not stored if the tensors require them: a loss may read it later.
+    A value computed without gradients is not stored if the tensors require them: a loss may read
+    it later.
     """
 
-    def __init__(self, function: Callable[[Any], T]) -> None:
-        self.function = function
-        self.name = function.__name__
-        self.__doc__ = function.__doc__
-        self.__isabstractmethod__ = getattr(function, "__isabstractmethod__", False)
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Distribution, owner: type) -> T: ...
-    def __get__(self, instance: Distribution | None, owner: type) -> Self | T:
-        if instance is None:
-            return self
-        value = self.function(instance)
-        if instance._may_cache():
-            instance.__dict__[self.name] = value  # later reads skip this descriptor
-        return value
+    def may_store(self, instance: Distribution) -> bool:
+        """Return whether a loss could use the value as well."""
+        if torch.is_grad_enabled():
+            return True
+        tensors = instance._flat()[0]
+        if any(tensor.requires_grad for tensor in tensors):
+            return False
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return True
+        return tensors[0].is_inference()  # else autograd could not use the value later
 
 
 class _Score(cached_tensor[Tensor]):
@@ -337,16 +331,6 @@ class Distribution(ABC):
         tensors = tensors + [tensor for tensor, _ in self._added.values()]
         event_dims = event_dims + [0] * len(added)
         return tensors, event_dims, _Spec(type(self), static, tuple(inner), added)
-
-    def _may_cache(self) -> bool:
-        if torch.is_grad_enabled():
-            return True
-        tensors = self._flat()[0]
-        if any(tensor.requires_grad for tensor in tensors):
-            return False
-        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-            return True
-        return tensors[0].is_inference()  # else autograd could not use the value later
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)})"
