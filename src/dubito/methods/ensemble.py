@@ -6,7 +6,7 @@ mixture of the members' distributions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +14,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from dubito.distributions import Distribution
-from dubito.losses import Term
 from dubito.methods.base import CONFIG, AnyMethod, Batches, Count, Method, TaskLike, register
 
 __all__ = ["Ensemble"]
+
+
+def _of_member(name: str) -> Any:
+    """Return a property that reads an attribute or a method of the member."""
+    return property(lambda method: getattr(method.member, name))
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
@@ -27,50 +31,20 @@ class MixtureMethod(Method):
     member: AnyMethod = "softmax"  # type: ignore[assignment]
     """Method of each member: a method, its name, or a dict with its name."""
 
-    @property
-    def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Tasks of the member."""
-        return self.member.tasks
-
-    @property
-    def error_score(self) -> str:  # type: ignore[override]
-        """Score of the member."""
-        return self.member.error_score
-
-    @property
-    def per_class(self) -> bool:
-        """Scale of the member."""
-        return self.member.per_class
-
-    def outputs(self, task: TaskLike) -> int:
-        """Outputs of the member."""
-        return self.member.outputs(task)
-
-    def head(self, in_features: int, task: TaskLike) -> nn.Module:
-        """Head of the member."""
-        return self.member.head(in_features, task)
+    tasks = _of_member("tasks")
+    error_score = _of_member("error_score")
+    outputs = _of_member("outputs")
+    head = _of_member("head")
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """Equal mixture over the second to last axis."""
         return self.member.distribution(outputs).mixture()
 
-    @property
-    def terms(self) -> Mapping[str, Term]:
-        """Terms of the member."""
-        return self.member.terms
-
-    @property
-    def ood_terms(self) -> Mapping[str, Term]:
-        """OOD terms of the member."""
-        return self.member.ood_terms
-
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """Weights of the member."""
-        return self.member.weights(epoch, epochs)
-
-    def warning(self, task: TaskLike) -> str | None:
-        """Warning of the member."""
-        return self.member.warning(task)
+    terms = _of_member("terms")
+    ood_terms = _of_member("ood_terms")
+    per_class = _of_member("per_class")
+    weights = _of_member("weights")
+    warning = _of_member("warning")
 
 
 @register("ensemble")
