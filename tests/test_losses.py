@@ -176,10 +176,17 @@ def test_divergences_from_the_target_dirichlet(beta):
     torch.testing.assert_close(forward, kl(target, own).float(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_loss_has_one_beta():
-    terms = {"a": losses.reverse_kl(2.0), "b": losses.forward_kl(3.0)}
-    with pytest.raises(ValueError, match=r"one beta, not \[2.0, 3.0\]"):
-        losses.weighted_sums(terms, DIST, LABELS, torch.ones(2))
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"a": losses.reverse_kl(2.0), "b": losses.forward_kl(3.0)}, r"one beta, not \[2.0, 3.0\]"),
+        ({"a": losses.mse_bias, "b": losses.mse_bias}, "different closed forms"),
+        ({}, "needs terms"),
+    ],
+)
+def test_inconsistent_terms(terms, message):
+    with pytest.raises(ValueError, match=message):
+        losses.weighted_sums(terms, DIST, LABELS, torch.ones(len(terms)))
 
 
 # --- schedules ---

@@ -30,7 +30,7 @@ from dubito import _checks, kernels
 from dubito._eager import eager_cache
 from dubito.distributions import Categorical, Dirichlet, Distribution, _closed_forms
 from dubito.errors import DubitoError
-from dubito.kernels._spec import REDUCTIONS, LossSpec, loss_spec
+from dubito.kernels._spec import REDUCTIONS, LossSpec
 
 __all__ = [
     "EDLLoss", "IEDLLoss", "cross_entropy", "differential_entropy", "edl",
@@ -268,8 +268,10 @@ def _spec(
     betas = {term.beta for term in terms if term.form in ("reverse_kl", "forward_kl")}
     if len(betas) > 1:
         raise DubitoError(f"terms of one loss must have one beta, not {sorted(betas)}")
-    forms, beta = tuple(term.form for term in terms), betas.pop() if betas else 1.0
-    return loss_spec(forms, evidence, prior, beta, per_class, ignore_index, reduction)
+    forms, beta = tuple(term.form for term in terms), float(betas.pop() if betas else 1)
+    if not forms or len(set(forms)) < len(forms):
+        raise DubitoError(f"a loss needs terms with different closed forms, not {forms}")
+    return LossSpec(forms, evidence, prior, beta, per_class, int(ignore_index), reduction)
 
 
 def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> Tensor:
@@ -329,7 +331,8 @@ def iedl(
     """
     fisher = _checks.non_negative(fisher_weight, "fisher_weight")
     weights = (1.0, 1.0, fisher, _checks.non_negative(kl_weight, "kl_weight"))
-    return _loss(_IEDL, weights, dist, target, weight, ignore_index, reduction, scale)
+    per_class = _is_per_class(scale)
+    return _loss(_IEDL, weights, dist, target, weight, ignore_index, reduction, per_class)
 
 
 def edl(
@@ -364,7 +367,8 @@ def edl(
     """
     terms = _checks.entry(EDL_TERMS, likelihood, "likelihood")
     weights = (*[1.0] * (len(terms) - 1), _checks.non_negative(kl_weight, "kl_weight"))
-    return _loss(terms, weights, dist, target, weight, ignore_index, reduction, scale)
+    per_class = _is_per_class(scale)
+    return _loss(terms, weights, dist, target, weight, ignore_index, reduction, per_class)
 
 
 def uce(
@@ -393,7 +397,7 @@ def uce(
     tensor(0.2000)
     """
     weights = (1.0, -_checks.non_negative(entropy_weight, "entropy_weight"))
-    return _loss(_UCE, weights, dist, target, weight, ignore_index, reduction, "paper")
+    return _loss(_UCE, weights, dist, target, weight, ignore_index, reduction, per_class=False)
 
 
 def named(*terms: ClosedForm) -> dict[str, Term]:
@@ -411,42 +415,37 @@ EDL_TERMS: Mapping[str, Mapping[str, Term]] = {
 _UCE = named(expected_cross_entropy, differential_entropy)
 
 
-def _validate(
-    dist: Distribution, target: Tensor, class_weight: Tensor | None, ignore_index: int
-) -> Tensor | None:
-    """Validate the inputs of a loss, and return the class weights on their device."""
-    dist.validate()
-    kernel_input = dist.kernel_input()
-    if kernel_input is None:
-        return class_weight
-    _checks.targets(target, kernel_input.values, ignore_index)
-    return None if class_weight is None else _checks.class_weight(class_weight, kernel_input.values)
-
-
 def _loss(
     terms: Mapping[str, Term],
-    weights: tuple[Any, ...],
-    dist: Dirichlet,
+    weights: Tensor | tuple[Any, ...],
+    dist: Distribution,
     target: Tensor,
     class_weight: Tensor | None,
     ignore_index: int,
     reduction: Reduction,
-    scale: str,
+    per_class: bool,
 ) -> Tensor:
+    """Validate the inputs and compute a loss."""
     _check_options(reduction, ignore_index)
-    class_weight = _validate(dist, target, class_weight, ignore_index)
-    device = dist.kernel_input().values.device
-    if any(isinstance(weight, Tensor) for weight in weights):
-        parts = [torch.as_tensor(w, dtype=torch.float32, device=device).detach() for w in weights]
-        chosen = torch.stack(parts)
-    else:
-        chosen = _constant(weights, device)
-    loss, _ = weighted_sums(
-        terms, dist, target, chosen,
-        class_weight=class_weight, ignore_index=ignore_index,
-        reduction=reduction, per_class=_is_per_class(scale),
-    )  # fmt: skip
-    return loss
+    dist.validate()
+    kernel_input = dist.kernel_input()
+    if kernel_input is not None:
+        _checks.targets(target, kernel_input.values, ignore_index)
+        if class_weight is not None:
+            class_weight = _checks.class_weight(class_weight, kernel_input.values)
+    return weighted_sums(
+        terms, dist, target, _weight_tensor(weights, dist), class_weight=class_weight,
+        ignore_index=ignore_index, reduction=reduction, per_class=per_class,
+    )[0]  # fmt: skip
+
+
+def _weight_tensor(weights: Tensor | tuple[Any, ...], dist: Distribution) -> Tensor:
+    if isinstance(weights, Tensor):
+        return weights
+    if not any(isinstance(weight, Tensor) for weight in weights):
+        return _constant(weights, dist.device)
+    parts = [torch.as_tensor(w, dtype=torch.float32, device=dist.device) for w in weights]
+    return torch.stack(parts).detach()
 
 
 def _check_options(reduction: str, ignore_index: int) -> None:
@@ -474,10 +473,10 @@ class LossOptions(TypedDict, total=False):
 class LossModule(nn.Module):
     """Loss of the outputs of a network, in place of `nn.CrossEntropyLoss`.
 
+    A subclass sets what `weights_at` reads before it calls this constructor.
+
     Args:
         terms: Terms by name.
-        weights: Weight of each term in the first epoch, (M,).
-        needs_epoch: Whether the weights depend on the epoch.
         per_class: Multiply the terms that grow with the number of classes by 10/K.
         weight: Weight of each class, (K,), as in `nn.CrossEntropyLoss`.
         ignore_index: Samples with this label do not count.
@@ -491,8 +490,6 @@ class LossModule(nn.Module):
     def __init__(
         self,
         terms: Mapping[str, Term],
-        weights: Tensor,
-        needs_epoch: bool,
         per_class: bool,
         *,
         weight: Tensor | None = None,
@@ -505,11 +502,11 @@ class LossModule(nn.Module):
         _checks.whole_number(class_dim, "class_dim")
         self.terms, self.per_class, self.class_dim = terms, per_class, class_dim
         self.ignore_index, self.reduction = ignore_index, reduction
-        # A flag, not the epoch: torch.compile would recompile for every value.
-        self.epoch_is_set = not needs_epoch
         # A buffer, so that a new KL weight needs no recompilation and reaches captured CUDA graphs.
-        self.register_buffer("weights", weights, persistent=False)
+        self.register_buffer("weights", self.weights_at(0), persistent=False)
         self.register_buffer("weight", weight, persistent=False)
+        # A flag, not the epoch: torch.compile would recompile for every value.
+        self.epoch_is_set = torch.equal(self.weights, self.weights_at(10**6))
 
     @abstractmethod
     def distribution(self, outputs: Tensor) -> Distribution:
@@ -545,13 +542,10 @@ class LossModule(nn.Module):
             if target.ndim == outputs.ndim:
                 target = target.movedim(self.class_dim, -1)
             outputs = _checks.classes_last(outputs, self.class_dim, "outputs")
-        dist = self.distribution(outputs)
-        loss, _ = weighted_sums(
-            self.terms, dist, target, self.weights,
-            class_weight=_validate(dist, target, self.weight, self.ignore_index),
-            ignore_index=self.ignore_index, reduction=self.reduction, per_class=self.per_class,
+        return _loss(
+            self.terms, self.weights, self.distribution(outputs), target, self.weight,
+            self.ignore_index, self.reduction, self.per_class,
         )  # fmt: skip
-        return loss
 
 
 class _EvidentialLoss(LossModule):
@@ -567,21 +561,34 @@ class _EvidentialLoss(LossModule):
         if kl_ramp < 0:
             raise DubitoError(f"kl_ramp must be a number of epochs >= 0, not {kl_ramp!r}")
         Dirichlet.from_logits(torch.zeros(2), evidence)  # Raises for an unknown evidence function.
-        first = torch.tensor([float(weight) for weight in weights])
-        super().__init__(terms, first, kl_ramp > 0, _is_per_class(scale), **options)
-        self.final_weights, self.kl_ramp, self.evidence = first.tolist(), kl_ramp, evidence
+        self.final_weights = torch.tensor([float(weight) for weight in weights]).tolist()
+        self.kl_ramp, self.evidence = kl_ramp, evidence
+        super().__init__(terms, _is_per_class(scale), **options)
 
     def distribution(self, outputs: Tensor) -> Dirichlet:
         return Dirichlet.from_logits(outputs, self.evidence)
 
     def weights_at(self, epoch: int) -> Tensor:
-        *others, kl = self.final_weights
-        fraction = min(1.0, epoch / self.kl_ramp) if self.kl_ramp else 1.0
-        return torch.tensor([*others, kl * fraction])
+        *fixed, kl = self.final_weights
+        return torch.tensor([*fixed, ramp(kl, self.kl_ramp, epoch)])
 
     def extra_repr(self) -> str:
         weights = (f"{n}={w:g}" for n, w in zip(self.terms, self.final_weights, strict=True))
         return f"{', '.join(weights)}, kl_ramp={self.kl_ramp}"
+
+
+def ramp(weight: float, rise: int, epoch: int) -> float:
+    """Raise a weight linearly from 0.
+
+    Args:
+        weight: Final weight.
+        rise: Epochs until it is reached; 0 for none.
+        epoch: Number of the epoch, from 0.
+
+    >>> ramp(1.0, 10, epoch=5), ramp(1.0, 0, epoch=5)
+    (0.5, 1.0)
+    """
+    return weight * min(1.0, epoch / rise) if rise else weight
 
 
 class IEDLLoss(_EvidentialLoss):

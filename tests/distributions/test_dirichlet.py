@@ -137,6 +137,8 @@ def test_wrong_arguments():
         Dirichlet(ALPHA, prior=-1.0)
     with pytest.raises(ValueError, match="known: 'softplus', 'relu', 'exp'"):
         Dirichlet.from_logits(ALPHA, "tanh")
+    with pytest.raises(ValueError, match="use prior > 0"):
+        Dirichlet.from_logits(ALPHA, "relu", prior=0.0)
     with pytest.raises(ValueError, match="numbers of classes differ: 5 and 2"):
         Dirichlet(ALPHA).kl_divergence(Dirichlet(torch.ones(2)))
     with pytest.raises(ValueError, match=r"alpha must be > 0 and finite.*\[0, 0, 1\]"):

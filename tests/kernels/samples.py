@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dubito.distributions._closed_forms import weighted_sums_reference
 from dubito.kernels import weighted_sums
-from dubito.kernels._spec import LossSpec, loss_spec
+from dubito.kernels._spec import LossSpec
 
 IEDL = ("fisher_bias", "fisher_variance", "fisher_penalty", "label_removed_kl")
 _PRIOR_NETWORK: dict[str, Any] = {"evidence": "exp", "prior": 0.0}
@@ -42,7 +42,7 @@ SOFT = ("iedl", "iedl per class", "edl mse", "edl nll", "edl cross entropy", "uc
 
 
 def spec_of(name: str, **options: Any) -> LossSpec:
-    return loss_spec(**(LOSSES[name] | options))
+    return LossSpec(**(LOSSES[name] | options))
 
 
 def hard_values(spec: LossSpec, rows: int, classes: int, seed: int = 0) -> Tensor:

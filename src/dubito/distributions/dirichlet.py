@@ -76,6 +76,8 @@ class Dirichlet(ClassDistribution):
         """
         dist = cls(_checks.classes_last(logits, class_dim, "logits"), prior)
         _checks.entry(_closed_forms.EVIDENCE, evidence, "evidence function")
+        if evidence == "relu" and dist.prior == 0:
+            raise DubitoError("evidence 'relu' without a prior gives alpha = 0; use prior > 0")
         dist._evidence = evidence
         return dist
 

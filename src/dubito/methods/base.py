@@ -236,10 +236,8 @@ class MethodLoss(LossModule):
                 f"{type(method).__name__} also has a loss of out-of-distribution inputs: "
                 "call method.loss"
             )
-        varies = method.weights(0, epochs) != method.weights(max(epochs - 1, 10**6), epochs)
-        first = method.weight_tensor(0, epochs)
-        super().__init__(method.terms, first, varies, method.per_class, **options)
         self.method, self.epochs = method, epochs
+        super().__init__(method.terms, method.per_class, **options)
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """Read outputs as the method does."""
@@ -252,22 +250,6 @@ class MethodLoss(LossModule):
     def extra_repr(self) -> str:
         """Return the method."""
         return repr(self.method)
-
-
-def ramp(weight: float, rise: Ramp, epoch: int, epochs: int) -> float:
-    """Raise a weight linearly from 0.
-
-    Args:
-        weight: Final weight.
-        rise: Epochs until it is reached; "all" for all of them, 0 for none.
-        epoch: Number of the epoch, from 0.
-        epochs: Number of epochs in all.
-
-    >>> ramp(1.0, 10, epoch=5, epochs=200), ramp(1.0, "all", epoch=5, epochs=200)
-    (0.5, 0.025)
-    """
-    over = epochs if rise == "all" else rise
-    return weight * min(1.0, epoch / over) if over else weight
 
 
 # --- registry ---

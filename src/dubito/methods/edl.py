@@ -28,7 +28,6 @@ from dubito.methods.base import (
     Ramp,
     Scale,
     TaskLike,
-    ramp,
     register,
 )
 
@@ -54,7 +53,8 @@ class EvidentialMethod(Method):
 
     def kl_weight_at(self, epoch: int, epochs: int) -> float:
         """Return the KL weight of an epoch."""
-        return ramp(self.kl_weight, self.kl_ramp, epoch, epochs)
+        rise = epochs if self.kl_ramp == "all" else self.kl_ramp
+        return losses.ramp(self.kl_weight, rise, epoch)
 
     def warning(self, task: TaskLike) -> str | None:
         """Warn if `fisher_weight` is so large that an untrained network loses all evidence."""
