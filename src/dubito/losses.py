@@ -202,6 +202,7 @@ def weighted_sums(
         counted = labels.masked_fill(labels == ignore_index, 0)
     values = torch.stack([_value(term, dist, counted, per_class) for term in functions], -1)
     _, row_weight = _closed_forms.row_weights(target, class_weight, ignore_index, values)
+    weights = _closed_forms.mean_weights(weights, row_weight, reduction, values)
     return _closed_forms.reduced(values, row_weight, weights, reduction)
 
 

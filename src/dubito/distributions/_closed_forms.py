@@ -41,67 +41,9 @@ class Form(NamedTuple):
     slopes: Callable[[Terms], Slopes]
 
 
-# --- squared errors ---
-
-
-def _mse_bias(m: Terms) -> Tensor:
-    return m.sum(m.residual.square())
-
-
-def _mse_bias_slopes(m: Terms) -> Slopes:
-    return Slopes(probs=m.residual + m.residual)
-
-
-def _mse_variance(m: Terms) -> Tensor:
-    return m.mean_spread
-
-
-def _mse_variance_slopes(m: Terms) -> Slopes:
-    return Slopes(direct=-m.mean_spread * m.inverse1, probs=m.spread_slope * m.inverse1)
-
-
-def _fisher_bias(m: Terms) -> Tensor:
-    return m.sum(m.fisher_squares)
-
-
-def _fisher_bias_slopes(m: Terms) -> Slopes:
-    return Slopes(
-        direct=m.fisher_squares * m.each.log_trigamma_slope,
-        probs=m.fisher_residual + m.fisher_residual,
-    )
-
-
-def _fisher_variance(m: Terms) -> Tensor:
-    return m.fisher_spread_sum
-
-
 def _fisher_variance_slopes(m: Terms) -> Slopes:
-    return Slopes(
-        direct=m.fisher_spread * m.each.log_trigamma_slope - m.fisher_spread_sum * m.inverse1,
-        probs=m.spread_slope * m.fisher_weight,
-    )
-
-
-# --- cross entropies ---
-
-
-def _marginal_nll(m: Terms) -> Tensor:
-    return m.sum(m.y * m.surprise)
-
-
-def _marginal_nll_slopes(m: Terms) -> Slopes:
-    return Slopes(direct=m.residual / m.alpha)
-
-
-def _expected_cross_entropy(m: Terms) -> Tensor:
-    return m.sum(m.y * m.digamma_differences)
-
-
-def _expected_cross_entropy_slopes(m: Terms) -> Slopes:
-    return Slopes(direct=m.kept * m.total.trigamma - m.y * m.trigamma_differences)
-
-
-# --- Fisher information ---
+    direct = m.fisher_spread * m.each.log_trigamma_slope - m.fisher_spread_sum * m.inverse1
+    return Slopes(direct, m.spread_slope * m.fisher_weight)
 
 
 def _fisher_penalty(m: Terms) -> Tensor:
@@ -115,27 +57,16 @@ def _fisher_penalty_slopes(m: Terms) -> Slopes:
     excess_slope = total.inverse_trigamma_excess_slope
     common = torch.addcmul(total.log_trigamma_slope, excess_slope, inverse)
     slopes = each.inverse_trigamma_excess_slope * inverse - each.log_trigamma_slope
-    return Slopes(direct=slopes - common)
-
-
-# --- entropies ---
+    return Slopes(slopes - common)
 
 
 def _entropy_of_mean(m: Terms) -> Tensor:
     return m.sum(m.probs * m.surprise)
 
 
-def _entropy_of_mean_slopes(m: Terms) -> Slopes:
-    return Slopes(probs=m.surprise)
-
-
-def _expected_entropy(m: Terms) -> Tensor:
-    return m.sum(m.probs * m.digamma_steps)
-
-
 def _expected_entropy_slopes(m: Terms) -> Slopes:
     deficits = m.each.trigamma_deficit - m.total.trigamma_deficit
-    return Slopes(direct=deficits * m.inverse0, probs=m.digamma_steps)
+    return Slopes(deficits * m.inverse0, m.digamma_steps)
 
 
 def _mutual_information(m: Terms) -> Tensor:
@@ -143,44 +74,48 @@ def _mutual_information(m: Terms) -> Tensor:
 
 
 def _mutual_information_slopes(m: Terms) -> Slopes:
-    value = _mutual_information(m)
     moments = m.each.digamma_gap_moment - m.total.digamma_gap_moment
-    return Slopes(direct=(moments - value) * m.inverse0)
-
-
-# --- divergences ---
-
-
-def _differential_entropy(m: Terms) -> Tensor:
-    return -m.from_one.value - math.lgamma(m.num_classes)
+    return Slopes((moments - _mutual_information(m)) * m.inverse0)
 
 
 FORMS: dict[str, Form] = {
-    "mse_bias": Form(_mse_bias, _mse_bias_slopes),
-    "mse_variance": Form(_mse_variance, _mse_variance_slopes),
-    "fisher_bias": Form(_fisher_bias, _fisher_bias_slopes),
-    "fisher_variance": Form(_fisher_variance, _fisher_variance_slopes),
+    "mse_bias": Form(
+        lambda m: m.sum(m.residual.square()),
+        lambda m: Slopes(probs=m.residual + m.residual),
+    ),
+    "mse_variance": Form(
+        lambda m: m.mean_spread,
+        lambda m: Slopes(-m.mean_spread * m.inverse1, m.spread_slope * m.inverse1),
+    ),
+    "fisher_bias": Form(
+        lambda m: m.sum(m.fisher_squares),
+        lambda m: Slopes(
+            m.fisher_squares * m.each.log_trigamma_slope, m.fisher_residual + m.fisher_residual
+        ),
+    ),
+    "fisher_variance": Form(lambda m: m.fisher_spread_sum, _fisher_variance_slopes),
     "fisher_penalty": Form(_fisher_penalty, _fisher_penalty_slopes),
     "label_removed_kl": Form(
-        lambda m: m.label_removed.value,
-        lambda m: Slopes(direct=m.label_removed.slope * m.kept),
+        lambda m: m.label_removed.value, lambda m: Slopes(m.label_removed.slope * m.kept)
     ),
-    "marginal_nll": Form(_marginal_nll, _marginal_nll_slopes),
-    "expected_cross_entropy": Form(_expected_cross_entropy, _expected_cross_entropy_slopes),
-    "entropy_of_mean": Form(_entropy_of_mean, _entropy_of_mean_slopes),
-    "expected_entropy": Form(_expected_entropy, _expected_entropy_slopes),
+    "marginal_nll": Form(lambda m: m.sum(m.y * m.surprise), lambda m: Slopes(m.residual / m.alpha)),
+    "expected_cross_entropy": Form(
+        lambda m: m.sum(m.y * m.digamma_differences),
+        lambda m: Slopes(m.kept * m.total.trigamma - m.y * m.trigamma_differences),
+    ),
+    "entropy_of_mean": Form(_entropy_of_mean, lambda m: Slopes(probs=m.surprise)),
+    "expected_entropy": Form(lambda m: m.sum(m.probs * m.digamma_steps), _expected_entropy_slopes),
     "mutual_information": Form(_mutual_information, _mutual_information_slopes),
-    "differential_entropy": Form(_differential_entropy, lambda m: Slopes(direct=-m.from_one.slope)),
-    "kl_to_uniform": Form(lambda m: m.from_one.value, lambda m: Slopes(direct=m.from_one.slope)),
+    "differential_entropy": Form(
+        lambda m: -m.from_one.value - math.lgamma(m.num_classes),
+        lambda m: Slopes(-m.from_one.slope),
+    ),
+    "kl_to_uniform": Form(lambda m: m.from_one.value, lambda m: Slopes(m.from_one.slope)),
     "kl_from_uniform": Form(
-        lambda m: m.from_uniform.value, lambda m: Slopes(direct=m.from_uniform.slope_second)
+        lambda m: m.from_uniform.value, lambda m: Slopes(m.from_uniform.slope_second)
     ),
-    "reverse_kl": Form(
-        lambda m: m.to_target.value, lambda m: Slopes(direct=m.to_target.slope_first)
-    ),
-    "forward_kl": Form(
-        lambda m: m.from_target.value, lambda m: Slopes(direct=m.from_target.slope_second)
-    ),
+    "reverse_kl": Form(lambda m: m.to_target.value, lambda m: Slopes(m.to_target.slope_first)),
+    "forward_kl": Form(lambda m: m.from_target.value, lambda m: Slopes(m.from_target.slope_second)),
 }
 
 #: forms that `FastTerms` has the members for, and those of them that do not need alpha >= 1
@@ -471,23 +406,35 @@ def row_weights(
     if not (like.is_cpu and _eager.is_eager(like)) or bool(ignored.any()):
         labels, weight = labels.masked_fill(ignored, 0), (~ignored).to(like.dtype)
     if class_weight is not None:
-        chosen = class_weight.to(like)[labels]
-        weight = chosen if weight is None else weight * chosen
+        by_class = class_weight.to(like)[labels]
+        weight = by_class if weight is None else weight * by_class
     return labels, weight
 
 
+def mean_weights(
+    weights: Tensor, row_weight: Tensor | None, reduction: str, like: Tensor
+) -> Tensor:
+    """Divide the weights (M,) of terms by the weight of all rows of (..., K) if that is needed."""
+    weights = weights.to(like)
+    if reduction != "mean":
+        return weights
+    if row_weight is None:
+        return weights * (1 / max(like[..., 0].numel(), 1))
+    total = row_weight.sum()
+    # A batch without counted samples has loss 0.
+    return weights * torch.where(total == 0, 0.0, 1 / total)
+
+
 def reduced(
-    values: Tensor, row_weight: Tensor | None, weights: Tensor, reduction: str
+    terms: Tensor, row_weight: Tensor | None, weights: Tensor, reduction: str
 ) -> tuple[Tensor, Tensor]:
-    """Reduce terms (..., M) of rows with weights (..., 1) to a loss and the sum of each term."""
+    """Reduce terms (..., M) by `mean_weights` (M,) to a loss and the detached sum of each term."""
     if row_weight is not None:
         # where, not a product: 0 * NaN is NaN.
-        values = torch.where(row_weight == 0, 0, values * row_weight)
-    losses = (values * weights.to(values)).sum(-1)
-    sums = values.detach().reshape(-1, values.shape[-1]).sum(0)
-    if reduction == "none":
-        return losses, sums
-    return losses.sum() * _inverse_total(reduction, losses, row_weight), sums
+        terms = torch.where(row_weight == 0, 0, terms * row_weight)
+    sums = terms.reshape(-1, terms.shape[-1]).sum(0)
+    loss = (terms * weights).sum(-1) if reduction == "none" else sums.dot(weights)
+    return loss, sums.detach()
 
 
 def _rows(
@@ -499,44 +446,33 @@ def _rows(
     if not y.is_floating_point():
         y = torch.zeros_like(values).scatter_(-1, y, 1.0)
     if weight is not None:
-        # Rows without weight may hold anything; 1 is a valid logit and a valid alpha.
+        # Rows without weight may contain anything; 1 is a valid logit and a valid alpha.
         values = values.masked_fill(weight == 0, 1.0)
     return values, y, weight
 
 
 def _factors(spec: LossSpec, like: Tensor, num_classes: int) -> Tensor | None:
-    """Factors of the forms, (T,); None if all are 1."""
+    """Return the factors of the forms, (T,); None if all are 1."""
     if not spec.per_class:
         return None
     factors = [10 / num_classes if form in PER_CLASS else 1.0 for form in spec.forms]
     return torch.tensor(factors, dtype=like.dtype, device=like.device)
 
 
-def _inverse_total(reduction: str, rows: Tensor, weight: Tensor | None) -> float | Tensor:
-    """Number by which the sum over rows (...) is multiplied."""
-    if reduction != "mean":
-        return 1.0
-    if weight is None:
-        return 1 / max(rows.numel(), 1)
-    total = weight.sum()
-    # A batch without counted samples has loss 0.
-    return torch.where(total == 0, 0.0, 1 / total)
-
-
 def weighted_sums_reference(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute what `weighted_sums` computes, through `evaluate` and autograd."""
+    """Compute the result of `weighted_sums` through `evaluate` and autograd."""
     alpha, y, row_weight = _rows(spec, values, target, class_weight)
     if spec.evidence is not None:
         alpha = EVIDENCE[spec.evidence][0](alpha) + spec.prior
     wide = spec.evidence is None or spec.prior < 1
-    found = evaluate(spec.forms, alpha, y, prior=spec.prior, beta=spec.beta, wide=wide)
-    stacked = torch.stack(found, -1)
-    factors = _factors(spec, alpha, alpha.shape[-1])
+    forms = evaluate(spec.forms, alpha, y, prior=spec.prior, beta=spec.beta, wide=wide)
+    terms, factors = torch.stack(forms, -1), _factors(spec, alpha, alpha.shape[-1])
     if factors is not None:
-        stacked = stacked * factors
-    return reduced(stacked, row_weight, weights, spec.reduction)
+        terms = terms * factors
+    weights = mean_weights(weights, row_weight, spec.reduction, alpha)
+    return reduced(terms, row_weight, weights, spec.reduction)
 
 
 def _value_and_gradient(
@@ -562,11 +498,11 @@ def _value_and_gradient(
         m: Terms = FastTerms(alpha, y, share_removed=share, **options)
     else:
         m = Terms(alpha, y, wide=_is_wide(alpha), **options)
-    found = torch.cat([FORMS[form].value(m) for form in spec.forms], -1).to(alpha.dtype)
+    terms = torch.cat([FORMS[form].value(m) for form in spec.forms], -1).to(alpha.dtype)
     if weights is None:
-        return (found,)
+        return (terms,)
     gradient = _gradient(m, spec.forms, weights).to(alpha.dtype)
-    return found, gradient if evidence is None else gradient * derivative(values, evidence)
+    return terms, gradient if evidence is None else gradient * derivative(values, evidence)
 
 
 def value_and_gradient(
@@ -592,8 +528,8 @@ def value_and_gradient(
     factors = _factors(spec, weights[0], num_classes)
     if factors is not None:
         weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
-    found, gradient = _value_and_gradient(spec, fast, True, weights, exact, y)
-    parts = [w * value for w, value in zip(weights, found.split(1, -1), strict=True)]
+    terms, gradient = _value_and_gradient(spec, fast, True, weights, exact, y)
+    parts = [w * term for w, term in zip(weights, terms.split(1, -1), strict=True)]
     return sum(parts[1:], parts[0]).squeeze(-1), gradient.to(values.dtype)
 
 
@@ -614,26 +550,20 @@ def _compute(
     class_weight: Tensor | None,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Loss, sums and, if wanted, the gradient of the loss (of each row without reduction)."""
+    """Return the loss, the sums and, with gradient, that of the loss (of each row if unreduced)."""
     values, y, row_weight = _rows(spec, values, target, class_weight)
     fast, one_hot = _is_fast(spec, values), not target.is_floating_point()
-    inverse = _inverse_total(spec.reduction, values[..., 0], row_weight)
-    weights = weights.to(values.dtype) * inverse
+    weights = mean_weights(weights, row_weight, spec.reduction, values)
     factors = _factors(spec, weights, values.shape[-1])
     scaled = weights if factors is None else weights * factors
     each = scaled.unbind() if with_gradient else None
-    step = partial(_value_and_gradient, spec, fast, one_hot, each)
-    found, *gradients = _by_rows(step, values, y)
-    gradient = gradients[0] if gradients else None
-    if factors is not None:
-        found = found * factors
-    if row_weight is not None:
-        found = found * row_weight
-        gradient = None if gradient is None else gradient * row_weight
-    sums = found.reshape(-1, len(spec.forms)).sum(0)
-    if spec.reduction == "none":
-        return (found * weights).sum(-1), sums, gradient
-    return sums.dot(weights), sums, gradient
+    terms, *gradients = _by_rows(partial(_value_and_gradient, spec, fast, one_hot, each), values, y)
+    loss, sums = reduced(
+        terms if factors is None else terms * factors, row_weight, weights, spec.reduction
+    )
+    if not gradients:
+        return loss, sums, None
+    return loss, sums, gradients[0] if row_weight is None else gradients[0] * row_weight
 
 
 class _WeightedSums(torch.autograd.Function):
