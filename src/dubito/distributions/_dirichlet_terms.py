@@ -6,8 +6,9 @@ class with the largest alpha, which may hold nearly all of alpha0, is treated ap
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -447,7 +448,7 @@ class FastTerms(Terms):
     def _family(self) -> GammaAboveOne:
         points = [self.alpha, self.alpha0]
         if self._share_removed:
-            points.insert(1, self._removed_excess.total)
+            points.insert(1, self.label_removed.alpha0)
         return GammaAboveOne(joined(points))
 
     @lazy
@@ -506,83 +507,41 @@ class FastTerms(Terms):
     @lazy
     def from_one(self) -> FastConstantKL:  # type: ignore[override]
         """As in `Terms`."""
-        gamma = None if self._share_removed else self._family
-        return FastConstantKL(_Excess(self._excess(1.0), 1.0), gamma)
-
-    @lazy
-    def _removed_excess(self) -> _Excess:
-        return _Excess(self._excess(self.base) * self.kept, self.base)
+        gamma = None if self._share_removed else lambda: self._family
+        return FastConstantKL(self._excess(1.0), 1.0, gamma)
 
     @lazy
     def label_removed(self) -> FastConstantKL:  # type: ignore[override]
         """As in `Terms`."""
-        if not self._share_removed:
-            return FastConstantKL(self._removed_excess)
-        gamma = _Columns(self._family, slice(0, self.num_classes + 1))
-        return FastConstantKL(self._removed_excess, gamma)
+        columns = slice(0, self.num_classes + 1)
+        gamma = (lambda: _Columns(self._family, columns)) if self._share_removed else None
+        return FastConstantKL(self._excess(self.base) * self.kept, self.base, gamma)
 
 
-class _Constants(NamedTuple):
+class _Constants:
     """Vectors (K + 1,) for the classes and their total; `base0` is (1,).
 
     `upper` is the base, or base + 1 if that is below 1.
     """
 
-    base: Tensor
-    base0: Tensor
-    base64: Tensor
-    upper: Tensor
-    upper64: Tensor
-    sign: Tensor
-    log_weight: Tensor
-    share_weight: Tensor
-    polynomial: tuple[Tensor, ...]
-    half_less_upper: Tensor
+    def __init__(self, num_classes: int, base: float, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.sign = torch.ones(num_classes + 1, dtype=torch.float64, device=device)
+            self.base64 = base * self.sign
+            self.sign[-1], self.base64[-1] = -1, base * num_classes
+            self.upper64 = self.base64 + (1.0 if base < 1 else 0.0)
+            self.base, self.upper = self.base64.float(), self.upper64.float()
+            self.base0 = self.base[-1:]
+            self.log_weight = (0.5 - self.upper64) * self.sign
+            self.share_weight = -0.5 * self.sign
+            self.half_less_upper = (0.5 - self.upper64).float()
+            each, total = (stirling_coefficients(self.upper64[i].item()) for i in (0, -1))
+            polynomial = self.sign.new_tensor(each).repeat(num_classes + 1, 1)
+            polynomial[-1] = self.sign.new_tensor(total)
+            self.polynomial = (polynomial.T * self.sign).float().unbind()
 
 
-@lru_cache(maxsize=64)
-def _constants(num_classes: int, base: float, device: torch.device) -> _Constants:
-    step = 1.0 if base < 1 else 0.0
-    with torch.inference_mode(False):
-        sign = torch.ones(num_classes + 1, dtype=torch.float64, device=device)
-        bases = base * sign
-        sign[-1], bases[-1] = -1, base * num_classes
-        upper = bases + step
-        polynomial = sign.new_tensor(stirling_coefficients(base + step)).repeat(num_classes + 1, 1)
-        polynomial[-1] = sign.new_tensor(stirling_coefficients(base * num_classes + step))
-        return _Constants(
-            base=bases.float(),
-            base0=bases[-1:].float(),
-            base64=bases,
-            upper=upper.float(),
-            upper64=upper,
-            sign=sign,
-            log_weight=(0.5 - upper) * sign,
-            share_weight=-0.5 * sign,
-            polynomial=(polynomial.T * sign).float().unbind(),
-            half_less_upper=(0.5 - upper).float(),
-        )
-
-
-class _Excess:
-    """alpha - base >= 0 of the classes and of their sum, (..., K + 1)."""
-
-    def __init__(self, excess: Tensor, base: float) -> None:
-        self.base = base
-        self.constants = _constants(excess.shape[-1], base, excess.device)
-        wide = excess.double()
-        self.wide = joined([wide, wide.sum(-1, keepdim=True)])
-        self.single = self.wide.to(excess.dtype)
-
-    @lazy
-    def single0(self) -> Tensor:
-        """Of the sum: (..., 1)."""
-        return self.single[..., -1:]
-
-    @lazy
-    def total(self) -> Tensor:
-        """alpha0: (..., 1)."""
-        return self.single0 + self.constants.base0
+_constants = lru_cache(maxsize=64)(_Constants)
 
 
 class FastConstantKL:
@@ -598,22 +557,47 @@ class FastConstantKL:
     order. For b < 1, f_b(e) = f_{b + 1}(e) - ln(1 + e/b) + e/(b + e).
 
     Below e = 1e-10 the value, then less than 1e-20, is exact only to 1e-16 e; the slope still is.
+
+    Args:
+        excess: alpha - base >= 0, (..., K).
+        base: Concentration of all classes of the other Dirichlet.
+        gamma: Returns the gamma family at alpha and alpha0, (..., K + 1), if it is known.
     """
 
-    def __init__(self, excess: _Excess, gamma: Any = None) -> None:
-        self.excess, self.constants = excess, excess.constants
-        self.stepped = excess.base < 1
-        self.gamma = GammaAboveOne(excess.single + self.constants.upper) if gamma is None else gamma
+    def __init__(self, excess: Tensor, base: float, gamma: Callable[[], Any] | None = None) -> None:
+        self.stepped, self._gamma = base < 1, gamma
+        self.constants = _constants(excess.shape[-1], base, excess.device)
+        # Of the classes and of their sum, (..., K + 1).
+        exact = excess.double()
+        self.excess64 = joined([exact, exact.sum(-1, keepdim=True)])
+        self.excess = self.excess64.to(excess.dtype)
+
+    @lazy
+    def excess0(self) -> Tensor:
+        """Sum of the excess: (..., 1)."""
+        return self.excess[..., -1:]
+
+    @lazy
+    def alpha0(self) -> Tensor:
+        """(..., 1)."""
+        return self.excess0 + self.constants.base0
+
+    @lazy
+    def gamma(self) -> Any:
+        """Gamma family at alpha and alpha0: (..., K + 1)."""
+        if self._gamma is not None:
+            return self._gamma()
+        return GammaAboveOne(self.excess + self.constants.upper)
 
     @lazy
     def value(self) -> Tensor:
         """As in `ConstantKL`."""
-        c, variable, excess = self.constants, self.gamma.variable, self.excess.wide
+        c, variable, excess = self.constants, self.gamma.variable, self.excess64
         main = (excess / c.upper64).log1p_() @ c.log_weight
         main += (excess / (excess + c.upper64)) @ c.share_weight
         if self.stepped:
             main += (excess / c.base64).log1p_().sub_(excess / (excess + c.base64)) @ c.sign
-        smooth = (self.excess.single * variable).square_()
+        smooth = (self.excess * variable).square_()
         smooth.mul_(short_horner(c.polynomial, variable))
         value: Tensor = main.add_(smooth.sum(-1)).to(smooth.dtype).unsqueeze(-1)
         return value
@@ -621,10 +605,10 @@ class FastConstantKL:
     @lazy
     def slope(self) -> Tensor:
         """As in `ConstantKL`."""
-        c, excess = self.constants, self.excess.single
+        c, excess = self.constants, self.excess
         # share = e psi_1(b + e), less 1 where it tends to 1
         far = c.half_less_upper - self.gamma.inverse_trigamma_excess
-        share = torch.where(self.excess.single0 < c.base0, excess, far).mul_(self.gamma.trigamma)
+        share = torch.where(self.excess0 < c.base0, excess, far).mul_(self.gamma.trigamma)
         if self.stepped:
             alpha = excess + c.base
             share += (excess / alpha).div_(alpha)
