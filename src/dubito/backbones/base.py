@@ -17,12 +17,9 @@ Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
 B = TypeVar("B", bound=Builder)
 #: name -> function (shape, *, dropout=None, ...) that builds the module, or where it is registered
-BUILT_IN: dict[str, Any] = {
-    "mlp": "dubito.backbones._mlp",
-    "convnet": "dubito.backbones._convnet",
-    "vgg16": "dubito.backbones._vgg",
-    "wide_resnet": "dubito.backbones._wide_resnet",
-}
+BUILT_IN: dict[str, Any] = dict.fromkeys(
+    ("mlp", "convnet", "vgg16", "wide_resnet"), "dubito.backbones._networks"
+)
 BACKBONES: _checks.Registry[Builder] = _checks.Registry(BUILT_IN)
 
 
