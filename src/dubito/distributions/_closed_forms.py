@@ -19,7 +19,7 @@ from dubito import _eager
 from dubito._special import constants
 from dubito.distributions._dirichlet_terms import KL, FastTerms, Terms
 from dubito.distributions._dissonance import dissonance_slope, dissonance_value
-from dubito.kernels._spec import EXP_BOUND, LossSpec
+from dubito.kernels._spec import EXP_BOUND, PER_CLASS, LossSpec
 
 Tensors = tuple[Tensor, ...]
 
@@ -132,8 +132,6 @@ FAST_FORMS_BELOW_ONE = frozenset({"mse_bias", "mse_variance", "marginal_nll", "l
 GAMMA_FORMS = frozenset(
     {"fisher_bias", "fisher_variance", "fisher_penalty", "expected_cross_entropy"}
 )
-#: forms that grow with the number of classes, which "per_class" divides by K/10
-PER_CLASS = frozenset({"fisher_penalty", "label_removed_kl"})
 
 
 def _plus(total: Tensor | None, part: Tensor | None, weight: Tensor) -> Tensor | None:

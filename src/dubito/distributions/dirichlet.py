@@ -174,33 +174,33 @@ class Dirichlet(ClassDistribution):
     @confidence_score("Max.α")
     def max_alpha(self) -> Tensor:
         """Largest concentration: (...)."""
-        return self._fused("max_alpha") if self._fuses else self.alpha.amax(-1)
+        return self._fused["max_alpha"] if self._fused else self.alpha.amax(-1)
 
     @confidence_score("α₀")
     def alpha0(self) -> Tensor:
         """Sum of the concentrations: (...)."""
-        return self._fused("alpha0") if self._fuses else self.alpha.sum(-1)
+        return self._fused["alpha0"] if self._fused else self.alpha.sum(-1)
 
     @uncertainty_score("D.Ent.")
     def differential_entropy(self) -> Tensor:
         """Differential entropy of Dir(alpha): (...)."""
         name = "differential_entropy"
-        return self._fused(name) if self._fuses else self._form(name)
+        return self._fused[name] if self._fused else self._form(name)
 
     @uncertainty_score("M.I.")
     def mutual_information(self) -> Tensor:
         """Mutual information of class and probabilities, the epistemic uncertainty: (...)."""
-        return self._fused("mutual_information") if self._fuses else self._entropies[2]
+        return self._fused["mutual_information"] if self._fused else self._entropies[2]
 
     @uncertainty_score("E.Ent.")
     def expected_entropy(self) -> Tensor:
         """Expected entropy of the class, the aleatoric uncertainty: (...)."""
-        return self._fused("expected_entropy") if self._fuses else self._entropies[1]
+        return self._fused["expected_entropy"] if self._fused else self._entropies[1]
 
     @uncertainty_score("Ent.")
     def entropy_of_mean(self) -> Tensor:
         """Entropy of the expected probabilities, the total uncertainty: (...)."""
-        return self._fused("entropy_of_mean") if self._fuses else self._entropies[0]
+        return self._fused["entropy_of_mean"] if self._fused else self._entropies[0]
 
     @uncertainty_score("Vacuity", when=_has_prior)
     def vacuity(self) -> Tensor:
@@ -226,19 +226,9 @@ class Dirichlet(ClassDistribution):
         return _closed_forms.evaluate((name,), self.alpha)[0]
 
     @cached_tensor
-    def _kernel_scores(self) -> Mapping[str, Tensor] | None:
-        """Scores from one fused kernel, which has no gradient."""
-        if self._values.requires_grad and torch.is_grad_enabled():
-            return None
-        return kernels.uncertainty(self._values, self._evidence, self.prior)
-
-    @property
-    def _fuses(self) -> bool:
-        return self._values.is_cuda and self._kernel_scores is not None
-
-    def _fused(self, name: str) -> Tensor:
-        assert self._kernel_scores is not None
-        return self._kernel_scores[name]
+    def _fused(self) -> Mapping[str, Tensor]:
+        """Scores from one fused kernel, which has no gradient; empty where it does not apply."""
+        return kernels.uncertainty(self._values, self._evidence, self.prior) or {}
 
     # --- calibration ---
 

@@ -31,6 +31,7 @@ MODES = ("auto", "off")
 calls: Counter[str] = Counter()
 
 _Loss = Callable[[LossSpec, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor] | None]
+_Scores = Callable[[Tensor, str], dict[str, Tensor] | None]
 _DEVICE = "cuda"  # of the kernels; tests interpret them elsewhere
 _TRITON = (3, 6)  # the oldest release that the kernels were run with
 
@@ -66,7 +67,7 @@ def weighted_sums(
     """
     if not _applies(values):
         return None
-    result = _loss()(spec, values, target, weights, class_weight)
+    result = _backend()[0](spec, values, target, weights, class_weight)
     _count("triton", result)
     return result
 
@@ -86,7 +87,7 @@ def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str,
     differentiated = values.requires_grad and torch.is_grad_enabled()
     if evidence is None or prior != 1 or differentiated or not _applies(values):
         return None
-    result = _scores()(values, evidence)
+    result = _backend()[1](values, evidence)
     _count("triton uncertainty", result)
     return result
 
@@ -117,7 +118,7 @@ def _triton() -> bool:
 
 def _available() -> bool:
     """Whether the kernels are switched on and can be compiled; then loads them."""
-    return switched_on() and _triton() and _loss() is not None
+    return switched_on() and _triton() and _backend() is not None
 
 
 # torch.compile calls this while it traces, and treats the result as a constant
@@ -125,14 +126,7 @@ _available.__dict__["_dynamo_marked_constant"] = True
 
 
 @cache
-def _loss() -> _Loss:
-    from dubito.kernels._triton_backend import weighted_sums
+def _backend() -> tuple[_Loss, _Scores]:
+    from dubito.kernels import _triton_backend, _triton_scores
 
-    return weighted_sums
-
-
-@cache
-def _scores() -> Callable[[Tensor, str], dict[str, Tensor] | None]:
-    from dubito.kernels._triton_scores import uncertainty
-
-    return uncertainty
+    return _triton_backend.weighted_sums, _triton_scores.uncertainty

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["EXP_BOUND", "FORMS", "REDUCTIONS", "LossSpec", "Terms"]
+__all__ = ["EXP_BOUND", "FORMS", "PER_CLASS", "REDUCTIONS", "LossSpec", "Terms"]
 
 
 class Terms(NamedTuple):
@@ -27,6 +27,8 @@ class Terms(NamedTuple):
 
 #: closed forms a loss may use
 FORMS = Terms._fields
+#: forms that grow with the number of classes, which `per_class` multiplies by 10/K
+PER_CLASS = ("fisher_penalty", "label_removed_kl")
 REDUCTIONS = ("mean", "sum", "none")
 #: logits above this give no more evidence under "exp"
 EXP_BOUND = 60.0

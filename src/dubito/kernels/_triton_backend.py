@@ -123,12 +123,10 @@ class Plan:
         self.kernels: list[tuple[Kernel, int]] = []
         mean = spec.reduction == "mean" and needs_grad
         single = self.programs == 1
-        # half precision cannot represent the gradient of a mean before a loss scale multiplies it
-        unscaled = mean and values.dtype == torch.float16
         if not mean:
             factor = "none"
-        elif unscaled:
-            factor = "late"
+        elif values.dtype == torch.float16:
+            factor = "late"  # it cannot represent the gradient before a loss scale multiplies it
         elif single:
             factor = "tile"
         elif soft or self.count * cut.BLOCKS < _MANY_BLOCKS:
@@ -140,7 +138,6 @@ class Plan:
             dense=where.packed or self.format == torch.contiguous_format,
             whole=self.count >= cut.R, single=single, soft=soft, gradient=needs_grad,
             class_weighted=class_weight is not None, factor=factor,
-            scaled=unscaled or factor == "rows",
         )  # fmt: skip
 
     def _build(self, tensors: _Tensors) -> list[tuple[Kernel, int]]:
@@ -191,7 +188,7 @@ class Plan:
         )  # fmt: skip
         for launch, programs in self.kernels or self._build(tensors):
             launch(programs, tensors, self.sizes)
-        return loss, sums, gradient, scale if config.scaled else None
+        return loss, sums, gradient, scale
 
 
 def _gradient_format(values: Tensor) -> torch.memory_format:

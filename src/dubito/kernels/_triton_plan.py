@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dubito.kernels import _triton_math
-from dubito.kernels._spec import FORMS, LossSpec, Terms
+from dubito.kernels._spec import FORMS, PER_CLASS, LossSpec, Terms
 from dubito.kernels._triton_rows import Config, Constants
 
 #: classes up to which a row stays in one thread
@@ -165,7 +165,6 @@ def configure(spec: LossSpec, classes: int, cut: Blocks, where: Layout, **option
     """The configuration of a kernel."""
     forms = spec.forms
     growth = 10 / classes if spec.per_class else 1.0
-    grows = ("fisher_penalty", "label_removed_kl")
     return Config(
         classes,
         *cut[:-1],
@@ -177,6 +176,6 @@ def configure(spec: LossSpec, classes: int, cut: Blocks, where: Layout, **option
         constants=_constants(spec, classes),
         forms=tuple(FORMS.index(name) for name in forms),
         columns=Terms(*(forms.index(name) if name in forms else -1 for name in FORMS)),
-        growth=tuple(growth if name in grows else 1.0 for name in forms),
+        growth=tuple(growth if name in PER_CLASS else 1.0 for name in forms),
         **options,
     )

@@ -66,9 +66,9 @@ class Config(NamedTuple):
     class_weighted: bool = False
     gradient: bool = False
     # the factor of a mean's gradient in `loss_rows`: 1/weight of the rows, from the only
-    # "tile" or from "totals", 1/number of "rows", or 1; with "rows" and "late", `scale` is the rest
+    # "tile" or from "totals", 1/number of "rows", or 1; with "rows" and "late", `scale` is the
+    # rest, by which the backward pass multiplies the gradient
     factor: str = "none"
-    scaled: bool = False  # the backward pass multiplies the gradient by `scale`
 
 
 class Tensors(NamedTuple):

@@ -1,7 +1,4 @@
-"""Scores of a batch of logits in Triton, in one pass, for alpha = evidence + 1.
-
-Dissonance compares all pairs of classes, and is computed for few classes only.
-"""
+"""Scores of a batch of logits in Triton, in one pass, for alpha = evidence + 1."""
 
 from __future__ import annotations
 
@@ -16,32 +13,25 @@ from torch import Tensor
 from dubito.kernels import _triton_math as tm
 from dubito.kernels._spec import LossSpec
 from dubito.kernels._triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
-from dubito.kernels._triton_plan import FEW, blocks, configure, layout
+from dubito.kernels._triton_plan import blocks, configure, layout
 from dubito.kernels._triton_rows import Sizes, load, sweep, tile_of
 
-#: scores in the order of the kernel's output; the last for few classes only
+#: scores in the order of the kernel's output
 NAMES = (
-    "max_prob",
     "max_alpha",
     "alpha0",
     "differential_entropy",
     "mutual_information",
     "expected_entropy",
     "entropy_of_mean",
-    "vacuity",
-    "dissonance",
 )
-_FEW = tl.constexpr(FEW)
 _LN2 = tl.constexpr(0.6931471805599453)
-# evidence whose inverse is in range; below it dissonance is 0
-_LEAST = tl.constexpr(1e-30)
 
 
 class Sums(NamedTuple):
     """Sums over the classes (R,)."""
 
     rest: tl.tensor  # alpha0 without a class above 5/8 of it
-    rest_evidence: tl.tensor  # the same of the evidence
     bregman: tl.tensor
     near: tl.tensor
     gaps: tl.tensor
@@ -79,32 +69,12 @@ def _second(
     p = (1.0 + e) * tm.inverse(alpha0)[:, None]
     s = Sums(
         tl.where(ordinary, 1.0 + e, 0.0),
-        tl.where(e <= 0.625 * evidence0[:, None], e, 0.0),
         value,
         tl.where(small, e, 0.0),
         tm.gap_moment(g.z),
         tl.where(ordinary, -p * tm.log2(p), 0.0),
     )
     return s, here
-
-
-@triton.jit
-def _balance(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
-    """A step of `sweep`: each of these classes against all, sum_k e_k balance_k."""
-    e, here = _evidence(tile, j, END, C)
-    balance = tl.zeros_like(e)
-    for i in range(C.K):
-        x = tl.load(tile.inputs + (tile.at + i * tile.n.class_stride), tile.inside, 0.0)
-        other = tm.evidence(x.to(tl.float32), C)[:, None]
-        both = e + other
-        share = tl.minimum(e, other) * tm.inverse(tl.where(both > _LEAST, both, 1.0))
-        balance += tl.where(j[None, :] != i, 2.0 * other * share, 0.0)
-    total, rest = given
-    others = tl.where(e > 0.625 * total[:, None], rest[:, None], total[:, None] - e)
-    ratio = balance * tm.inverse(tl.where(others > _LEAST, others, 1.0))
-    return (e * ratio,), here
 
 
 @triton.jit
@@ -126,11 +96,9 @@ def score_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
     entropy = _LN2 * s.surprise + tl.where(most > 0.625 * alpha0 - 1.0, own, 0.0)
     information = inverse * (s.gaps - tm.gap_moment(tm.inverse(alpha0 + 0.5)))
     scores: tl.tensor = (
-        top * inverse, top, alpha0, -divergence - C.constants.log_gamma, information,
-        entropy - information, entropy, C.K * inverse,
+        top, alpha0, -divergence - C.constants.log_gamma, information,
+        entropy - information, entropy,
     )  # fmt: skip
-    if C.K <= _FEW:
-        scores += (sweep(_balance, 1, (evidence, s.rest_evidence), tile, C)[0] * inverse,)
     for i in tl.static_range(len(scores)):
         tl.store(t.loss + n.count.to(tl.int64) * i + rows, scores[i], inside)
 
@@ -159,7 +127,7 @@ def _plan(
     first = (0,) if where.copied or aligned else ()
     launch = kernel(score_rows, config, types, first, cut.warps, device)
     sizes = Sizes(count, -(-count // cut.R), *where[:4], 0, 0, 0, 0)
-    return _Plan(launch, sizes, (len(NAMES) - (classes > FEW), *shape[:-1]), where.copied)
+    return _Plan(launch, sizes, (len(NAMES), *shape[:-1]), where.copied)
 
 
 def _scores(values: Tensor, evidence: str) -> Tensor:
@@ -181,8 +149,7 @@ operator = torch.library.custom_op("dubito::uncertainty", _scores, mutates_args=
 
 @operator.register_fake
 def _(values: Any, evidence: Any) -> Any:
-    names = len(NAMES) - (int(values.shape[-1]) > FEW)
-    return values.new_empty((names, *values.shape[:-1]), dtype=torch.float32)
+    return values.new_empty((len(NAMES), *values.shape[:-1]), dtype=torch.float32)
 
 
 def uncertainty(values: Tensor, evidence: str) -> dict[str, Tensor] | None:
@@ -196,4 +163,4 @@ def uncertainty(values: Tensor, evidence: str) -> dict[str, Tensor] | None:
         scores = torch.ops.dubito.uncertainty(values.detach(), evidence)
     else:
         scores = _scores(values, evidence)
-    return dict(zip(NAMES, scores.unbind(), strict=False))
+    return dict(zip(NAMES, scores.unbind(), strict=True))
