@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from benchmarks import Row, seconds
-from dubito.methods._flows import RadialFlows
+from dubito.methods.posterior_network import RadialFlows
 
 BATCH = 64
 DIM = 6

@@ -8,9 +8,7 @@ stream, so there a bad value shows as a non-finite result, which nothing in dubi
 from __future__ import annotations
 
 import math
-from collections import UserDict
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -24,18 +22,6 @@ V = TypeVar("V")
 
 
 # --- names ----------------------------------------------------------------------------------------
-
-
-class Registry(UserDict[str, V]):
-    """Entries by name. A built-in entry is the name of its module until it is first read.
-
-    The module registers the entry when it is imported.
-    """
-
-    def __getitem__(self, name: str) -> V:
-        if isinstance(self.data[name], str):
-            import_module(str(self.data[name]))
-        return self.data[name]
 
 
 def entry(table: Mapping[str, V], name: str, what: str) -> V:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.func import jacrev, vmap
 
 from benchmarks.flows import LoopedFlows
-from dubito.methods._flows import RadialFlows
+from dubito.methods.posterior_network import RadialFlows
 
 
 def wild(classes: int, dim: int, length: int = 6, scale: float = 2.0) -> RadialFlows:

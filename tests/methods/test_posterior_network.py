@@ -10,8 +10,7 @@ from torch import nn
 from torch.distributions import Dirichlet
 
 from dubito.methods import PosteriorNetwork
-from dubito.methods._flows import RadialFlows
-from dubito.methods.posterior_network import DensityHead
+from dubito.methods.posterior_network import DensityHead, RadialFlows
 from methods.digits import digits, predict, trained, untrained
 
 METHOD = PosteriorNetwork()

@@ -11,6 +11,7 @@ A method adds its own head. Any module from (N, *shape) to features (N, D) with 
 `out_features` will do; register a function that builds it to use it by name.
 """
 
+from dubito.backbones import _networks  # noqa: F401 - registers the built-in backbones
 from dubito.backbones.base import BACKBONES, register
 
 __all__ = ["BACKBONES", "register"]

@@ -16,11 +16,8 @@ __all__ = ["BACKBONES", "register"]
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
 B = TypeVar("B", bound=Builder)
-#: name -> function (shape, *, dropout=None, ...) that builds the module, or where it is registered
-BUILT_IN: dict[str, Any] = dict.fromkeys(
-    ("mlp", "convnet", "vgg16", "wide_resnet"), "dubito.backbones._networks"
-)
-BACKBONES: _checks.Registry[Builder] = _checks.Registry(BUILT_IN)
+#: name -> function (shape, *, dropout=None, ...) that builds the module
+BACKBONES: dict[str, Builder] = {}
 
 
 def register(name: str) -> Callable[[B], B]:

@@ -106,18 +106,12 @@ def score_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
 # --- launching -----------------------------------------------------------------------------------
 
 
-class _Plan(NamedTuple):
-    kernel: Kernel
-    sizes: Sizes
-    shape: tuple[int, ...]
-    copied: bool
-
-
 @lru_cache(4096)
 def _plan(
     evidence: str, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype,
     device: torch.device, aligned: bool,
-) -> _Plan:  # fmt: skip
+) -> tuple[Kernel, Sizes, tuple[int, ...], bool]:  # fmt: skip
+    """Return the kernel, its sizes, the shape of the output, and whether to copy the values."""
     classes = int(shape[-1])
     count = shape.numel() // classes
     where = layout(shape, strides)
@@ -127,20 +121,20 @@ def _plan(
     first = (0,) if where.copied or aligned else ()
     launch = kernel(score_rows, config, types, first, cut.warps, device)
     sizes = Sizes(count, -(-count // cut.R), *where[:4], 0, 0, 0, 0)
-    return _Plan(launch, sizes, (len(NAMES), *shape[:-1]), where.copied)
+    return launch, sizes, (len(NAMES), *shape[:-1]), where.copied
 
 
 def _scores(values: Tensor, evidence: str) -> Tensor:
     """Scores (M, ...) in the order of `NAMES`."""
-    plan = _plan(
+    launch, sizes, shape, copied = _plan(
         evidence, values.shape, values.stride(), values.dtype, values.device,
         values.data_ptr() % 16 == 0,
     )  # fmt: skip
-    if plan.copied:
+    if copied:
         values = values.contiguous()
-    out = values.new_empty(plan.shape, dtype=torch.float32)
+    out = values.new_empty(shape, dtype=torch.float32)
     tensors = (values, *(None,) * 3, out, *(None,) * 6)
-    plan.kernel(plan.sizes.programs, tensors, plan.sizes)
+    launch(sizes.programs, tensors, sizes)
     return out
 
 

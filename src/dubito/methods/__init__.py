@@ -18,35 +18,20 @@
 A new method is one file like its neighbors.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from dubito.methods import base
 from dubito.methods.base import METHODS, Method, MethodLoss, build, register
-
-if TYPE_CHECKING:
-    from dubito.methods.der import DER
-    from dubito.methods.edl import EDL
-    from dubito.methods.ensemble import Ensemble
-    from dubito.methods.fedl import FEDL
-    from dubito.methods.iedl import IEDL
-    from dubito.methods.mc_dropout import MCDropout
-    from dubito.methods.posterior_network import PosteriorNetwork
-    from dubito.methods.prior_networks import KLPriorNetwork, ReverseKLPriorNetwork
-    from dubito.methods.redl import REDL
-    from dubito.methods.softmax import LabelSmoothing, Softmax
+from dubito.methods.der import DER
+from dubito.methods.edl import EDL
+from dubito.methods.ensemble import Ensemble
+from dubito.methods.fedl import FEDL
+from dubito.methods.iedl import IEDL
+from dubito.methods.mc_dropout import MCDropout
+from dubito.methods.posterior_network import PosteriorNetwork
+from dubito.methods.prior_networks import KLPriorNetwork, ReverseKLPriorNetwork
+from dubito.methods.redl import REDL
+from dubito.methods.softmax import LabelSmoothing, Softmax
 
 __all__ = [
     "DER", "EDL", "FEDL", "IEDL", "METHODS", "REDL", "Ensemble", "KLPriorNetwork",
     "LabelSmoothing", "MCDropout", "Method", "MethodLoss", "PosteriorNetwork",
     "ReverseKLPriorNetwork", "Softmax", "build", "register",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """Import the module of a class when it is first used."""
-    if name in __all__:
-        for module in map(import_module, base.BUILT_IN.values()):
-            if hasattr(module, name):
-                return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

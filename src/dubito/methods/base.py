@@ -254,22 +254,8 @@ class MethodLoss(LossModule):
 
 # --- registry ---
 
-#: name -> module that registers the method
-BUILT_IN: dict[str, Any] = {
-    "iedl": "dubito.methods.iedl",
-    "edl": "dubito.methods.edl",
-    "redl": "dubito.methods.redl",
-    "fedl": "dubito.methods.fedl",
-    "kl_pn": "dubito.methods.prior_networks",
-    "rkl_pn": "dubito.methods.prior_networks",
-    "posterior_network": "dubito.methods.posterior_network",
-    "softmax": "dubito.methods.softmax",
-    "label_smoothing": "dubito.methods.softmax",
-    "mc_dropout": "dubito.methods.mc_dropout",
-    "ensemble": "dubito.methods.ensemble",
-    "der": "dubito.methods.der",
-}
-METHODS: _checks.Registry[type[Method]] = _checks.Registry(BUILT_IN)
+#: registered methods by name
+METHODS: dict[str, type[Method]] = {}
 T = TypeVar("T")
 
 
@@ -302,7 +288,7 @@ def _inherit_descriptions(method: Any) -> None:
 
 def name_of(method: Method) -> str:
     """Return the registered name of a method."""
-    for name, kind in METHODS.data.items():  # without importing the others
+    for name, kind in METHODS.items():
         if type(method) is kind:
             return name
     raise DubitoError(

@@ -9,6 +9,7 @@ samples of the class.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -20,7 +21,6 @@ from dubito import losses
 from dubito.distributions import Dirichlet
 from dubito.errors import DubitoError
 from dubito.losses import Term
-from dubito.methods._flows import RadialFlows
 from dubito.methods.base import Count, Method, NonNegative, TaskLike, register
 
 __all__ = ["PosteriorNetwork"]
@@ -86,7 +86,7 @@ class DensityHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the log evidence."""
-        # Densities multiply many factors, which half precision cannot hold.
+        # Densities multiply many factors, which half precision cannot represent.
         latent = self.latent(features).to(self.log_counts.dtype)
         if self.training and len(latent) == 1:
             norm = self.norm  # as in evaluation: a single sample has no variance
@@ -97,3 +97,63 @@ class DensityHead(nn.Module):
             latent = self.norm(latent)
         log_density: Tensor = self.flows(latent)
         return log_density + self.log_counts
+
+
+class RadialFlows(nn.Module):
+    r"""Log densities of a latent point under K radial flows: (..., D) -> (..., K).
+
+    Each flow moves the point through its own `length` layers to a standard normal. A layer
+    (Rezende and Mohamed 2015) moves a point x along the ray from its center c, by the distance
+    r = |x - c| alone:
+
+    .. math::
+        T(x) = c + \frac{r + s}{r + a}(x - c), \quad
+        \ln|\det T'(x)| = (D - 1)\ln\frac{r + s}{r + a}
+                           + \ln\frac{r + a\frac{r + s}{r + a}}{r + a}
+
+    In the usual form T(x) = x + b h(r)(x - c), h = 1/(a + r), this is b = s - a, and the condition
+    for T to be invertible, b > -a, is s > 0. Written in s, every factor is a sum of positive terms:
+    nothing cancels, and no value of the parameters leaves the invertible maps.
+
+    >>> flows = RadialFlows(classes=3, dim=2)
+    >>> flows(torch.zeros(5, 2)).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(self, classes: int, dim: int, length: int = 6) -> None:
+        super().__init__()
+        self.center = nn.Parameter(torch.empty(length, classes, dim))
+        self.raw_radius = nn.Parameter(torch.empty(length, classes))
+        self.raw_stretch = nn.Parameter(torch.empty(length, classes))
+        # Uniform within 1/sqrt(D), as the published networks are initialized.
+        bound = 1 / math.sqrt(dim)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def transform(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the end of x under each flow and ln|det|: (..., D) -> (..., K, D), (..., K)."""
+        point = x.unsqueeze(-2)
+        ratios, slopes = [], []
+        layers = zip(
+            self.center,
+            functional.softplus(self.raw_radius),
+            functional.softplus(self.raw_stretch),
+            strict=True,
+        )
+        for center, radius, stretch in layers:
+            offset = point - center
+            r = torch.linalg.vector_norm(offset, dim=-1)  # its gradient at the center is 0
+            inverse = (r + radius).reciprocal()
+            ratio = (r + stretch) * inverse
+            point = torch.addcmul(center, ratio.unsqueeze(-1), offset)
+            ratios.append(ratio)
+            slopes.append((r + radius * ratio) * inverse)
+        across = torch.stack(ratios).log().sum(0)
+        along = torch.stack(slopes).log().sum(0)
+        return point, (x.shape[-1] - 1) * across + along
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ln q(x|c) of each class c: (..., D) -> (..., K)."""
+        point, log_det = self.transform(x)
+        normal = -0.5 * (point.square().sum(-1) + x.shape[-1] * math.log(2 * math.pi))
+        return normal + log_det
