@@ -117,7 +117,13 @@ def aurc(confidence: Tensor, correct: Tensor) -> Tensor:
     tensor(0.2708)
     """
     confidence, correct = _scored("confidence", confidence, "correct", correct)
-    return _mean_risk(confidence, correct).to(confidence.dtype)
+    errors, rank, end = _ranking(confidence, ~correct)
+    stop = torch.where(end, rank, rank[-1]).flip(-1).cummin(-1).values.flip(-1)
+    start = pad((rank * end).cummax(-1).values[..., :-1], (1, 0))
+    counted = pad(errors, (1, 0))
+    before, after = counted.gather(-1, start), counted.gather(-1, stop)
+    expected = before + ((rank - start) * (after - before)).double() / (stop - start)
+    return (expected / rank).mean(-1).to(confidence.dtype)
 
 
 # --- probabilities: probs (..., N, K), target (..., N) -------------------------------------------
@@ -332,17 +338,6 @@ def _steps(counted: Tensor, end: Tensor) -> Tensor:
     # The count at the last end passed. Counts never fall, so this is the largest at any end so far.
     held = counted if bool(end.all()) else (counted * end).cummax(-1).values
     return held.diff(dim=-1, prepend=torch.zeros_like(held[..., :1]))
-
-
-def _mean_risk(confidence: Tensor, correct: Tensor) -> Tensor:
-    """AURC in float64; see `aurc` for the treatment of ties."""
-    errors, rank, end = _ranking(confidence, ~correct)
-    stop = torch.where(end, rank, rank[-1]).flip(-1).cummin(-1).values.flip(-1)
-    start = pad((rank * end).cummax(-1).values[..., :-1], (1, 0))
-    counted = pad(errors, (1, 0))
-    before, after = counted.gather(-1, start), counted.gather(-1, stop)
-    expected = before + ((rank - start) * (after - before)).double() / (stop - start)
-    return (expected / rank).mean(-1)
 
 
 def _width_cuts(confidence: Tensor, bins: int) -> Tensor:

@@ -541,13 +541,9 @@ def _is_fast(spec: LossSpec, values: Tensor) -> bool:
 
 
 def _compute(
-    spec: LossSpec,
-    values: Tensor,
-    target: Tensor,
-    weights: Tensor,
+    spec: LossSpec, with_gradient: bool, values: Tensor, target: Tensor, weights: Tensor,
     class_weight: Tensor | None,
-    with_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the loss, the sums and, with gradient, that of the loss (of each row if unreduced)."""
     values, y, row_weight = _rows(spec, values, target, class_weight)
     fast, one_hot = _is_fast(spec, values), not target.is_floating_point()
@@ -568,27 +564,20 @@ class _WeightedSums(torch.autograd.Function):
     """Loss and its gradient in one pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        spec: LossSpec,
-        values: Tensor,
-        target: Tensor,
-        weights: Tensor,
-        class_weight: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        loss, sums, gradient = _compute(spec, values, target, weights, class_weight, True)
+    def forward(ctx: Any, spec: LossSpec, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        loss, sums, gradient = _compute(spec, True, values, *rest)
         assert gradient is not None
         ctx.spec = spec
-        ctx.save_for_backward(values, target, weights, class_weight, gradient.to(values.dtype))
+        ctx.save_for_backward(values, *rest, gradient.to(values.dtype))
         ctx.mark_non_differentiable(sums)
         return loss, sums
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        values, target, weights, class_weight, gradient = ctx.saved_tensors
+        *tensors, gradient = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: differentiate the reference
-            loss, _ = weighted_sums_reference(ctx.spec, values, target, weights, class_weight)
-            (gradient,) = torch.autograd.grad(loss, values, grad, create_graph=True)
+            loss, _ = weighted_sums_reference(ctx.spec, *tensors)
+            (gradient,) = torch.autograd.grad(loss, tensors[0], grad, create_graph=True)
             return None, gradient, None, None, None
         if ctx.spec.reduction == "none":
             grad = grad.unsqueeze(-1)
@@ -618,4 +607,4 @@ def weighted_sums(
             spec, values, target, weights, class_weight
         )
     with torch.no_grad():
-        return _compute(spec, values, target, weights, class_weight, False)[:2]
+        return _compute(spec, False, values, target, weights, class_weight)[:2]

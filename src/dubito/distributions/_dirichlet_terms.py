@@ -53,6 +53,7 @@ class Terms:
         self.num_classes = alpha.shape[-1]
         self.y: Tensor = y.double() if wide and y is not None else y  # type: ignore[assignment]
         self.prior, self.beta = prior, beta
+        self.base = prior if prior > 0 else 1.0  # of the target of `label_removed_kl`
         self._evidence = evidence.double() if wide and evidence is not None else evidence
 
     def beside(self, alpha: Tensor) -> Terms:
@@ -241,11 +242,6 @@ class Terms:
         return torch.where(self.alpha0 < 1, self.total.trigamma.reciprocal() - inverses, usual)
 
     # --- divergences from constant concentrations ---
-
-    @lazy
-    def base(self) -> float:
-        """Concentration of the target of `label_removed_kl`."""
-        return self.prior if self.prior > 0 else 1.0
 
     def _excess(self, base: float) -> Tensor:
         """alpha - base."""

@@ -278,8 +278,16 @@ class Distribution(ABC):
 
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes."""
-        full = _batch_index(index, self.batch_shape)
-        return self._map(lambda tensor: tensor[full])
+        items = index if isinstance(index, tuple) else (index,)
+        if not any(item is Ellipsis for item in items):
+            items = (*items, ...)
+        tensors, event_dims, spec = self._flat()
+        pairs = zip(tensors, event_dims, strict=True)
+        try:
+            indexed: Self = spec.build([t[(*items, *[slice(None)] * axes)] for t, axes in pairs])
+        except IndexError as error:
+            raise IndexError(f"{error}; batch shape {tuple(self.batch_shape)}") from None
+        return indexed
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Convert the tensors.
@@ -342,12 +350,9 @@ D = TypeVar("D", bound=Distribution)
 class KernelInput(NamedTuple):
     """Tensor and constants that a fused kernel reads."""
 
-    values: Tensor
-    """Logits or alpha, (..., K)."""
-    evidence: str | None
-    """Evidence function of logits; None for alpha."""
-    prior: float
-    """Constant added to the evidence."""
+    values: Tensor  # Logits or alpha, (..., K).
+    evidence: str | None  # Evidence function of logits; None for alpha.
+    prior: float  # Constant added to the evidence.
 
 
 class _Spec(NamedTuple):
@@ -370,26 +375,3 @@ class _Spec(NamedTuple):
             values["_added"] = {name: (rest.pop(0), higher) for name, higher in self.added}
         dist.__dict__.update(values)
         return dist
-
-
-def _batch_index(index: Any, batch_shape: torch.Size) -> tuple[Any, ...]:
-    """Expand an index so that it leaves the event axes alone."""
-    items = list(index) if isinstance(index, tuple) else [index]
-    used = sum(_consumed(item) for item in items)
-    if used > len(batch_shape):
-        raise IndexError(f"index {index!r} has too many axes for batch shape {tuple(batch_shape)}")
-    dots = [i for i, item in enumerate(items) if item is Ellipsis]
-    if len(dots) > 1:
-        raise IndexError(f"index {index!r} has more than one ellipsis")
-    place = dots[0] if dots else len(items)
-    rest = [slice(None)] * (len(batch_shape) - used)
-    return (*items[:place], *rest, *items[place + 1 :])
-
-
-def _consumed(item: Any) -> int:
-    """Number of axes that one entry of an index consumes."""
-    if item is None or item is Ellipsis:
-        return 0
-    if str(getattr(item, "dtype", "")) in ("bool", "torch.bool"):
-        return int(item.ndim)
-    return 1

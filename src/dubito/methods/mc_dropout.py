@@ -78,20 +78,17 @@ class Sampled(nn.Module):
         if self.training:
             outputs: Tensor = self.network(x)
             return outputs.unsqueeze(1)
-        return self._sample(x)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the features without dropout: (N, D)."""
-        features: Tensor = self.network.features(x)  # type: ignore[operator]
-        return features
-
-    def _sample(self, x: Tensor) -> Tensor:
         outer = getattr(_active, "masks", None)
         _active.masks = _Masks(x, self.seed)
         try:
             return torch.stack([self.network(x) for _ in range(self.samples)], 1)
         finally:
             _active.masks = outer
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features without dropout: (N, D)."""
+        features: Tensor = self.network.features(x)  # type: ignore[operator]
+        return features
 
 
 #: masks of the forward pass that runs in this thread
