@@ -332,8 +332,7 @@ def iedl(
     """
     fisher = _checks.non_negative(fisher_weight, "fisher_weight")
     weights = (1.0, 1.0, fisher, _checks.non_negative(kl_weight, "kl_weight"))
-    per_class = _is_per_class(scale)
-    return _loss(_IEDL, weights, dist, target, weight, ignore_index, reduction, per_class)
+    return _loss(_IEDL, weights, dist, target, weight, ignore_index, reduction, _per_class(scale))
 
 
 def edl(
@@ -368,8 +367,7 @@ def edl(
     """
     terms = _checks.entry(EDL_TERMS, likelihood, "likelihood")
     weights = (*[1.0] * (len(terms) - 1), _checks.non_negative(kl_weight, "kl_weight"))
-    per_class = _is_per_class(scale)
-    return _loss(terms, weights, dist, target, weight, ignore_index, reduction, per_class)
+    return _loss(terms, weights, dist, target, weight, ignore_index, reduction, _per_class(scale))
 
 
 def uce(
@@ -454,7 +452,7 @@ def _check_options(reduction: str, ignore_index: int) -> None:
     _checks.whole_number(ignore_index, "ignore_index")
 
 
-def _is_per_class(scale: str) -> bool:
+def _per_class(scale: str) -> bool:
     _checks.one_of(("per_class", "paper"), scale, "scale")
     return scale == "per_class"
 
@@ -564,7 +562,7 @@ class _EvidentialLoss(LossModule):
         Dirichlet.from_logits(torch.zeros(2), evidence)  # Raises for an unknown evidence function.
         self.final_weights = torch.tensor([float(weight) for weight in weights]).tolist()
         self.kl_ramp, self.evidence = kl_ramp, evidence
-        super().__init__(terms, _is_per_class(scale), **options)
+        super().__init__(terms, _per_class(scale), **options)
 
     def distribution(self, outputs: Tensor) -> Dirichlet:
         return Dirichlet.from_logits(outputs, self.evidence)

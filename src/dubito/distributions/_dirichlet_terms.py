@@ -301,11 +301,7 @@ class ConstantKL:
     def __init__(self, alpha: Tensor, excess: Tensor, base: float, single: bool) -> None:
         self.alpha, self.excess, self.base, self.single = alpha, excess, base, single
         self.base0 = base * alpha.shape[-1]
-
-    @lazy
-    def excess0(self) -> Tensor:
-        """Sum of the excess: (..., 1)."""
-        return self.excess.sum(-1, keepdim=True)
+        self.alpha0, self.excess0 = (x.sum(-1, keepdim=True) for x in (alpha, excess))
 
     @lazy
     def value(self) -> Tensor:
@@ -313,14 +309,13 @@ class ConstantKL:
 
         Their leading parts sum to base0 KL(uniform || mean).
         """
-        alpha0 = self.alpha.sum(-1, keepdim=True)
         num_classes = self.alpha.shape[-1]
-        inverse = num_classes / alpha0
+        inverse = num_classes / self.alpha0
         spread = self.excess - self.excess0 / num_classes
         leading = self.base * log_gap(spread * inverse, self.alpha * inverse)
         each = leading.sum(-1, keepdim=True)
         excesses = self._bregman(self.alpha, self.base, self.excess).sum(-1, keepdim=True)
-        return each + (excesses - self._bregman(alpha0, self.base0, self.excess0))
+        return each + (excesses - self._bregman(self.alpha0, self.base0, self.excess0))
 
     def _bregman(self, alpha: Tensor, base: float, excess: Tensor) -> Tensor:
         if base == 1:
@@ -330,8 +325,7 @@ class ConstantKL:
     @lazy
     def slope(self) -> Tensor:
         """Gradient in alpha: (..., K)."""
-        total = Gamma(self.alpha.sum(-1, keepdim=True), self.single)
-        each = Gamma(self.alpha, self.single)
+        each, total = Gamma(self.alpha, self.single), Gamma(self.alpha0, self.single)
         return kl_slope(self.excess, self.base, each, self.excess0, self.base0, total)
 
 
@@ -340,17 +334,13 @@ class KL:
 
     def __init__(self, a: Terms, b: Terms) -> None:
         self.a, self.b = a, b
-
-    @lazy
-    def _difference(self) -> tuple[Tensor, Tensor]:
-        d = self.a.alpha - self.b.alpha
-        return d, d.sum(-1, keepdim=True)
+        self.d = a.alpha - b.alpha
+        self.d0 = self.d.sum(-1, keepdim=True)
 
     @lazy
     def _ratio(self) -> tuple[Tensor, Tensor]:
         """(ratio - 1, ratio) of the means."""
-        a, b = self.a, self.b
-        d, d0 = self._difference
+        a, b, d, d0 = self.a, self.b, self.d, self.d0
         ratio = a.probs / b.probs
         up = (d / b.alpha - d0 / b.alpha0) * (b.alpha0 / a.alpha0)
         down = (d / a.alpha - d0 / a.alpha0) * (a.alpha0 / b.alpha0) * ratio
@@ -361,15 +351,14 @@ class KL:
         """(..., 1)."""
         a, b = self.a, self.b
         leading = a.sum(b.alpha * log_gap(*self._ratio))
-        total = bregman_excess(a.alpha0, b.alpha0, self._difference[1], a.single)
+        total = bregman_excess(a.alpha0, b.alpha0, self.d0, a.single)
         return leading + (a.sum(bregman_excess(a.alpha, b.alpha, None, a.single)) - total)
 
     @lazy
     def slope_first(self) -> Tensor:
         """Gradient in a: (..., K)."""
         a, b = self.a, self.b
-        d, d0 = self._difference
-        return kl_slope(d, b.alpha, a.each, d0, b.alpha0, a.total)
+        return kl_slope(self.d, b.alpha, a.each, self.d0, b.alpha0, a.total)
 
     @lazy
     def slope_second(self) -> Tensor:
@@ -567,11 +556,7 @@ class FastConstantKL:
         exact = excess.double()
         self.excess64 = joined([exact, exact.sum(-1, keepdim=True)])
         self.excess = self.excess64.to(excess.dtype)
-
-    @lazy
-    def excess0(self) -> Tensor:
-        """Sum of the excess: (..., 1)."""
-        return self.excess[..., -1:]
+        self.excess0 = self.excess[..., -1:]
 
     @lazy
     def alpha0(self) -> Tensor:

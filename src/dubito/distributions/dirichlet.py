@@ -184,8 +184,8 @@ class Dirichlet(ClassDistribution):
     @uncertainty_score("D.Ent.")
     def differential_entropy(self) -> Tensor:
         """Differential entropy of Dir(alpha): (...)."""
-        name = "differential_entropy"
-        return self._fused[name] if self._fused else self._form(name)
+        fused = self._fused.get("differential_entropy")
+        return self._form("differential_entropy") if fused is None else fused
 
     @uncertainty_score("M.I.")
     def mutual_information(self) -> Tensor:

@@ -14,7 +14,6 @@ from dubito.kernels import _triton_labels as labels
 from dubito.kernels import _triton_math as tm
 from dubito.kernels._spec import Terms
 
-_LN2 = tl.constexpr(0.6931471805599453)
 # two-point Gauss rule on [0, 1]
 _NODES = tl.constexpr((0.21132486540518713, 0.7886751345948129))
 
@@ -153,7 +152,7 @@ def terms(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
         fisher_variance = r.share * (first - second + r.p * r.q * r.own.trigamma)
     if C.groups.penalty:
         ratio = r.total.below * tm.inverse(_bracket(s, r, C))
-        penalty = _LN2 * (s.logs + tm.log2(ratio))
+        penalty = tm.LN2 * (s.logs + tm.log2(ratio))
     k: tl.constexpr = C.constants
     if C.groups.removed:
         removed = tm.divergence(

@@ -25,7 +25,6 @@ from dubito.kernels._triton_rows import load, sweep
 _TRIGAMMA = tl.constexpr(math.pi**2 / 6)
 _SAG = tl.constexpr(6 / math.pi**2 - 1)
 _LOG = tl.constexpr(math.log2(6 / math.pi**2))
-_LN2 = tl.constexpr(0.6931471805599453)
 
 
 class Classes(NamedTuple):
@@ -269,7 +268,7 @@ def gradient(
         slope += _gamma_slope(g, c, C)
     if C.groups.forward:
         inverse = tm.inverse(c.alpha)
-        step = _LN2 * tm.log2(alpha0 * inverse) + 0.5 * (inverse - inverse0)
+        step = tm.LN2 * tm.log2(alpha0 * inverse) + 0.5 * (inverse - inverse0)
         delta0 = tm.remainders(g.row.alpha0, True)[1]
         step += tm.remainders(c.alpha, True)[1] - delta0[:, None]
         slope -= g.forward[:, None] * step

@@ -42,7 +42,7 @@ _SHARES = tl.constexpr(((0.181958618, 0.318041382), (0.0698269799, 0.229241106, 
 _BOUND = tl.constexpr(EXP_BOUND)
 _LOG2E = tl.constexpr(1.4426950216293335)  # in float32
 _LOG2E_REST = tl.constexpr(1.9259629911266175e-08)
-_LN2 = tl.constexpr(0.6931471805599453)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def _exp(x: tl.tensor) -> tl.tensor:
     y = x * _LOG2E
     rest = tl.fma(x, _LOG2E, -y) + x * _LOG2E_REST
     power = _exp2(y)
-    return power + power * (rest * _LN2)
+    return power + power * (rest * LN2)
 
 
 @triton.jit
@@ -184,7 +184,7 @@ def gamma(
 def bregman(e: tl.tensor, g: tl.tensor) -> tl.tensor:
     """A class's part of KL(Dir || Dir(1)), from _THRESHOLD on minus e, and which are below it."""
     near = e * (e * horner(_NEAR, 5, g.z))
-    far = horner(_FAR, 5, g.z) - (0.5 * _LN2) * log2(g.below)
+    far = horner(_FAR, 5, g.z) - (0.5 * LN2) * log2(g.below)
     small = e < _THRESHOLD
     return tl.where(small, near, far), small
 
@@ -208,7 +208,7 @@ def remainders(a: tl.tensor, ANY: tl.constexpr) -> tl.tensor:
     if ANY:
         safe = tl.where(small, a, 1.0)
         u = inverse(safe)
-        log = _LN2 * log2(1.0 + u)
+        log = LN2 * log2(1.0 + u)
         mu = tl.where(small, mu + ((safe + 0.5) * log - 1.0), mu)
         delta = tl.where(small, delta + ((safe + 0.5) * (u * v) - log), delta)
         tau = tl.where(small, tau + 0.5 * (u * v) * (u * v), tau)
@@ -222,7 +222,7 @@ def remainders(a: tl.tensor, ANY: tl.constexpr) -> tl.tensor:
 def log1p(t: tl.tensor) -> tl.tensor:
     """ln(1 + t) for t >= 0."""
     near = t < 1.0
-    return tl.where(near, t * horner(_LOG1P, 7, tl.where(near, t, 0.0)), _LN2 * log2(1.0 + t))
+    return tl.where(near, t * horner(_LOG1P, 7, tl.where(near, t, 0.0)), LN2 * log2(1.0 + t))
 
 
 @triton.jit
@@ -232,7 +232,7 @@ def log_ratio(t: tl.tensor, ratio: tl.tensor) -> tl.tensor:
     w = tl.where(near, t, 0.0)
     w = w * inverse(2.0 + w)
     series = 2.0 * w + 2.0 * (w * w) * (w * horner(_TAIL, 4, w * w))
-    return tl.where(near, series, _LN2 * log2(tl.where(near, 1.0, ratio)))
+    return tl.where(near, series, LN2 * log2(tl.where(near, 1.0, ratio)))
 
 
 @triton.jit

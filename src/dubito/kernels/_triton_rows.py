@@ -205,6 +205,15 @@ def load(
 
 
 @triton.jit
+def load_evidence(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tensor:
+    """Evidence of classes j (C,), which end at END, and a mask of those that exist, or `()`."""
+    here = ()
+    if END > C.K:
+        here = (j < C.K)[None, :]
+    return tm.evidence(load(tile, j, END, C), C), here
+
+
+@triton.jit
 def load_target(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """Soft targets of classes j (C,) as (R, C) float32; 0 beyond the last."""
     steps = j if C.across else j * tile.n.target_class_stride

@@ -14,7 +14,7 @@ from dubito.kernels import _triton_math as tm
 from dubito.kernels._spec import LossSpec
 from dubito.kernels._triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
 from dubito.kernels._triton_plan import blocks, configure, layout
-from dubito.kernels._triton_rows import Sizes, load, sweep, tile_of
+from dubito.kernels._triton_rows import Sizes, load_evidence, sweep, tile_of
 
 #: scores in the order of the kernel's output
 NAMES = (
@@ -25,7 +25,6 @@ NAMES = (
     "expected_entropy",
     "entropy_of_mean",
 )
-_LN2 = tl.constexpr(0.6931471805599453)
 
 
 class Sums(NamedTuple):
@@ -39,20 +38,11 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def _evidence(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tensor:
-    """The evidence of classes j (C,), and which of them exist."""
-    here = ()
-    if END > C.K:
-        here = (j < C.K)[None, :]
-    return tm.evidence(load(tile, j, END, C), C), here
-
-
-@triton.jit
 def _first(
     given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """A step of `sweep`: the largest evidence, and its sum."""
-    e, here = _evidence(tile, j, END, C)
+    e, here = load_evidence(tile, j, END, C)
     return (e, e), here
 
 
@@ -61,7 +51,7 @@ def _second(
     evidence0: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """A step of `sweep`: `Sums`."""
-    e, here = _evidence(tile, j, END, C)
+    e, here = load_evidence(tile, j, END, C)
     alpha0 = evidence0 + C.K
     ordinary = e <= (0.625 * alpha0 - 1.0)[:, None]
     g = tm.gamma(1.0 + e, e)
@@ -93,7 +83,7 @@ def score_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
         s.bregman, s.near, alpha0, evidence, C.K, C.constants.mu_total, False
     )
     own = top * inverse * tm.log1p(s.rest * tm.inverse(top))
-    entropy = _LN2 * s.surprise + tl.where(most > 0.625 * alpha0 - 1.0, own, 0.0)
+    entropy = tm.LN2 * s.surprise + tl.where(most > 0.625 * alpha0 - 1.0, own, 0.0)
     information = inverse * (s.gaps - tm.gap_moment(tm.inverse(alpha0 + 0.5)))
     scores: tl.tensor = (
         top, alpha0, -divergence - C.constants.log_gamma, information,

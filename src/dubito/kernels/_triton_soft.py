@@ -14,9 +14,7 @@ import triton.language as tl
 
 from dubito.kernels import _triton_math as tm
 from dubito.kernels._spec import Terms
-from dubito.kernels._triton_rows import load, load_target, sweep
-
-_LN2 = tl.constexpr(0.6931471805599453)
+from dubito.kernels._triton_rows import load_evidence, load_target, sweep
 
 
 class Totals(NamedTuple):
@@ -54,15 +52,6 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def _classes(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tensor:
-    """Evidence and targets of classes j (C,), and which of them exist."""
-    here = ()
-    if END > C.K:
-        here = (j < C.K)[None, :]
-    return tm.evidence(load(tile, j, END, C), C), load_target(tile, j, C), here
-
-
-@triton.jit
 def _is_top(m: tl.tensor, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The class above 5/8 of alpha0."""
     return e > (0.625 * (m.evidence + C.K) - 1.0)[:, None]
@@ -85,7 +74,8 @@ def _first(
     given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """A step of `sweep`: `Totals`."""
-    e, y, here = _classes(tile, j, END, C)
+    e, here = load_evidence(tile, j, END, C)
+    y = load_target(tile, j, C)
     weight = ()
     if C.class_weighted:
         weight = y * tl.load(tile.t.class_weight + j, j < C.K, 0.0).to(tl.float32)[None, :]
@@ -103,7 +93,8 @@ def _second(
     m: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """A step of `sweep`: `Parts`."""
-    e, y, here = _classes(tile, j, END, C)
+    e, here = load_evidence(tile, j, END, C)
+    y = load_target(tile, j, C)
     sag, logs, bregman, near, removed, removed_near = (), (), (), (), (), ()
     if C.groups.penalty:
         g = tm.gamma(1.0 + e, e)
@@ -132,7 +123,8 @@ def _third(
 ) -> tl.tensor:
     """A step of `sweep`: `Sums`, for the terms and for the gradient."""
     m, rest, w = given
-    e, y, here = _classes(tile, j, END, C)
+    e, here = load_evidence(tile, j, END, C)
+    y = load_target(tile, j, C)
     inverse, p, q, d, top = _shares(m, rest, e, y, C)
     fisher_bias, fisher_variance, mse_bias, mse_variance = (), (), (), ()
     marginal, expected, variance, field, top_field = (), (), (), (), ()
@@ -184,7 +176,7 @@ def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     MU: tl.constexpr = C.constants.mu_total
     if C.groups.penalty:
         g = tm.gamma(alpha0, alpha0 - 1.0)
-        penalty = _LN2 * (a.logs + tm.log2(g.below * tm.inverse(g.sag - a.sag)))
+        penalty = tm.LN2 * (a.logs + tm.log2(g.below * tm.inverse(g.sag - a.sag)))
     if C.groups.removed:
         removed = tm.divergence(
             a.removed_bregman, a.removed_near, m.removed + C.K, m.removed, C.K, MU, False
