@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 DECLARED := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser-test attack-test accuracy fuzz lint minimal bench reproduce reproduce-quick results docs clean
+.PHONY: help demo test browser-test accuracy fuzz lint minimal bench reproduce reproduce-quick results docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,9 +26,6 @@ test: $(VENV)/.stamp-dev ## run the tests, the doctests and the examples of the 
 
 browser-test: $(VENV)/.stamp-browser ## use the page of dubito serve in the system's Chromium
 	$(BIN)/python -m pytest -m browser tests/browser
-
-attack-test: $(VENV)/.stamp-dev ## attack dubito serve behind nginx
-	$(BIN)/python -m pytest -m attack tests/serve
 
 accuracy: $(VENV)/.stamp-dev ## run the dense accuracy sweeps (minutes)
 	$(BIN)/python -m pytest -s -m accuracy_full

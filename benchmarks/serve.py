@@ -1,18 +1,23 @@
 """Throughput of the service: requests per second and latency at 1, 16, 64 and 256 clients.
 
 A digits model, 64 numbers a request. All servers run at the same time and are measured in turns, so
-that what else the machine does affects all of them alike; rows are medians over the rounds.
+that other work of the machine affects all of them alike. Rows are medians over the rounds; "ratio"
+and "p99 ratio" are relative to the baseline (or to torch), "of direct" is the throughput behind
+nginx relative to that without it.
 
     python -m benchmarks.serve --baseline 12fd718    compare with another commit
     python -m benchmarks.serve --soak 600            steady load, and the memory of the service
+    python -m benchmarks.serve --json a.json         the same rows as JSON
 
-| server | what |
+| server | description |
 | --- | --- |
 | baseline | `dubito serve` of another commit |
 | torch, onnx | `dubito serve` with that engine |
-| nginx | the same as onnx, behind deploy/nginx.conf |
-| bare | a FastAPI route that runs the exported model, without batching, checks or limits |
+| torch+nginx, onnx+nginx | the same behind deploy/nginx.conf |
+| route | a FastAPI route that runs the exported model, without batching, checks or limits |
 | litserve | LitServe with the exported model, if it is installed |
+
+A run takes about (seconds + 0.5) x rounds x client counts x servers: 5 minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -30,8 +36,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +48,8 @@ from benchmarks import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = (1, 16, 64, 256)
-SECONDS, WARM_UP, ROUNDS = 3.0, 0.5, 3
+WARM_UP = 0.5
+Server = AbstractContextManager[int]
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 TRAIN = """
@@ -64,7 +71,7 @@ import sys
 from dubito.model import Model
 Model.load(sys.argv[1]).export(sys.argv[2])
 """
-BARE = """
+ROUTE = """
 import socket, sys
 import numpy as np, onnxruntime, uvicorn
 from fastapi import FastAPI
@@ -111,21 +118,26 @@ server.run(port=port, log_level="error", generate_client_file=False)
 """
 
 
-def run(baseline: str | None = None) -> list[Row]:
+def run(
+    baseline: str | None = None,
+    seconds: float = 3.0,
+    rounds: int = 3,
+    clients: Sequence[int] = CLIENTS,
+) -> list[Row]:
     """Measure all servers in turns."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         ports = {
             name: stack.enter_context(server) for name, server in servers(Path(folder), baseline)
         }
-        loads: Loads = {(name, clients): [] for clients in CLIENTS for name in ports}
-        for _ in range(ROUNDS):
-            for (name, clients), found in loads.items():
-                found.append(asyncio.run(measure(ports[name], clients)))
-    return [row(name, clients, found, loads) for (name, clients), found in loads.items()]
+        loads: Loads = {(name, count): [] for count in clients for name in ports}
+        for _ in range(rounds):
+            for (name, count), results in loads.items():
+                results.append(asyncio.run(measure(ports[name], count, seconds)))
+    return [row(name, count, loads) for name, count in loads]
 
 
-def servers(folder: Path, baseline: str | None) -> Iterator[tuple[str, object]]:
-    """Yield the name of each server and a context manager that runs it and gives its port."""
+def servers(folder: Path, baseline: str | None) -> Iterator[tuple[str, Server]]:
+    """Yield the name of each server, and a context manager that runs it and returns its port."""
     model, exported = folder / "model", folder / "model.onnx"
     python(TRAIN, model)
     python(EXPORT, model, exported)
@@ -133,28 +145,36 @@ def servers(folder: Path, baseline: str | None) -> Iterator[tuple[str, object]]:
         yield "baseline", old_server(folder, baseline)
     for engine in ("torch", "onnx"):
         yield engine, server(SERVE, model, engine)
-    if shutil.which("nginx"):
-        yield "nginx", behind_nginx(folder, server(SERVE, model, "onnx"))
-    yield "bare", server(BARE, exported)
+        if shutil.which("nginx"):
+            yield f"{engine}+nginx", behind_nginx(folder, server(SERVE, model, engine))
+    yield "route", server(ROUTE, exported)
     if find_spec("litserve"):
         yield "litserve", server(LITSERVE, exported)
 
 
-def row(name: str, clients: int, found: list[Load], loads: Loads) -> Row:
-    rate = statistics.median(load.rate for load in found)
+def row(name: str, clients: int, loads: Loads) -> Row:
+    results = loads[name, clients]
     reference = loads.get(("baseline", clients), loads["torch", clients])
-    ratios = [load.rate / other.rate for load, other in zip(found, reference, strict=True)]
-    p99 = [load.quantile(0.99) for load in found]
-    ratios99 = [p / other.quantile(0.99) for p, other in zip(p99, reference, strict=True)]
+    direct = loads[name.removesuffix("+nginx"), clients]
+    p99 = [load.quantile(0.99) for load in results]
     return {
         "clients": clients,
         "server": name,
-        "requests/s": rate,
-        "ratio": statistics.median(ratios),
-        "p50 ms": statistics.median(load.quantile(0.5) for load in found),
+        "requests/s": statistics.median(load.rate for load in results),
+        "ratio": median_ratio(results, reference),
+        "p50 ms": statistics.median(load.quantile(0.5) for load in results),
         "p99 ms": statistics.median(p99),
-        "p99 ratio": statistics.median(ratios99),
+        "p99 ratio": statistics.median(
+            value / load.quantile(0.99) for value, load in zip(p99, reference, strict=True)
+        ),
+        "of direct": median_ratio(results, direct) if name.endswith("+nginx") else "",
     }
+
+
+def median_ratio(loads: list[Load], reference: list[Load]) -> float:
+    """Return the median over the rounds of the ratio of two rates."""
+    pairs = zip(loads, reference, strict=True)
+    return statistics.median(load.rate / other.rate for load, other in pairs)
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -173,14 +193,14 @@ def python(code: str, *arguments: object) -> None:
 
 @contextmanager
 def process(command: list[str], env: dict[str, str]) -> Iterator[tuple[int, int]]:
-    """Run a server; give its port, from the address that it prints first, and its process id."""
+    """Run a server; return its port, from the address that it prints first, and its process id."""
     with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         try:
-            found = re.search(r":(\d+)/", running.stdout.readline())
-            if found is None:
+            address = re.search(r":(\d+)/", running.stdout.readline())
+            if address is None:
                 raise RuntimeError(f"{command} did not start")
-            yield int(found[1]), running.pid
+            yield int(address[1]), running.pid
         finally:
             running.send_signal(signal.SIGTERM)
             running.wait(60)
@@ -214,10 +234,10 @@ def old_server(folder: Path, commit: str) -> Iterator[int]:
 
 
 @contextmanager
-def behind_nginx(folder: Path, instance: object) -> Iterator[int]:
+def behind_nginx(folder: Path, instance: Server) -> Iterator[int]:
     """Run nginx with deploy/nginx.conf in front of one instance."""
     with ExitStack() as stack:
-        upstream = stack.enter_context(instance)  # type: ignore[arg-type]
+        upstream = stack.enter_context(instance)
         port = stack.enter_context(nginx(folder, upstream, upstream))
         yield port
 
@@ -229,7 +249,7 @@ def nginx(folder: Path, *upstream: int, limits: bool = False) -> Iterator[int]:
     Args:
         folder: Folder for its files.
         upstream: Ports of the two instances.
-        limits: Keep the limit of requests per address, which one client on one machine exceeds.
+        limits: Keep the limits of requests, which a load from one address exceeds.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -306,32 +326,32 @@ def request(numbers: list[float]) -> bytes:
     ).encode()
 
 
-async def measure(port: int, clients: int) -> Load:
-    """Let clients ask again as soon as they have an answer."""
-    load, asked = Load(SECONDS), requests()
+async def measure(port: int, clients: int, seconds: float) -> Load:
+    """Let clients send the next request as soon as they have a response."""
+    load, contents = Load(seconds), requests()
     begin = time.perf_counter() + WARM_UP
-    await asyncio.gather(*(ask(port, asked, place, begin, load) for place in range(clients)))
+    await asyncio.gather(*(ask(port, contents, first, begin, load) for first in range(clients)))
     return load
 
 
-async def ask(port: int, asked: list[bytes], place: int, begin: float, load: Load) -> None:
+async def ask(port: int, contents: list[bytes], first: int, begin: float, load: Load) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    end = begin + load.seconds
+    end, number = begin + load.seconds, first
     while (sent := time.perf_counter()) < end:
-        writer.write(asked[place % len(asked)])
-        await answer(reader)
+        writer.write(contents[number % len(contents)])
+        await read_response(reader)
         done = time.perf_counter()
         if sent >= begin and done <= end:
             load.latencies.append(done - sent)
-        place += 1
+        number += 1
     writer.close()
 
 
-async def answer(reader: asyncio.StreamReader) -> bytes:
-    """Read an answer, which must have a prediction."""
+async def read_response(reader: asyncio.StreamReader) -> bytes:
+    """Read a response, which must have a prediction."""
     head = await reader.readuntil(b"\r\n\r\n")
-    found = LENGTH.search(head)
-    body = await reader.readexactly(int(found[1]) if found else 0)
+    length = LENGTH.search(head)
+    body = await reader.readexactly(int(length[1]) if length else 0)
     if not head.startswith(b"HTTP/1.1 200 ") or b'"predictions"' not in body:
         raise RuntimeError(f"refused: {head[:60]!r} {body[:200]!r}")
     return body
@@ -341,7 +361,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 def soak(seconds: float, rate: float) -> list[Row]:
-    """Ask at a steady rate for long; return the memory of the service at its start and end."""
+    """Send requests at a steady rate; return the memory of the service over time."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         python(TRAIN, model)
@@ -351,40 +371,43 @@ def soak(seconds: float, rate: float) -> list[Row]:
             return asyncio.run(_soak(port, pid, seconds, rate))
 
 
-async def _soak(port: int, pid: int, seconds: float, rate: float) -> list[Row]:
-    load, memory = Load(seconds), []
-    end = time.perf_counter() + seconds
+async def _soak(port: int, pid: int, seconds: float, rate: float, workers: int = 8) -> list[Row]:
+    begin = time.perf_counter()
+    contents = requests()
+    responses: list[tuple[float, float]] = []  # time and latency
+    memory: list[tuple[float, float]] = []  # time and MB
 
-    async def steadily(workers: int = 8) -> None:
-        asked, count = requests(), 0
-        while (sent := time.perf_counter()) < end:
+    async def send_steadily() -> None:
+        while time.perf_counter() < begin + seconds:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for _ in range(10):
-                writer.write(asked[count % len(asked)])
-                await answer(reader)
-                load.latencies.append(time.perf_counter() - sent)
-                await asyncio.sleep(max(workers / rate - (time.perf_counter() - sent), 0))
-                count, sent = count + 1, time.perf_counter()
+            for content in random.choices(contents, k=10):  # each tenth on a new connection
+                sent = time.perf_counter()
+                writer.write(content)
+                await read_response(reader)
+                latency = time.perf_counter() - sent
+                responses.append((sent - begin, latency))
+                await asyncio.sleep(max(workers / rate - latency, 0))
             writer.close()
 
-    async def watch() -> None:
-        while time.perf_counter() < end:
-            memory.append(resident(pid))
+    async def sample_memory() -> None:
+        while time.perf_counter() < begin + seconds:
+            memory.append((time.perf_counter() - begin, resident(pid)))
             await asyncio.sleep(0.5)
 
-    await asyncio.gather(watch(), *(steadily() for _ in range(8)))
-    fifth = max(len(memory) // 5, 1)
-    first, last = statistics.median(memory[fifth : 2 * fifth]), statistics.median(memory[-fifth:])
-    return [
-        {
-            "seconds": seconds,
-            "requests": len(load.latencies),
-            "p99 ms": load.quantile(0.99),
-            "MB at first": first,
-            "MB at last": last,
-            "peak MB": max(memory),
-        }
-    ]
+    await asyncio.gather(sample_memory(), *(send_steadily() for _ in range(workers)))
+    rows: list[Row] = []
+    for part in range(10):
+        start, end = part * seconds / 10, (part + 1) * seconds / 10
+        latencies = [latency for sent, latency in responses if start <= sent < end]
+        rows.append(
+            {
+                "until s": end,
+                "requests": len(latencies),
+                "p99 ms": 1000 * float(np.quantile(latencies, 0.99)),
+                "median MB": statistics.median(mb for at, mb in memory if start <= at < end),
+            }
+        )
+    return rows
 
 
 def resident(pid: int) -> float:
@@ -393,16 +416,36 @@ def resident(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def print_table(rows: Iterable[Row], path: Path | None = None) -> None:
+    """Print rows as a Markdown table as they come, and write them to a JSON file."""
+    done: list[Row] = []
+    for row in rows:
+        if not done:
+            print(f"| {' | '.join(row)} |\n|{' --- |' * len(row)}")
+        cells = (
+            f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()
+        )
+        print(f"| {' | '.join(cells)} |", flush=True)
+        done.append(row)
+        if path is not None:
+            path.write_text(json.dumps(done, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--baseline", help="commit to compare with")
-    parser.add_argument("--soak", type=float, help="seconds of steady load")
+    parser.add_argument("--baseline", metavar="COMMIT", help="commit to compare with")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of a measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each server")
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="steady load")
     parser.add_argument("--rate", type=float, default=300, help="requests per second of the soak")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     options = parser.parse_args()
-    rows = soak(options.soak, options.rate) if options.soak else run(options.baseline)
-    for found in rows:
-        cells = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items())
-        print("  ".join(cells))
+    if options.soak:
+        rows = soak(options.soak, options.rate)
+    else:
+        rows = run(options.baseline, options.seconds, options.rounds, options.clients)
+    print_table(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
-"""Attack the service and measure what becomes of it and of a polite client.
+"""Attack the service, or stop it under load, and write a table.
 
     python tools/attack.py                  all attacks, behind nginx and without it
     python tools/attack.py --only slow_bodies --seconds 3
-    python tools/attack.py --sigterm 20     stop instances under load
+    python tools/attack.py --sigterm 20     stop an instance under load, 20 times
+    python tools/attack.py --json a.json    the same rows as JSON
 
 Two instances serve a digits model (images of 8 x 8). The attacker is at 127.0.0.1, the polite
-client at 127.0.0.2: one request after the other, each on a new connection. For each attack: peak
-memory of an instance and its growth since the start, failures and p99 of the polite client, and the
-seconds until it is answered again afterwards.
+client at 127.0.0.2; it sends one request after the other, each on a new connection.
+
+Columns of an attack: peak memory of an instance and its growth since the start; requests, failures
+and p99 of the polite client; requests of the attacker that were answered with 200, per second;
+seconds until the polite client gets fast answers again. "goodput" is the answers to
+`impolite_clients` as a share of those to `allowed_load`.
+
+Columns of a stop: requests accepted, and accepted requests without an answer of 200.
 """
 
 from __future__ import annotations
@@ -16,23 +22,27 @@ import argparse
 import asyncio
 import io
 import json
+import os
 import random
 import re
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.serve import environment, nginx, process, resident
+from benchmarks import Row
+from benchmarks.serve import environment, nginx, print_table, process, resident, wait_for
 
 ATTACKER, POLITE = "127.0.0.1", "127.0.0.2"
 MODEL = """
@@ -111,28 +121,27 @@ async def connection(
 
 
 async def status(reader: asyncio.StreamReader) -> int:
-    """Read an answer and return its status."""
+    """Read a response and return its status."""
     head = await reader.readuntil(b"\r\n\r\n")
-    found = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-    await reader.readexactly(int(found[1]) if found else 0)
+    length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+    await reader.readexactly(int(length[1]) if length else 0)
     return int(head.split()[1])
 
 
 async def send(port: int, content: bytes) -> int:
-    """Send a request on a new connection and return the status of the answer."""
+    """Send a request on a new connection and return the status of its response."""
     async with connection(port) as (reader, writer):
         writer.write(content)
-        found = await status(reader)
-    ANSWERS.append(found)
-    return found
+        STATUSES.append(await status(reader))
+    return STATUSES[-1]
 
 
 # --- attacks --------------------------------------------------------------------------------------
 
 Attack = Callable[[int, float], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {}
-#: statuses of answers to the attacker
-ANSWERS: list[int] = []
+#: statuses of responses to the attacker
+STATUSES: list[int] = []
 
 
 def attack(function: Attack) -> Attack:
@@ -141,21 +150,21 @@ def attack(function: Attack) -> Attack:
     return function
 
 
-async def crowd(count: int, one: Callable[[], Awaitable[object]], end: float) -> None:
-    """Let clients attack again and again, whatever becomes of their connections."""
+async def crowd(count: int, act: Callable[[], Awaitable[object]], end: float) -> None:
+    """Repeat a client's action with several clients until the end time, also if it fails."""
 
-    async def again() -> None:
+    async def repeat() -> None:
         while time.monotonic() < end:
             try:
-                await asyncio.wait_for(one(), max(end - time.monotonic(), 0.1))
+                await asyncio.wait_for(act(), max(end - time.monotonic(), 0.1))
             except (OSError, EOFError, ValueError, TimeoutError, asyncio.IncompleteReadError):
                 await asyncio.sleep(0.01)
 
-    await asyncio.gather(*(again() for _ in range(count)))
+    await asyncio.gather(*(repeat() for _ in range(count)))
 
 
 async def drip(port: int, head: bytes, piece: bytes, pause: float) -> None:
-    """Send a beginning, and then a little at a time."""
+    """Send the start of a request, and then a piece after each pause."""
     async with connection(port) as (_, writer):
         writer.write(head)
         while not writer.is_closing():
@@ -190,14 +199,14 @@ async def chunked_trailers(port: int, end: float) -> None:
     head = HEAD.format("application/json") + "transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
     trailers = b"".join(b"a%d: %s\r\n" % (k, b"x" * 900) for k in range(1000))
 
-    async def one() -> None:
+    async def act() -> None:
         async with connection(port) as (_, writer):
             writer.write(head.encode())
             for _ in range(48):
                 writer.write(trailers)
                 await writer.drain()
 
-    await crowd(4, one, end)
+    await crowd(4, act, end)
 
 
 @attack
@@ -257,20 +266,20 @@ async def broken_images(port: int, end: float) -> None:
 
 @attack
 async def aborted_requests(port: int, end: float) -> None:
-    """Leave before the answer."""
+    """Close the connection before the response."""
 
-    async def one() -> None:
+    async def act() -> None:
         async with connection(port) as (_, writer):
             writer.write(POLITE_REQUEST)
             await writer.drain()
             await asyncio.sleep(random.random() * 0.01)
 
-    await crowd(64, one, end)
+    await crowd(64, act, end)
 
 
 @attack
 async def allowed_load(port: int, end: float) -> None:
-    """Send 16 inputs from 32 clients: what the next attack's answers are compared with."""
+    """Send 16 inputs from 32 clients: the goodput without overload."""
     content = json_request({"inputs": [[[[7] * 8] * 8]] * 16})
     await crowd(32, lambda: send(port, content), end)
 
@@ -287,42 +296,62 @@ async def impolite_clients(port: int, end: float) -> None:
 
 @dataclass
 class Outcome:
-    """What became of the polite client and of the instances."""
+    """Responses to the polite client, and memory of the instances."""
 
+    statuses: Counter[int | str] = field(default_factory=Counter)
+    """Responses by status, or by the name of the error."""
     latencies: list[float] = field(default_factory=list)
-    failures: int = 0
     peak: float = 0.0
+    """Largest memory of an instance in MB."""
     goodput: float = 0.0
-    """Answers per second that the attacker gets."""
+    """Requests of the attacker with status 200, per second."""
+
+    @property
+    def failures(self) -> int:
+        """Number of requests without a prediction."""
+        return self.statuses.total() - self.statuses[200]
 
 
-async def be_polite(port: int, stop: asyncio.Event, found: Outcome) -> None:
-    """Send one request after the other and note what becomes of them."""
-    while not stop.is_set():
+async def ask_politely(
+    port: int, stop: asyncio.Event | None = None, *, requests: int = 0, timeout: float = 120
+) -> Outcome:
+    """Send one request after the other.
+
+    Args:
+        port: Port of the service.
+        stop: Event that ends it.
+        requests: Number of requests, if there is no event.
+        timeout: Seconds after which a request is lost.
+    """
+    outcome = Outcome()
+    while len(outcome.latencies) < requests if stop is None else not stop.is_set():
         start = time.perf_counter()
         try:
-            async with connection(port, POLITE) as (reader, writer):
+            async with asyncio.timeout(timeout), connection(port, POLITE) as (reader, writer):
                 writer.write(POLITE_REQUEST)
-                good = await asyncio.wait_for(status(reader), 10) == 200
-        except (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError):
-            good = False
-        found.failures += not good
-        found.latencies.append(time.perf_counter() - start)
+                outcome.statuses[await status(reader)] += 1
+        except (OSError, EOFError) as error:  # TimeoutError is an OSError
+            outcome.statuses[type(error).__name__] += 1
+        outcome.latencies.append(time.perf_counter() - start)
         await asyncio.sleep(0.02)
+    return outcome
 
 
-async def watch(pids: list[int], stop: asyncio.Event, found: Outcome) -> None:
-    """Note the largest memory of a process."""
+async def largest_memory(pids: list[int], stop: asyncio.Event) -> float:
+    """Return the largest memory of a process until an event."""
+    peak = 0.0
     while not stop.is_set():
-        found.peak = max(found.peak, *map(resident, pids))
+        peak = max(peak, *map(resident, pids))
         await asyncio.sleep(0.05)
+    return peak
 
 
 async def measure(name: str | None, port: int, pids: list[int], seconds: float) -> Outcome:
-    """Run an attack, or none; the attacker has its own process."""
-    found, stop = Outcome(), asyncio.Event()
-    tasks = (be_polite(port, stop, found), watch(pids, stop, found))
-    others = [asyncio.create_task(task) for task in tasks]
+    """Run an attack, or none, in another process, and ask politely meanwhile."""
+    stop = asyncio.Event()
+    polite = asyncio.create_task(ask_politely(port, stop))
+    memory = asyncio.create_task(largest_memory(pids, stop))
+    answered = 0
     if name is None:
         await asyncio.sleep(seconds)
     else:
@@ -330,126 +359,140 @@ async def measure(name: str | None, port: int, pids: list[int], seconds: float) 
         attacker = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
         )
-        found.goodput = int((await attacker.communicate())[0]) / seconds
+        answered = int((await attacker.communicate())[0])
     stop.set()
-    await asyncio.gather(*others)
-    return found
+    outcome = await polite
+    outcome.peak, outcome.goodput = await memory, answered / seconds
+    return outcome
 
 
 async def recovery(port: int) -> float:
-    """Return the seconds until three requests in a row are answered within 0.15 s."""
-    start, good = time.perf_counter(), 0
-    while good < 3 and time.perf_counter() - start < 60:
-        found, stop = Outcome(), asyncio.Event()
-        task = asyncio.create_task(be_polite(port, stop, found))
-        await asyncio.sleep(0)
-        stop.set()
-        await task
-        good = good + 1 if not found.failures and found.latencies[0] < 0.15 else 0
+    """Return the seconds until three requests in a row are answered within 0.15 s, 60 at most."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < 60:
+        outcome = await ask_politely(port, requests=3, timeout=5)
+        if not outcome.failures and max(outcome.latencies) < 0.15:
+            break
     return time.perf_counter() - start
 
 
-def run(names: list[str], seconds: float, engine: str) -> list[dict[str, object]]:
-    """Run attacks behind nginx and without it; return a row for each."""
-    rows = []
+def run_attacks(names: list[str], seconds: float, engine: str) -> Iterator[Row]:
+    """Run attacks behind nginx and without it; yield a row for each."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         folder = Path(place)
-        instances = start(folder, stack, engine)
-        ports, pids = zip(*instances, strict=True)
+        build_model(folder / "model")
+        instances = [stack.enter_context(instance(folder / "model", engine)) for _ in range(2)]
+        ports, pids = map(list, zip(*instances, strict=True))
         proxy = stack.enter_context(nginx(folder, *ports, limits=True))
-        for where, port, watched in (("nginx", proxy, list(pids)), ("bare", ports[0], [pids[0]])):
+        for front, port, watched in (("nginx", proxy, pids), ("none", ports[0], pids[:1])):
             asyncio.run(recovery(port))
-            before = max(map(resident, watched))
+            before, allowed = max(map(resident, watched)), None
             for name in (None, *names):
-                found = asyncio.run(measure(name, port, watched, seconds))
-                p99 = 1000 * float(np.quantile(found.latencies, 0.99))
-                rows.append(
-                    {
-                        "where": where,
-                        "attack": name or "none",
-                        "peak MB": round(found.peak),
-                        "growth MB": round(found.peak - before),
-                        "requests": len(found.latencies),
-                        "failures": found.failures,
-                        "p99 ms": round(p99),
-                        "attacker's answers/s": round(found.goodput),
-                        "recovery s": round(asyncio.run(recovery(port)), 1),
-                    }
-                )
-                print(rows[-1], flush=True)
-    return rows
+                outcome = asyncio.run(measure(name, port, watched, seconds))
+                allowed = outcome.goodput if name == "allowed_load" else allowed
+                overload = name == "impolite_clients" and allowed
+                yield {
+                    "proxy": front,
+                    "attack": name or "none",
+                    "peak MB": round(outcome.peak),
+                    "growth MB": round(outcome.peak - before),
+                    "requests": len(outcome.latencies),
+                    "failures": outcome.failures,
+                    "p99 ms": round(1000 * float(np.quantile(outcome.latencies, 0.99))),
+                    "answers/s": round(outcome.goodput),
+                    "goodput": round(outcome.goodput / allowed, 2) if overload else "",
+                    "recovery s": round(asyncio.run(recovery(port)), 1),
+                }
 
 
-def start(folder: Path, stack: ExitStack, engine: str) -> list[tuple[int, int]]:
-    """Start two instances; return their ports and process ids."""
-    import subprocess
+def build_model(folder: Path) -> None:
+    """Save a model with random weights."""
+    subprocess.run([sys.executable, "-c", MODEL, str(folder)], env=environment(), check=True)
 
-    model = folder / "model"
-    subprocess.run([sys.executable, "-c", MODEL, str(model)], env=environment(), check=True)
-    command = [sys.executable, "-c", SERVE, str(model), engine]
-    return [stack.enter_context(process(command, environment())) for _ in range(2)]
+
+def instance(model: Path, engine: str) -> AbstractContextManager[tuple[int, int]]:
+    """Run an instance; the context is its port and its process id."""
+    return process([sys.executable, "-c", SERVE, str(model), engine], environment())
 
 
 # --- SIGTERM --------------------------------------------------------------------------------------
 
 
-def stop_under_load(times: int, clients: int = 64) -> None:
-    """Stop one of two instances behind nginx under load, again and again; count lost requests."""
-    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
-        folder = Path(place)
-        first, _ = start(folder, stack, "torch")
-        for number in range(times):
-            with ExitStack() as inner:
-                command = [sys.executable, "-c", SERVE, str(folder / "model"), "torch"]
-                other = inner.enter_context(process(command, environment()))
-                proxy = inner.enter_context(nginx(folder, first[0], other[0]))
-                asyncio.run(recovery(proxy))
-                answers = asyncio.run(_stop(proxy, other[1], clients))
-                lost = [one for one in answers if one != 200]
-                print(
-                    f"{number + 1}: {len(answers)} requests, {len(lost)} lost {lost[:5]}",
-                    flush=True,
-                )
+def run_stops(times: int, clients: int = 64) -> Iterator[Row]:
+    """Stop an instance under load, alone and as one of two behind nginx; yield a row for each."""
+    with tempfile.TemporaryDirectory() as place:
+        model = Path(place) / "model"
+        build_model(model)
+        for number in range(1, times + 1):
+            with instance(model, "torch") as (port, pid):
+                wait_for(port)
+                yield {"instances": 1, "stop": number, **asyncio.run(stop(port, pid, clients))}
+        with instance(model, "torch") as (first, _):
+            for number in range(1, times + 1):
+                with instance(model, "torch") as (second, pid), ExitStack() as stack:
+                    proxy = stack.enter_context(nginx(Path(place), first, second))
+                    row = asyncio.run(stop(proxy, pid, clients, proxied=True))
+                yield {"instances": 2, "stop": number, **row}
 
 
-async def _stop(port: int, pid: int, clients: int) -> list[object]:
-    import os
+async def stop(port: int, pid: int, clients: int, *, proxied: bool = False) -> Row:
+    """Send SIGTERM when each client has an answer on average, and count lost requests.
 
-    answers: list[object] = []
-    end = time.monotonic() + 2
+    A request is accepted when the service asks for its body, after it has read the headers; nginx
+    accepts all. Alone, clients end when they are no longer accepted; behind nginx, each sends 20
+    more requests.
+    """
+    statuses: Counter[int | str] = Counter()
+    stopped = asyncio.Event()
+    body = POLITE_REQUEST.partition(b"\r\n\r\n")[2]
+    head = request("application/json", body, "expect: 100-continue").removesuffix(body)
 
     async def ask() -> None:
-        while time.monotonic() < end:
+        left = 20
+        while left:
+            left -= stopped.is_set()
+            accepted = proxied
             try:
-                answers.append(await send(port, POLITE_REQUEST))
+                async with asyncio.timeout(120), connection(port) as (reader, writer):
+                    writer.write(head)
+                    await reader.readuntil(b" 100 Continue\r\n\r\n")
+                    accepted = True
+                    writer.write(body)
+                    statuses[await status(reader)] += 1
             except (OSError, EOFError) as error:
-                answers.append(repr(error))
+                if not accepted:
+                    return
+                statuses[type(error).__name__] += 1
 
-    async def stop() -> None:
-        await asyncio.sleep(0.5)
+    async def send_signal() -> None:
+        while statuses.total() < clients:
+            await asyncio.sleep(0.001)
         os.kill(pid, signal.SIGTERM)
+        stopped.set()
 
-    await asyncio.gather(stop(), *(ask() for _ in range(clients)))
-    return answers
+    await asyncio.gather(send_signal(), *(ask() for _ in range(clients)))
+    lost = {key: count for key, count in statuses.items() if key != 200}
+    return {"accepted": statuses.total(), "lost": sum(lost.values()), "how": str(lost or "")}
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the attacks or stops of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=list(ATTACKS), choices=list(ATTACKS))
-    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of an attack")
     parser.add_argument("--engine", default="auto")
-    parser.add_argument("--sigterm", type=int, metavar="TIMES")
+    parser.add_argument("--sigterm", type=int, metavar="TIMES", help="stop instances under load")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     parser.add_argument("--attacker", nargs=2, metavar=("NAME", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attacker:
         name, port = options.attacker
         asyncio.run(ATTACKS[name](int(port), time.monotonic() + options.seconds))
-        print(ANSWERS.count(200))
+        print(STATUSES.count(200))
     elif options.sigterm:
-        stop_under_load(options.sigterm)
+        print_table(run_stops(options.sigterm), options.json)
     else:
-        run(options.only, options.seconds, options.engine)
+        print_table(run_attacks(options.only, options.seconds, options.engine), options.json)
 
 
 if __name__ == "__main__":

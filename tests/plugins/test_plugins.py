@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -95,6 +96,18 @@ def test_calibrate_predict_and_export(trained, installed, tmp_path):
     done = dubito(installed, "export", tmp_path / "new", tmp_path / "model.onnx")
     assert done.returncode == 0, done.stderr
     assert "largest difference from torch" in done.stdout
+
+
+def test_serve(trained, installed):
+    command = [sys.executable, "-m", "dubito", "serve", str(trained), "--port", "0"]
+    with subprocess.Popen(command, env=installed, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url = process.stdout.readline().strip()
+            body = {"inputs": [[3.0, 0.0]]}
+            response = httpx.post(f"{url}v1/predict", json=body, timeout=600)
+        finally:
+            process.terminate()
+    assert response.json()["predictions"][0]["prediction"] == "class 0"
 
 
 def test_without_the_plugin_the_error_names_it(trained, source_env):

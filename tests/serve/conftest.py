@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -22,13 +24,15 @@ import uvicorn
 from PIL import Image
 
 from dubito import data
+from dubito.methods import EDL
 from dubito.model import Model, Preprocessing
 from dubito.serve import ServeConfig, create_app
 from dubito.tasks import Classification, Regression
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADERS = {"content-type": "application/json"}
 Serve = Callable[..., AbstractContextManager[httpx.Client]]
+#: Options of all services: no test may fail because the machine is busy.
+PATIENT: dict[str, Any] = {"engine": "torch", "timeout": 600, "body_timeout": 600}
 
 
 def build(method: str, source: data.Source, task: Any, **options: Any) -> Model:
@@ -85,15 +89,16 @@ def served() -> Serve:
 
     @contextmanager
     def run(model: Any, **options: Any) -> Iterator[httpx.Client]:
-        app = create_app(model, ServeConfig(**{"engine": "torch", **options}))
+        app = create_app(model, ServeConfig(**{**PATIENT, **options}))
         listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+            with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
                 client.service = app.state.service  # type: ignore[attr-defined]
+                client.connections = server.server_state.connections  # type: ignore[attr-defined]
                 yield client
         finally:
             server.should_exit = True
@@ -103,7 +108,7 @@ def served() -> Serve:
 
 
 class Gate(torch.nn.Module):
-    """Network that waits until it may go on, and fails on negative inputs."""
+    """Network that blocks until its event is set, and fails on negative inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +119,7 @@ class Gate(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.sizes.append(len(x))
         self.entered.release()
-        assert self.open.wait(60)
+        assert self.open.wait(600)
         if bool((x < 0).any()):
             raise RuntimeError("a negative input")
         return self.linear(x)
@@ -130,13 +135,15 @@ def gate() -> Iterator[Gate]:
 @pytest.fixture
 def gated_model(gate: Gate) -> Model:
     inputs = Preprocessing(inputs=data.ArrayFormat(shape=(2,)))
-    return Model(gate, _method("edl"), Classification(classes=("a", "b", "c")), inputs)
+    return Model(gate, EDL(), Classification(classes=("a", "b", "c")), inputs)
 
 
-def _method(name: str) -> Any:
-    from dubito.methods.base import to_method
-
-    return to_method(name)
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition that other threads bring about."""
+    end = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 PROCESS = """
@@ -149,20 +156,20 @@ serve(sys.argv[1], port=0, config=config, on_start=lambda url: print(url, flush=
 
 @pytest.fixture
 def process() -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
-    """Return a function that runs `serve` in a process and gives it with its port."""
+    """Return a function that runs `serve` in a process and returns it and its port."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(folder: Path, options: str = '{"engine": "torch"}') -> tuple[Any, int]:
+    def start(folder: Path, **options: Any) -> tuple[Any, int]:
         running = subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(folder), options],
+            [sys.executable, "-c", PROCESS, str(folder), json.dumps({**PATIENT, **options})],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")},
         )  # fmt: skip
         started.append(running)
         assert running.stdout is not None
-        found = re.search(r":(\d+)/", running.stdout.readline())
-        assert found is not None
-        return running, int(found[1])
+        address = re.search(r":(\d+)/", running.stdout.readline())
+        assert address is not None
+        return running, int(address[1])
 
     yield start
     for running in started:

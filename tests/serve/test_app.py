@@ -1,9 +1,13 @@
-"""Predictions over HTTP: every kind of input, and what is refused."""
+"""Predictions over HTTP: inputs of every kind, refusals, access."""
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import httpx
 import numpy as np
@@ -12,7 +16,7 @@ from PIL import Image
 
 from dubito.model import Model
 from dubito.serve import ServeConfig, create_app
-from tests.serve.conftest import Gate, Serve, encoded, png
+from tests.serve.conftest import Gate, Serve, encoded, png, wait_until
 
 JSON, PNG = {"content-type": "application/json"}, {"content-type": "image/png"}
 
@@ -22,10 +26,10 @@ def predictions(response: httpx.Response) -> list[dict]:
     return response.json()["predictions"]
 
 
-def assert_same(found: list[dict], expected: list[dict]) -> None:
+def assert_same(rows: list[dict], expected: list[dict]) -> None:
     """Compare rows; numbers may differ by rounding, because batches differ."""
-    assert len(found) == len(expected)
-    for row, other in zip(found, expected, strict=True):
+    assert len(rows) == len(expected)
+    for row, other in zip(rows, expected, strict=True):
         assert list(row) == list(other)
         for name, value in other.items():
             assert row[name] == (
@@ -39,8 +43,8 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
 def test_arrays(array_model: Model, served: Serve) -> None:
     inputs = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
     with served(array_model) as client:
-        found = client.post("/v1/predict", json={"inputs": inputs.tolist()})
-    assert_same(predictions(found), list(array_model.predict(inputs).rows()))
+        response = client.post("/v1/predict", json={"inputs": inputs.tolist()})
+    assert_same(predictions(response), list(array_model.predict(inputs).rows()))
 
 
 def test_images_in_every_form(image_model: Model, pixels: np.ndarray, served: Serve) -> None:
@@ -60,8 +64,8 @@ def test_formats(kind: str, image_model: Model, pixels: np.ndarray, served: Serv
     content = encoded(Image.fromarray(pixels[0]), kind)
     headers = {"content-type": f"image/{kind.lower()}"}
     with served(image_model) as client:
-        found = client.post("/v1/predict", content=content, headers=headers)
-    assert_same(predictions(found), list(image_model.predict([content]).rows()))
+        response = client.post("/v1/predict", content=content, headers=headers)
+    assert_same(predictions(response), list(image_model.predict([content]).rows()))
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "I;16"])
@@ -69,20 +73,20 @@ def test_large_images(mode: str, image_model: Model, served: Serve) -> None:
     gradient = np.tile(np.linspace(0, 255, 1600, dtype=np.uint8), (1200, 1))
     content = encoded(Image.fromarray(gradient).convert(mode))
     with served(image_model) as client:
-        found = client.post("/v1/predict", content=content, headers=PNG)
-    (row,), (expected,) = predictions(found), image_model.predict([content]).rows()
+        response = client.post("/v1/predict", content=content, headers=PNG)
+    (row,), (expected,) = predictions(response), image_model.predict([content]).rows()
     assert row["probs"] == pytest.approx(expected["probs"], abs=0.02)
 
 
 def test_rows_of_a_table(table_model: Model, served: Serve) -> None:
     rows = [{"height": 2.5, "bark": "grey", "other": 1}, {"height": 99, "bark": "blue"}]
     with served(table_model) as client:
-        found = predictions(client.post("/v1/predict", json={"rows": rows}))
+        typical, unusual = predictions(client.post("/v1/predict", json={"rows": rows}))
         info = client.get("/v1/model").json()
-    assert found[0]["lower"] < found[0]["prediction"] < found[0]["upper"]
-    assert "blue" in found[1]["note"]
-    assert found[1]["reason"] == "out_of_range"
-    assert set(found[1]) <= set(info["columns"])
+    assert typical["lower"] < typical["prediction"] < typical["upper"]
+    assert "blue" in unusual["note"]
+    assert unusual["reason"] == "out_of_range"
+    assert set(unusual) <= set(info["columns"])
 
 
 def test_evidence_on_request(array_model: Model, served: Serve) -> None:
@@ -101,8 +105,8 @@ def test_engines_agree(array_model: Model, served: Serve) -> None:
         expected = predictions(client.post("/v1/predict", json=body))
     with served(array_model, engine="onnx") as client:
         assert client.get("/v1/model").json()["engine"] == "onnx"
-        found = predictions(client.post("/v1/predict", json=body))
-    assert_same(found, expected)
+        rows = predictions(client.post("/v1/predict", json=body))
+    assert_same(rows, expected)
 
 
 def test_app_can_be_mounted(array_model: Model) -> None:
@@ -124,7 +128,7 @@ def test_app_can_be_mounted(array_model: Model) -> None:
     assert asyncio.run(ask(headers={"authorization": "Bearer 0123456789abcdef"})) == 200
 
 
-# --- what is refused ---
+# --- refusals ---
 
 
 @pytest.mark.parametrize(
@@ -144,18 +148,18 @@ def test_app_can_be_mounted(array_model: Model) -> None:
 )  # fmt: skip
 def test_bad_json(body: str, detail: str, array_model: Model, served: Serve) -> None:
     with served(array_model) as client:
-        found = client.post("/v1/predict", content=body, headers=JSON)
-    assert found.status_code == 422
-    assert found.json()["detail"].startswith(detail)
+        response = client.post("/v1/predict", content=body, headers=JSON)
+    assert response.status_code == 422
+    assert response.json()["detail"].startswith(detail)
 
 
 @pytest.mark.parametrize("height", [{}, {"height": [1]}, {"height": "tall"}, {"height": 10**400}])
 def test_bad_rows(height: dict, table_model: Model, served: Serve) -> None:
     good = {"height": 2, "bark": "grey"}
     with served(table_model) as client:
-        found = client.post("/v1/predict", json={"rows": [good, {"bark": "grey", **height}]})
-    assert found.status_code == 422
-    assert found.json()["detail"].startswith("rows.1")
+        response = client.post("/v1/predict", json={"rows": [good, {"bark": "grey", **height}]})
+    assert response.status_code == 422
+    assert response.json()["detail"].startswith("rows.1")
 
 
 def test_bad_images(image_model: Model, pixels: np.ndarray, served: Serve) -> None:
@@ -177,8 +181,11 @@ def test_bad_images(image_model: Model, pixels: np.ndarray, served: Serve) -> No
     ]
     with served(image_model) as client:
         for content, status, detail in cases:
-            found = client.post("/v1/predict", content=content, headers=PNG)
-            assert (found.status_code, found.json()["detail"][: len(detail)]) == (status, detail)
+            response = client.post("/v1/predict", content=content, headers=PNG)
+            assert (response.status_code, response.json()["detail"][: len(detail)]) == (
+                status,
+                detail,
+            )
         second = [("a", ("a.png", good)), ("b", ("b.png", b"no image"))]
         assert "image 1" in client.post("/v1/predict", files=second).json()["detail"]
         many = [("images", ("a.png", good))] * 257
@@ -191,40 +198,41 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(
 ) -> None:
     content = encoded(Image.new("RGB", (9000, 6000), "gray"), "JPEG")  # more than max_pixels
     with served(image_model) as client:
-        found = client.post("/v1/predict", content=content, headers={"content-type": "image/jpeg"})
-    assert len(predictions(found)) == 1
+        response = client.post(
+            "/v1/predict", content=content, headers={"content-type": "image/jpeg"}
+        )
+    assert len(predictions(response)) == 1
 
 
 def test_bodies_that_cost_too_much(array_model: Model, served: Serve) -> None:
-    headers = JSON
+    html, gzip = {"content-type": "text/html"}, {**JSON, "content-encoding": "gzip"}
     with served(array_model, max_body=10_000, memory=20_000) as client:
-        post = lambda **options: client.post("/v1/predict", headers=headers, **options)  # noqa: E731
-        assert post(content=b" " * 10_001).status_code == 413
-        assert post(content=(b" " * 6000 for _ in range(2))).status_code == 413  # chunked
-        assert "brackets and commas" in post(content=b"[" * 9000).json()["detail"]
-        assert (
-            client.post(
-                "/v1/predict", content=b"1", headers={"content-type": "text/html"}
-            ).status_code
-            == 415
-        )
-        encoded_body = {**headers, "content-encoding": "gzip"}
-        assert client.post("/v1/predict", content=b"1", headers=encoded_body).status_code == 415
-        assert client.service.memory.free == 20_000
-        assert client.service.slots.free == 256
+
+        def post(content: Any, headers: dict[str, str] = JSON) -> httpx.Response:
+            return client.post("/v1/predict", content=content, headers=headers)
+
+        assert post(b" " * 10_001).status_code == 413
+        assert post(b" " * 6000 for _ in range(2)).status_code == 413  # chunked
+        assert "brackets and commas" in post(b"[" * 9000).json()["detail"]
+        assert post(b"1", html).status_code == 415
+        assert post(b"1", gzip).status_code == 415
+        assert client.service.free_memory == 20_000
+        assert not client.service.slots.locked()
+
+
+def raw_request(body: bytes, length: int | None = None) -> bytes:
+    head = "POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {length or len(body)}\r\n\r\n".encode() + body
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=600)
 
 
 def test_a_slow_body(array_model: Model, served: Serve) -> None:
-    never = threading.Event()
-
-    def body() -> object:
-        yield b'{"inputs": '
-        never.wait(2)  # the service answers before that
-        yield b"[]}"
-
-    with served(array_model, body_timeout=0.05) as client:
-        headers = JSON
-        assert client.post("/v1/predict", content=body(), headers=headers).status_code == 408
+    with served(array_model, body_timeout=0.05) as client, connect(client) as slow:
+        slow.sendall(raw_request(b'{"inputs": ', length=100))
+        assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def test_busy(gate: Gate, gated_model: Model, served: Serve) -> None:
@@ -239,6 +247,20 @@ def test_busy(gate: Gate, gated_model: Model, served: Serve) -> None:
         gate.open.set()
         first.join()
         assert client.post("/v1/predict", json=body).status_code == 200
+
+
+def test_a_request_waits_for_a_slot(
+    gate: Gate, gated_model: Model, served: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dubito.serve._service.BUSY_DELAY", 600)
+    with served(gated_model, max_requests=1) as client, ThreadPoolExecutor(2) as pool:
+        post = partial(client.post, "/v1/predict", json={"inputs": [[1, 2]]})
+        first = pool.submit(post)
+        gate.entered.acquire()
+        second = pool.submit(post)
+        wait_until(lambda: len(client.connections) == 2)
+        gate.open.set()
+        assert (first.result().status_code, second.result().status_code) == (200, 200)
 
 
 def test_memory_is_shared(gate: Gate, gated_model: Model, served: Serve) -> None:
@@ -265,14 +287,19 @@ def test_a_failing_model(gate: Gate, gated_model: Model, served: Serve) -> None:
         assert client.post("/v1/predict", json={"inputs": [[1, 2]]}).status_code == 200
 
 
-def test_a_client_that_has_left_is_dropped(gate: Gate, gated_model: Model, served: Serve) -> None:
-    with served(gated_model) as client:
-        body = {"inputs": [[1, 2]]}
+def test_a_client_that_has_left_is_dropped(
+    gate: Gate, gated_model: Model, served: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dubito.serve._batcher.IMPATIENT", -1.0)
+    body = {"inputs": [[1, 2]]}
+    with served(gated_model, max_requests=2) as client:
         first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
         first.start()
         gate.entered.acquire()
-        with pytest.raises(httpx.ReadTimeout):  # its request is in the queue by then
-            httpx.post(f"{client.base_url}/v1/predict", json=body, timeout=3)
+        with connect(client) as second:
+            second.sendall(raw_request(json.dumps(body).encode()))
+            wait_until(client.service.slots.locked)
+        wait_until(lambda: len(client.connections) == 1)
         gate.open.set()
         first.join()
         client.post("/v1/predict", json=body)

@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+import torch
+from torch import nn
 
-from dubito.model import Model
+from dubito.data import ArrayFormat
+from dubito.model import Model, Preprocessing
 
 BODY = {"inputs": [[1.0, 2.0, 3.0, 4.0]]}
+NETWORK = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+"""
 
 
 def read_until(stream: Any, text: str) -> str:
@@ -36,36 +49,38 @@ def test_sigterm_answers_every_request_whose_headers_were_read(
     )
     with ExitStack() as stack:
         sockets = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600))
             for _ in range(64)
         ]
-        for one in sockets:
-            one.sendall(head.encode())
-        for one in sockets:  # the service has read the headers once it asks for the body
-            assert one.recv(1000).startswith(b"HTTP/1.1 100 ")
+        for client in sockets:
+            client.sendall(head.encode())
+        for client in sockets:  # the service has read the headers once it asks for the body
+            assert client.recv(1000).startswith(b"HTTP/1.1 100 ")
         running.send_signal(signal.SIGTERM)
         read_until(running.stderr, "Shutting down")
-        for one in sockets:
-            one.sendall(body)
-        assert all(one.recv(1000).startswith(b"HTTP/1.1 200 ") for one in sockets)
-    running.wait(60)
+        for client in sockets:
+            client.sendall(body)
+        assert all(client.recv(1000).startswith(b"HTTP/1.1 200 ") for client in sockets)
+    running.wait(600)
 
 
 def test_sighup_reloads_the_model(
     array_model: Model, tmp_path: Path, process: Callable[..., Any]
 ) -> None:
     folder = array_model.save(tmp_path / "model")
-    options = '{"engine": "torch", "log_json": true}'
-    running, port = process(folder, options)
-    url = f"http://127.0.0.1:{port}/v1/model"
-    before = httpx.get(url).json()["version"]
+    running, port = process(folder, log_json=True)
+
+    def version() -> str:
+        return httpx.get(f"http://127.0.0.1:{port}/v1/model", timeout=600).json()["version"]
+
+    before = version()
     saved = (folder / "model.json").read_bytes()
 
     (folder / "model.json").write_text("{")
     running.send_signal(signal.SIGHUP)
     line = json.loads(read_until(running.stderr, "not reloaded"))
     assert (line["levelname"], "damaged" in line["message"]) == ("ERROR", True)
-    assert httpx.get(url).json()["version"] == before
+    assert version() == before
 
     (folder / "model.json").write_bytes(saved)
     changed = Model.load(folder)
@@ -73,4 +88,28 @@ def test_sighup_reloads_the_model(
     changed.save(folder)
     running.send_signal(signal.SIGHUP)
     read_until(running.stderr, "reloaded the model")
-    assert httpx.get(url).json()["version"] != before
+    assert version() != before
+
+
+def test_a_custom_network_is_served(
+    array_model: Model, tmp_path: Path, source_env: dict[str, str]
+) -> None:
+    file = tmp_path / "my_network.py"
+    file.write_text(NETWORK)
+    network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+    inputs = torch.tensor(BODY["inputs"])
+    preprocessing = Preprocessing(inputs=ArrayFormat(shape=(4,)))
+    parts = (network, array_model.method, array_model.task, preprocessing)
+    model = Model.from_network(*parts, check=(inputs, network(inputs).detach()))
+    folder = model.save(tmp_path / "model")
+    options = ["--network", f"{file}:make", "--engine", "torch", "--port", "0"]
+    command = [sys.executable, "-m", "dubito", "serve", str(folder), *options]
+    with subprocess.Popen(command, env=source_env, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        try:
+            url = running.stdout.readline().strip()
+            response = httpx.post(f"{url}v1/predict", json=BODY, timeout=600)
+        finally:
+            running.terminate()
+    (row,), (expected,) = response.json()["predictions"], model.predict(inputs).rows()
+    assert row["probs"] == pytest.approx(expected["probs"], rel=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from dubito import __version__
-from dubito.model import Model
+from dubito.api import AnyModel, AnyPath
 from dubito.serve._config import ServeConfig
-from dubito.serve._gallery import Gallery
+from dubito.serve._gallery import Gallery, read
 from dubito.serve._inputs import media_type
 from dubito.serve._schema import ModelInfo, Refusal, describe_prediction
-from dubito.serve._service import Lease, Service
+from dubito.serve._service import BUSY_DELAY, Lease, Service
 
 __all__ = ["create_app"]
 
@@ -40,37 +40,37 @@ PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
 }
-#: Seconds before an overloaded service refuses a request. Clients that try again at once would
-#: take the time that answers need.
-BUSY_DELAY = 0.5
 CLIENT_LEFT = 499  # nginx's status; nobody receives it
 
 
 def create_app(
-    model: Model | str | os.PathLike[str],
+    model: AnyModel,
     config: ServeConfig | None = None,
     *,
-    gallery: Gallery | None = None,
+    network: str | Callable[[], Any] | None = None,
+    gallery: AnyPath | None = None,
 ) -> FastAPI:
     """Create the application that serves a model.
 
     Args:
         model: Model, or its folder.
         config: Engine, limits and access rules.
-        gallery: Samples to try on the page.
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
+        gallery: Folder with samples to try on the page.
 
     Returns:
         An application for uvicorn or any other ASGI server, or to mount in another one. Its
         `state.service.reload()` loads the folder again.
     """
-    service = Service(model, config or ServeConfig())
+    service = Service(model, network, config or ServeConfig())
+    samples = Gallery() if gallery is None else read(gallery, service.loaded.model.task.names)
     app = FastAPI(title="dubito", version=__version__, openapi_url=None)
     app.state.service = service
 
     # A plain route: FastAPI's routing takes longer than model and parsing together.
     app.add_route(PREDICT, _Predict(service), methods=["POST"])  # type: ignore[arg-type]
-    _add_routes(app, service, gallery)
-    _add_page(app, gallery)
+    _add_routes(app, service, samples)
+    _add_page(app, samples)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=service.config.allowed_hosts)
     return app
 
@@ -111,10 +111,9 @@ class _Predict:
         if media_type(content_type) not in known:
             raise HTTPException(415, f"the type of the body must be one of {', '.join(known)}")
         evidence = b"evidence=true" in request.scope["query_string"]
-        with Lease(service.memory) as memory, Lease(service.slots) as slots:
+        with Lease(service) as memory:
             body = await self._read_body(request, int(headers.get("content-length", 0)), memory)
-            slots.take(1)
-            async with asyncio.timeout(service.config.timeout):
+            async with service.slots, asyncio.timeout(service.config.timeout):
                 items = await service.read(loaded.reader, content_type, body)
                 memory.take(len(items) * loaded.input_bytes)
                 rows = await loaded.predict(items, evidence, request.is_disconnected)
@@ -140,7 +139,7 @@ class _Predict:
         return bytes(body)
 
 
-def _add_routes(app: FastAPI, service: Service, gallery: Gallery | None) -> None:
+def _add_routes(app: FastAPI, service: Service, gallery: Gallery) -> None:
     bearer = Security(HTTPBearer(auto_error=False, description="If the service has a token."))
     guarded: dict[str, Any] = {
         "dependencies": [bearer, Depends(service.authorize)],
@@ -149,11 +148,11 @@ def _add_routes(app: FastAPI, service: Service, gallery: Gallery | None) -> None
 
     @app.get("/v1/model", summary="Describe the model", **guarded)
     async def model() -> ModelInfo:
-        return service.loaded.info(None if gallery is None else gallery.drawing)
+        return service.loaded.info(gallery.drawing)
 
     @app.get("/v1/gallery", summary="List samples to try", **guarded)
     async def samples() -> dict[str, Any]:
-        return {"groups": []} if gallery is None else gallery.as_dict()
+        return gallery.as_dict()
 
     @app.get("/healthz", summary="Whether the process runs")
     @app.get("/readyz", summary="Whether the service answers requests")
@@ -171,9 +170,9 @@ def _add_routes(app: FastAPI, service: Service, gallery: Gallery | None) -> None
         return get_openapi(title=app.title, version=app.version, routes=[predict, *app.routes])
 
 
-def _add_page(app: FastAPI, gallery: Gallery | None) -> None:
+def _add_page(app: FastAPI, gallery: Gallery) -> None:
     files = {path.name: path for path in PAGE.glob("*.*")}
-    pictures = {} if gallery is None else gallery.pngs()
+    pictures = gallery.pngs()
 
     @app.get("/", include_in_schema=False)
     @app.get("/static/{name}", include_in_schema=False)

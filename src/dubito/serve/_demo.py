@@ -35,7 +35,6 @@ from dubito.model import Model, Preprocessing
 from dubito.serve._gallery import FILE, Drawing, Gallery, Group, Item
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
-from dubito.training.callbacks import Callback
 
 __all__ = ["GALLERY", "MODEL", "make_demo"]
 
@@ -54,12 +53,11 @@ TRAINING = TrainConfig(
 SHAPES = json.loads(Path(__file__).with_name("strokes.json").read_bytes())
 
 
-def make_demo(folder: Path | None = None, *, callbacks: Sequence[Callback] = ()) -> Path:
+def make_demo(folder: Path | None = None) -> Path:
     """Return the folder of the demo, with a model and a gallery; make it if there is none.
 
     Args:
         folder: Folder of the demo; None: a folder beside the known datasets.
-        callbacks: Functions that are called during training.
     """
     place = folder or data_folder() / f"demo-{__version__}"
     if place.is_dir():
@@ -70,7 +68,7 @@ def make_demo(folder: Path | None = None, *, callbacks: Sequence[Callback] = ())
         train, held_out = data.split(data.open("digits", "train"), 0.75, seed=0, stratify=True)
         with one_thread(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            _train(train, held_out, callbacks).save(made / MODEL)
+            _train(train, held_out).save(made / MODEL)
             _write_gallery(make_folder(made / GALLERY), data.open("digits", "test"))
         if not place.is_dir():  # another process may have been faster
             made.rename(place)
@@ -89,7 +87,7 @@ class _WithOutliers(IEDL):
         return {**super().weights(epoch, epochs), "ood_kl": 0.2}
 
 
-def _train(train: Source, held_out: Source, callbacks: Sequence[Callback]) -> Model:
+def _train(train: Source, held_out: Source) -> Model:
     random = np.random.default_rng(0)
     task = Classification.from_target(train.target)
     images, target = _enlarge(train), task.encode(train.target)
@@ -102,7 +100,7 @@ def _train(train: Source, held_out: Source, callbacks: Sequence[Callback]) -> Mo
     # The validation selects nothing: there is only one, at the end.
     samples, seen = (_pixels(inputs), targets), (_pixels(images), target)
     ood = _pixels(_outliers(images, random))
-    Trainer(TRAINING, callbacks=callbacks).fit(trained, samples, seen, ood=ood)
+    Trainer(TRAINING).fit(trained, samples, seen, ood=ood)
     model = Model(trained.network, IEDL(kl_ramp=KL_RAMP), task, preprocessing, backbone=BACKBONE)
     # Half of the digits are distorted a little, as drawings are.
     others = _enlarge(held_out)
@@ -224,14 +222,12 @@ def _drawings(key: str) -> Tensor:
     return torch.stack([_draw(_points(text)) for text in SHAPES[key]])
 
 
-def _group(
-    folder: Path, name: str, about: str, images: Tensor, truths: Sequence[str] = ()
-) -> Group:
+def _group(folder: Path, name: str, about: str, images: Tensor, truths: Any = ()) -> Group:
     """Write the images of a group."""
     items = []
     for place, image in enumerate(_pixels(images)):
         file = f"{name.lower().replace(' ', '-')}-{place}.png"
         need("PIL.Image", "data").fromarray(image[0].numpy()).save(folder / file)
         items.append(Item(file=file, truth=str(truths[place]) if len(truths) else None))
-    known = "known" if len(truths) else "unknown"
-    return Group.model_validate({"name": name, "kind": known, "about": about, "items": items})
+    kind = "known" if len(truths) else "unknown"
+    return Group.model_validate({"name": name, "kind": kind, "about": about, "items": items})

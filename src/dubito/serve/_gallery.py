@@ -68,7 +68,7 @@ class Group(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
 class Gallery(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """Samples for the page."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...] = ()
     drawing: Drawing | None = None
     """For models whose inputs can be drawn."""
     folder: Path = Field(default=Path(), exclude=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import re
 import signal
@@ -15,9 +16,9 @@ from typing import Any
 import torch
 import uvicorn
 
+from dubito._extras import need
+from dubito.api import AnyPath
 from dubito.errors import DubitoError
-from dubito.model import Model
-from dubito.serve import _gallery as galleries
 from dubito.serve._app import create_app
 from dubito.serve._config import TOKEN, ServeConfig
 
@@ -30,11 +31,12 @@ DRAIN = 30
 
 
 def serve(
-    model: str | os.PathLike[str],
+    model: AnyPath,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    gallery: str | os.PathLike[str] | None = None,
+    network: str | Callable[[], Any] | None = None,
+    gallery: AnyPath | None = None,
     config: ServeConfig | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> None:
@@ -46,6 +48,7 @@ def serve(
         model: Folder of the model.
         host: Address to listen on; "0.0.0.0" for all.
         port: Port to listen on; 0 chooses a free one.
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
         gallery: Folder with samples to try on the page.
         config: Engine, limits and access rules.
         on_start: Called with the address when the service listens.
@@ -55,13 +58,13 @@ def serve(
         config = config.model_copy(update={"token": token})
         if not re.fullmatch(TOKEN, token):
             raise DubitoError("DUBITO_TOKEN must be at least 16 visible ASCII characters")
+    _configure_logging(config.log_json)
     torch.set_num_threads(config.threads)
-    samples = None if gallery is None else galleries.read(gallery, Model.load(model).task.names)
-    app = create_app(model, config, gallery=samples)
+    app = create_app(model, config, network=network, gallery=gallery)
     settings = uvicorn.Config(
         app,
         ws="none",
-        log_config=_log_config(config),
+        log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -88,16 +91,12 @@ def _listen(host: str, port: int) -> socket.socket:
         raise DubitoError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def _log_config(config: ServeConfig) -> dict[str, Any]:
-    """Return the configuration of the standard library's logging."""
-    formatter = {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}
-    if config.log_json:
-        formatter["()"] = "pythonjsonlogger.json.JsonFormatter"
-    logger = {"handlers": ["log"], "level": "INFO", "propagate": False}
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"log": formatter},
-        "handlers": {"log": {"class": "logging.StreamHandler", "formatter": "log"}},
-        "loggers": {"dubito": logger, "uvicorn": logger},
-    }
+def _configure_logging(json: bool) -> None:
+    """Log to the standard error, unless the application has configured logging already."""
+    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    formatter = need("pythonjsonlogger.json", "serve").JsonFormatter if json else logging.Formatter
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter(text))
+    logging.basicConfig(handlers=[handler])
+    for name in ("dubito", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.INFO)

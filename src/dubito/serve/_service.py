@@ -6,7 +6,6 @@ import asyncio
 import gc
 import hashlib
 import logging
-import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from dubito.api import AnyModel, load_model
 from dubito.distributions import Dirichlet, Distribution
 from dubito.model import Model
 from dubito.model._folder import MODEL
@@ -29,13 +29,16 @@ from dubito.serve._engine import choose
 from dubito.serve._inputs import JSON, InputReader, media_type
 from dubito.serve._schema import ModelInfo
 
-__all__ = ["Lease", "LoadedModel", "Metrics", "Quota", "Service"]
+__all__ = ["BUSY_DELAY", "Lease", "LoadedModel", "Metrics", "Service", "Slots"]
 
 log = logging.getLogger(__name__)
 #: threads that read large bodies and images
 READERS = 2
 #: JSON bodies up to this size are read without a thread, which would take longer to wake
 SMALL = 1 << 15
+#: Seconds that a request waits for a slot, and then for its refusal: clients that try again at once
+#: would take the time that answers need.
+BUSY_DELAY = 0.5
 #: buckets of histograms
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 UNCERTAINTIES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -70,67 +73,70 @@ class Metrics:
                 self.epistemic.observe(row["epistemic"])
 
 
-class Quota:
-    """An amount that all requests share.
+class Lease:
+    """Memory of the service that one request has taken, until the end of a `with` block.
 
     Args:
-        amount: Amount.
-        what: Its unit.
+        service: Service.
     """
 
-    def __init__(self, amount: int, what: str) -> None:
-        self.free, self.what = amount, what
-
-
-class Lease:
-    """Part of a quota that one request has taken, until the end of a `with` block."""
-
-    def __init__(self, quota: Quota) -> None:
-        self._quota, self._taken = quota, 0
+    def __init__(self, service: Service) -> None:
+        self._service, self._taken = service, 0
 
     def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._quota.free += self._taken
+        self._service.free_memory += self._taken
 
-    def take(self, amount: int) -> None:
+    def take(self, size: int) -> None:
         """Take more, or refuse the request.
 
         Args:
-            amount: Amount.
+            size: Bytes.
         """
-        if amount > self._quota.free:
-            message = f"too many {self._quota.what} are being processed; try again later"
-            raise HTTPException(503, message, {"retry-after": "1"})
-        self._quota.free -= amount
-        self._taken += amount
+        if size > self._service.free_memory:
+            raise _busy("bytes")
+        self._service.free_memory -= size
+        self._taken += size
+
+
+class Slots(asyncio.Semaphore):
+    """Requests that may be read or computed at a time; others wait for a while."""
+
+    async def __aenter__(self) -> None:
+        try:
+            async with asyncio.timeout(BUSY_DELAY):
+                await self.acquire()
+        except TimeoutError:
+            raise _busy("requests") from None
+
+
+def _busy(unit: str) -> HTTPException:
+    return HTTPException(503, f"too many {unit} at once; try again later", {"retry-after": "1"})
 
 
 class LoadedModel:
     """A model with its engine, the reader of its inputs and the batcher of its requests.
 
     Args:
-        source: Model, or its folder.
-        config: Configuration of the service.
-        metrics: Metrics of the service.
+        model: Model, or its folder.
+        network: Factory of a custom network; see `load_model`.
+        service: Service, whose configuration and metrics it uses.
     """
 
-    def __init__(
-        self, source: Model | str | os.PathLike[str], config: ServeConfig, metrics: Metrics
-    ) -> None:
-        self.config, self.metrics = config, metrics
-        if isinstance(source, Model):
-            self.model, self.name, self.version = source, "model", "unsaved"
-        else:
-            path = Path(source, MODEL).resolve()
-            self.model, self.name = Model.load(source, device=config.device), path.parent.name
+    def __init__(self, model: AnyModel, network: Any, service: Service) -> None:
+        self.service, config = service, service.config
+        self.model = load_model(model, config.device, network)
+        self.name, self.version = "model", "unsaved"
+        if not isinstance(model, Model):
+            path = Path(model, MODEL).resolve()
+            self.name = path.parent.name
             self.version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-        prepare = self.model.preprocessing
         self.engine, self.run = choose(self.model, config.engine, config.threads, config.batch_size)
-        self.reader = InputReader(prepare.inputs, config)
+        self.reader = InputReader(self.model.preprocessing.inputs, config)
         self.batcher = Batcher(self._predict, config.batch_size)
-        self.input_bytes = 4 * torch.Size(prepare.shape).numel()
+        self.input_bytes = 4 * torch.Size(self.model.preprocessing.shape).numel()
 
     async def predict(self, items: Sequence[Any], evidence: bool, is_gone: Question) -> list[Row]:
         """Return a row for each input.
@@ -155,7 +161,7 @@ class LoadedModel:
             evidence = _evidence(prediction.distribution, self.model.task.names)
             for row, show, more in zip(rows, shown, evidence, strict=False):
                 row.update(more if show and "error" not in row else {})
-        self.metrics.observe_batch(rows)
+        self.service.metrics.observe_batch(rows)
         return rows
 
     def info(self, drawing: Any) -> ModelInfo:
@@ -181,7 +187,7 @@ class LoadedModel:
             unit=example.distribution.unit,
             evidence=bool(_evidence(example.distribution, model.task.names)),
             drawing=drawing,
-            limits={name: getattr(self.config, name) for name in limits},
+            limits={name: getattr(self.service.config, name) for name in limits},
         )
 
 
@@ -202,20 +208,22 @@ class Service:
 
     Args:
         model: Model, or its folder, which can be loaded again.
+        network: Factory of a custom network; see `load_model`.
         config: Configuration.
     """
 
-    def __init__(self, model: Model | str | os.PathLike[str], config: ServeConfig) -> None:
-        self.config, self.metrics, self.source = config, Metrics(), model
-        self.memory = Quota(config.memory, "bytes")
-        self.slots = Quota(config.max_requests, "requests")
-        self.loaded = LoadedModel(self.source, self.config, self.metrics)
+    def __init__(self, model: AnyModel, network: Any, config: ServeConfig) -> None:
+        self.config, self.metrics = config, Metrics()
+        self.free_memory = config.memory
+        self.slots = Slots(config.max_requests)
+        self._load = partial(LoadedModel, model, network, self)
+        self.loaded = self._load()
         self._readers = ThreadPoolExecutor(READERS, "dubito-reader")
 
     def reload(self) -> None:
         """Load the folder again; keep the present model if that fails."""
         try:
-            self.loaded = LoadedModel(self.source, self.config, self.metrics)
+            self.loaded = self._load()
         except Exception as error:  # whatever it is, the present model still works
             log.error("the model was not reloaded: %s", error)
         else:
