@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDE: dict[str, Any] = {"viewport": {"width": 1180, "height": 800}}
 PHONE: dict[str, Any] = {
-    "viewport": {"width": 360, "height": 800},
+    "viewport": {"width": 390, "height": 844},
     "device_scale_factor": 2,
     "is_mobile": True,
     "has_touch": True,
