@@ -74,17 +74,17 @@ OFFER = """
 ([event, target, files, text]) => {
   const data = new DataTransfer();
   for (const { name, type, content } of files) {
-    const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+    const bytes = Uint8Array.from(atob(content), (char) => char.charCodeAt(0));
     data.items.add(new File([bytes], name, { type }));
   }
   if (text !== null) data.setData("text/plain", text);
   const common = { bubbles: true, cancelable: true };
-  const made = event === "paste"
+  const synthetic = event === "paste"
     ? new ClipboardEvent(event, { ...common, clipboardData: data })
     : new DragEvent(event, { ...common, dataTransfer: data });
   const element = document.querySelector(target);
-  element.dispatchEvent(made);
-  return made.defaultPrevented;
+  element.dispatchEvent(synthetic);
+  return synthetic.defaultPrevented;
 }
 """
 
@@ -153,9 +153,9 @@ def until(page: Page, expression: str) -> None:
 
 def answered(page: Page, *states: str) -> str:
     """Wait for an answer, or for one of some states, and return the state."""
-    wanted = states or ("accept", "abstain", "plain")
+    states = states or ("accept", "abstain", "plain")
     done = '#answer:not([aria-busy="true"])'
-    page.wait_for_selector(", ".join(f'{done} #verdict[data-state="{one}"]' for one in wanted))
+    page.wait_for_selector(", ".join(f'{done} #verdict[data-state="{state}"]' for state in states))
     state = page.locator("#verdict").get_attribute("data-state")
     assert state is not None
     return state

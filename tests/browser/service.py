@@ -17,8 +17,8 @@ def main(name: str, folder: Path) -> None:
     """Make the model and serve it."""
     gallery = None
     if name == "demo":
-        made = make_demo(folder / name)
-        model, gallery = made / MODEL, made / GALLERY
+        demo = make_demo(folder / name)
+        model, gallery = demo / MODEL, demo / GALLERY
     else:
         model = getattr(models, name)(folder / name)
     config = ServeConfig.model_validate({"engine": "torch", **CONFIGS.get(name, {})})

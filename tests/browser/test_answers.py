@@ -183,8 +183,8 @@ def test_regression_has_value_and_interval(opened: Callable[..., Watched]) -> No
     low, high = float(words[-3]), float(words[-1])
     assert low < value < high
     assert not page.locator("#beliefs").is_visible()
-    ends = page.evaluate("""() => [".range", ".point", ".track"].map((one) => {
-      const box = document.querySelector(one).getBoundingClientRect();
+    ends = page.evaluate("""() => [".range", ".point", ".track"].map((selector) => {
+      const box = document.querySelector(selector).getBoundingClientRect();
       return [box.left, box.right];
     })""")
     (left, right), (start, end), track = ends

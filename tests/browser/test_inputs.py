@@ -240,8 +240,8 @@ def test_page_resizes_like_the_service(demo: Watched) -> None:
 def test_gallery(demo: Watched) -> None:
     page = demo.page
     states: dict[str, list[str]] = {"known": [], "unknown": []}
-    for kind, found in states.items():
-        found += [pick(page, kind, place) for place in range(6)]
+    for kind, results in states.items():
+        results += [pick(page, kind, place) for place in range(6)]
     assert states["known"].count("accept") > 3
     assert states["unknown"].count("abstain") > 3
 

@@ -24,9 +24,9 @@ TEXTS = """
 () => {
   const apart = ".unseen, .skip, dialog:not([open]), noscript, svg, :disabled, .hint, .drop";
   const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
-  const found = [];
+  const texts = [];
   for (const node of document.body.querySelectorAll("*")) {
-    const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim());
+    const own = [...node.childNodes].some((part) => part.nodeType === 3 && part.textContent.trim());
     const shown = node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
     if (!own || !shown || node.closest(apart)) continue;
     const style = getComputedStyle(node);
@@ -41,17 +41,17 @@ TEXTS = """
     if (ground === null) continue;
     const bold = Number(style.fontWeight) >= 700;
     const text = node.textContent.trim().slice(0, 40);
-    found.push([text, parse(style.color), ground, parseFloat(style.fontSize), bold]);
+    texts.push([text, parse(style.color), ground, parseFloat(style.fontSize), bold]);
   }
-  return found;
+  return texts;
 }
 """
 
 PLACES = """
 () => Object.fromEntries([".draw", "#verdict", ".beliefs", ".uncertainties", "#disturb", "#gallery",
-  "#triangle", ".foot"].map((one) => {
-    const box = document.querySelector(one).getBoundingClientRect();
-    return [one, [box.left, box.top + scrollY, box.width, box.height]];
+  "#triangle", ".foot"].map((selector) => {
+    const box = document.querySelector(selector).getBoundingClientRect();
+    return [selector, [box.left, box.top + scrollY, box.width, box.height]];
 }))
 """
 
@@ -62,9 +62,9 @@ def luminance(color: list[float]) -> float:
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
-def contrast(one: list[float], other: list[float]) -> float:
+def contrast(first: list[float], other: list[float]) -> float:
     """Return the contrast ratio of WCAG 2."""
-    low, high = sorted([luminance(one), luminance(other)])
+    low, high = sorted([luminance(first), luminance(other)])
     return (high + 0.05) / (low + 0.05)
 
 
@@ -91,9 +91,9 @@ def test_nothing_is_wider_than_the_screen(opened: Callable[..., Watched], name: 
     page = opened(name).page
     beyond = """
     (width) => [...document.querySelectorAll("body *")]
-      .filter((one) => one.checkVisibility() && !one.closest(".unseen, .skip"))
-      .filter((one) => one.getBoundingClientRect().right > width + 0.5)
-      .map((one) => one.id || one.className || one.tagName)
+      .filter((node) => node.checkVisibility() && !node.closest(".unseen, .skip"))
+      .filter((node) => node.getBoundingClientRect().right > width + 0.5)
+      .map((node) => node.id || node.className || node.tagName)
     """
     for width in (320, 360, 560, 740, 900, 1600):
         page.set_viewport_size({"width": width, "height": 740})
@@ -106,11 +106,11 @@ def test_targets_on_a_phone_are_large_enough(opened: Callable[..., Watched]) -> 
     page.wait_for_selector(".sample")
     sizes: list[list[Any]] = page.evaluate("""
       () => [...document.querySelectorAll("button, select, [type=range], .choose label, .check")]
-        .filter((one) => one.checkVisibility())
-        .map((one) => [one.id || one.className, one.offsetWidth, one.offsetHeight])
+        .filter((node) => node.checkVisibility())
+        .map((node) => [node.id || node.className, node.offsetWidth, node.offsetHeight])
     """)
     assert len(sizes) > 20
-    assert not [one for one in sizes if min(one[1:]) < 24]
+    assert not [size for size in sizes if min(size[1:]) < 24]
 
 
 @pytest.mark.parametrize("viewport", [PHONE, WIDE])
@@ -131,12 +131,12 @@ def test_nothing_moves_when_answers_come(
 
 def test_accepted_and_abstained_differ_without_color(demo: Watched) -> None:
     page = demo.page
-    found = {}
+    looks = {}
     for kind in ("known", "unknown"):
         state = pick(page, kind)
         border = "getComputedStyle(document.getElementById('verdict')).borderTopStyle"
-        found[state] = page.locator("#tile").inner_text(), page.evaluate(border)
-    assert found == {"accept": ("0", "solid"), "abstain": ("?", "dashed")}
+        looks[state] = page.locator("#tile").inner_text(), page.evaluate(border)
+    assert looks == {"accept": ("0", "solid"), "abstain": ("?", "dashed")}
 
 
 def focused(page: Page) -> str:
@@ -211,14 +211,14 @@ def test_everything_has_a_name(demo: Watched) -> None:
     answered(page)
     nameless = page.evaluate("""
       () => [...document.querySelectorAll("button, input, select, canvas, img, svg, [role]")]
-        .filter((one) => one.checkVisibility() && !one.closest("[aria-hidden=true]"))
-        .filter((one) => one.getAttribute("role") !== "status")
-        .filter((one) => !(one.ariaLabel || one.alt || one.labels?.length))
-        .filter((one) => !(one.textContent.trim() || one.querySelector("img")?.alt))
-        .map((one) => one.outerHTML)
+        .filter((node) => node.checkVisibility() && !node.closest("[aria-hidden=true]"))
+        .filter((node) => node.getAttribute("role") !== "status")
+        .filter((node) => !(node.ariaLabel || node.alt || node.labels?.length))
+        .filter((node) => !(node.textContent.trim() || node.querySelector("img")?.alt))
+        .map((node) => node.outerHTML)
     """)
     assert nameless == []
-    ids: list[str] = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    ids: list[str] = page.evaluate("[...document.querySelectorAll('[id]')].map((node) => node.id)")
     assert len(ids) == len(set(ids))
     rows = page.locator("#bars tbody th[scope=row]").count()
     assert rows == 11

@@ -50,12 +50,12 @@ async def submit_while_busy(
 
 def test_requests_share_batches_of_limited_size() -> None:
     double = Doubler()
-    found = asyncio.run(submit_while_busy(double, [1], [2, 3], [4, 5], [6, 7, 8, 9, 10]))
-    assert found == [[2], [4, 6], [8, 10], [12, 14, 16, 18, 20]]
+    results = asyncio.run(submit_while_busy(double, [1], [2, 3], [4, 5], [6, 7, 8, 9, 10]))
+    assert results == [[2], [4, 6], [8, 10], [12, 14, 16, 18, 20]]
     assert double.batches == [[0], [1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
 
 
-def test_a_failing_request_does_not_fail_others() -> None:
+def test_a_failing_request_does_not_fail_its_batch() -> None:
     double = Doubler()
     good, bad = asyncio.run(submit_while_busy(double, [1], [-1]))
     assert good == [2]

@@ -47,10 +47,10 @@ def test_described_groups(folder: Path) -> None:
     items = [{"file": "cat/a.png", "truth": "cat"}]
     group = {"name": "Pets", "kind": "known", "about": "Two of them.", "items": items}
     drawing = {"fill": 0.8, "center": "box", "stroke": 0.1}
-    found = _gallery.read(describe(folder, groups=[group], drawing=drawing), ["cat", "dog"])
-    assert found.drawing == drawing
-    assert found.as_dict()["groups"][0]["about"] == "Two of them."
-    assert list(found.pngs()) == ["0-0"]
+    gallery = _gallery.read(describe(folder, groups=[group], drawing=drawing), ["cat", "dog"])
+    assert gallery.drawing == drawing
+    assert gallery.as_dict()["groups"][0]["about"] == "Two of them."
+    assert list(gallery.pngs()) == ["0-0"]
 
 
 def test_images_become_small_pngs(tmp_path: Path) -> None:

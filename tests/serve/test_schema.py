@@ -1,4 +1,4 @@
-"""The OpenAPI document, and requests made from it."""
+"""The OpenAPI document, and requests generated from it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_every_documented_request(kind: str, served: Serve, request: pytest.Fixt
                 suppress_health_check=list(hypothesis.HealthCheck),
             )  # fmt: skip
             def check(case: object) -> None:
-                found = case.call(base_url=str(client.base_url))  # type: ignore[attr-defined]
-                assert found.status_code < 500
+                response = case.call(base_url=str(client.base_url))  # type: ignore[attr-defined]
+                assert response.status_code < 500
 
             check()
 
@@ -51,8 +51,8 @@ def test_damaged_images(kind: str, image_model: Model, served: Serve) -> None:
             for _ in range(draw.randint(1, 20)):
                 content[draw.randrange(len(content))] = draw.randrange(256)
             del content[draw.randint(1, len(content)) :]
-            found = client.post("/v1/predict", content=bytes(content), headers=headers)
-            assert found.status_code in (200, 413, 422)
+            response = client.post("/v1/predict", content=bytes(content), headers=headers)
+            assert response.status_code in (200, 413, 422)
 
 
 def test_damaged_forms(image_model: Model, pixels: np.ndarray, served: Serve) -> None:
@@ -65,8 +65,8 @@ def test_damaged_forms(image_model: Model, pixels: np.ndarray, served: Serve) ->
             for _ in range(draw.randint(1, 8)):
                 start = draw.randrange(len(content))
                 content[start : start + draw.randint(0, 9)] = draw.randbytes(draw.randint(0, 9))
-            found = client.post("/v1/predict", content=bytes(content), headers=headers)
-            assert found.status_code in (200, 413, 422)
+            response = client.post("/v1/predict", content=bytes(content), headers=headers)
+            assert response.status_code in (200, 413, 422)
         for value in ("multipart/form-data", "multipart/form-data; boundary=" + "x" * 300):
-            found = client.post("/v1/predict", content=original, headers={"content-type": value})
-            assert found.status_code == 422
+            response = client.post("/v1/predict", content=original, headers={"content-type": value})
+            assert response.status_code == 422

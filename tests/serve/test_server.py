@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 from dubito.data import ArrayFormat
+from dubito.errors import DubitoError
 from dubito.model import Model, Preprocessing
+from dubito.serve import serve
 
 BODY = {"inputs": [[1.0, 2.0, 3.0, 4.0]]}
 NETWORK = """
@@ -89,6 +91,22 @@ def test_sighup_reloads_the_model(
     running.send_signal(signal.SIGHUP)
     read_until(running.stderr, "reloaded the model")
     assert version() != before
+
+
+def test_token_comes_from_the_environment(
+    array_model: Model, tmp_path: Path, process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUBITO_TOKEN", "0123456789abcdef")
+    _, port = process(array_model.save(tmp_path / "model"))
+    url, headers = f"http://127.0.0.1:{port}/v1/model", {"authorization": "Bearer 0123456789abcdef"}
+    assert httpx.get(url, timeout=600).status_code == 401
+    assert httpx.get(url, headers=headers, timeout=600).status_code == 200
+
+
+def test_a_short_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUBITO_TOKEN", "short")
+    with pytest.raises(DubitoError, match="DUBITO_TOKEN must be at least 16"):
+        serve(tmp_path)
 
 
 def test_a_custom_network_is_served(

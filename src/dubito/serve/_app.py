@@ -40,7 +40,6 @@ PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
 }
-CLIENT_LEFT = 499  # nginx's status; nobody receives it
 
 
 def create_app(
@@ -91,7 +90,7 @@ class _Predict:
             except TimeoutError:
                 response = JSONResponse({"detail": "the model did not answer in time"}, 504)
             except (ClientDisconnect, ConnectionError):
-                response = Response(status_code=CLIENT_LEFT)
+                response = Response(status_code=499)  # as in nginx; nobody receives it
             except Exception:
                 log.exception("the model failed")
                 response = JSONResponse({"detail": "the model failed"}, 500)

@@ -31,7 +31,7 @@ class _Part(NamedTuple):
 class Batcher:
     """Computes results for the items of concurrent requests in batches.
 
-    One batch runs at a time, in a thread. What arrives meanwhile forms the next one: an idle
+    One batch runs at a time, in a thread. Requests meanwhile form the next batch: an idle
     service answers at once, and batches grow with the load.
 
     Args:

@@ -15,7 +15,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Engine, limits and access rules of the service."""
 
     engine: Literal["auto", "torch", "onnx"] = "auto"
-    """What runs the model; "auto": on a CPU the faster one, else torch."""
+    """Engine of the model; "auto": on a CPU the faster one, else torch."""
     device: str = "cpu"
     """Device of the network."""
     threads: PositiveInt = 1

@@ -1,4 +1,4 @@
-"""Engines: what runs a model.
+"""Engines, which run a model.
 
 The engine "torch" is `Model.predict`. The engine "onnx" runs the file that `dubito.onnx.export`
 writes, which compares it with torch on random and extreme inputs.

@@ -1,7 +1,7 @@
 """Samples for the page, read from a folder.
 
 Without a file gallery.json, each sub-folder of images is a group. Sub-folders with the name of a
-class form the group of known samples, and each other one is a group of unknown samples.
+class form the group of known samples; each of the rest is a group of unknown samples.
 
 With a file gallery.json, it describes the groups: it is a `Gallery` without its folder.
 """
@@ -35,8 +35,8 @@ class Drawing(TypedDict):
     """How the page makes a drawing look like the training data.
 
     `fill` is the longer side of the drawing and `stroke` the width of its strokes, as shares of the
-    image. `center` says what is moved to the center of the image: the center of mass, or that of
-    the bounding box.
+    image. `center` is the part that is moved to the center of the image: the center of mass, or
+    that of the bounding box.
     """
 
     fill: Share
@@ -101,7 +101,7 @@ def read(folder: str | os.PathLike[str], classes: Sequence[str] = ()) -> Gallery
     place = Path(folder)
     if not place.is_dir():
         raise DubitoError(f"there is no folder {place} for the gallery")
-    gallery = _described(place) if (place / FILE).is_file() else _found(place, classes)
+    gallery = _described(place) if (place / FILE).is_file() else _from_folders(place, classes)
     count = sum(len(group.items) for group in gallery.groups)
     if not 1 <= count <= MOST_ITEMS:
         raise DubitoError(f"{place} has {count} images; a gallery has 1 to {MOST_ITEMS}")
@@ -118,8 +118,8 @@ def _described(folder: Path) -> Gallery:
         raise DubitoError(f"{folder / FILE} does not describe a gallery: {reason}") from None
 
 
-def _found(folder: Path, classes: Sequence[str]) -> Gallery:
-    """Return the groups that the sub-folders of a folder form."""
+def _from_folders(folder: Path, classes: Sequence[str]) -> Gallery:
+    """Make groups of the sub-folders of a folder."""
     known: list[Item] = []
     groups: list[Group] = []
     for home in sorted(path for path in folder.iterdir() if path.is_dir()):

@@ -1,7 +1,7 @@
 """Read request bodies: JSON, images and forms of images.
 
-Bodies come from strangers. What a body would cost is bounded before it is parsed: the brackets and
-commas of JSON, the number of files, the pixels and sides of images.
+Bodies are not trusted. Their cost is bounded before they are parsed: the brackets and commas of
+JSON, the number of files, the pixels and sides of images.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dubito.serve._config import ServeConfig
 __all__ = ["InputReader", "media_type"]
 
 JSON, FORM = "application/json", "multipart/form-data"
-#: media type -> Pillow's name of the format; no others are decoded
+#: media type -> Pillow's name of the format; other formats are refused
 IMAGES = {f"image/{name}": name.upper() for name in ("jpeg", "png", "webp", "gif", "bmp")}
 FORMATS = tuple(IMAGES.values())
 START_OF_SCAN = b"\xff\xda"

@@ -64,8 +64,9 @@ class ModelInfo(BaseModel):
     """The model that is served.
 
     - name, version: name of its folder, and a hash of its content
-    - engine: what runs it
+    - engine: engine that runs it
     - task, inputs, method, policy: as in model.json
+    - interval_level: coverage of the intervals of a regression
     - shape: shape of an encoded input
     - columns: columns that predictions may have
     - unit: unit of the uncertainty
@@ -81,6 +82,7 @@ class ModelInfo(BaseModel):
     inputs: AnyFormat
     method: dict[str, Any]
     policy: Policy | None
+    interval_level: float | None
     shape: tuple[int, ...]
     columns: list[str]
     unit: str

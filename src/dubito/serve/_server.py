@@ -26,7 +26,7 @@ __all__ = ["serve"]
 
 #: Seconds for the next request on a connection; longer than a proxy keeps idle connections.
 KEEP_ALIVE = 65
-#: Seconds that a stopping service may take to answer what it has accepted.
+#: Seconds that a stopping service may take to answer accepted requests.
 DRAIN = 30
 
 
@@ -76,7 +76,7 @@ def serve(
     signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=reload).start())
     listener = _listen(host, port)
     gc.collect()
-    gc.freeze()  # collections need not look at what stays until the end
+    gc.freeze()  # collections skip the objects that stay until the end
     if on_start is not None:
         on_start(f"http://{host}:{listener.getsockname()[1]}/")
     with contextlib.suppress(KeyboardInterrupt):

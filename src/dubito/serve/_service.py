@@ -102,7 +102,7 @@ class Lease:
 
 
 class Slots(asyncio.Semaphore):
-    """Requests that may be read or computed at a time; others wait for a while."""
+    """Requests that are read or computed at a time; further ones wait for a while."""
 
     async def __aenter__(self) -> None:
         try:
@@ -182,6 +182,7 @@ class LoadedModel:
             inputs=model.preprocessing.inputs,
             method=model.method.to_dict(),
             policy=model.policy,
+            interval_level=next(iter(getattr(model.calibration, "levels", ())), None),
             shape=model.preprocessing.shape,
             columns=list(dict.fromkeys(names)),
             unit=example.distribution.unit,
@@ -192,7 +193,7 @@ class LoadedModel:
 
 
 def _evidence(dist: Distribution, classes: Sequence[str]) -> list[Row]:
-    """Return what the page draws of a Dirichlet, for each input; nothing if it is not one."""
+    """Return vacuity, belief and alpha for each input; nothing if it is not a Dirichlet."""
     if not isinstance(dist, Dirichlet) or "vacuity" not in dist.scores:
         return []
     shares = {"belief": dist.belief.tolist(), "alpha": dist.alpha.tolist()}
@@ -224,11 +225,10 @@ class Service:
         """Load the folder again; keep the present model if that fails."""
         try:
             self.loaded = self._load()
-        except Exception as error:  # whatever it is, the present model still works
-            log.error("the model was not reloaded: %s", error)
-        else:
             gc.freeze()
             log.info("reloaded the model, version %s", self.loaded.version)
+        except Exception as error:  # of any kind: the present model still works
+            log.error("the model was not reloaded: %s", error)
 
     def authorize(self, request: Request) -> None:
         """Refuse a request without the token.
@@ -238,8 +238,8 @@ class Service:
         """
         if self.config.token is None:
             return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        same = secrets.compare_digest(given.encode(), self.config.token.encode())
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        same = secrets.compare_digest(token.encode(), self.config.token.encode())
         if scheme.lower() != "bearer" or not same:
             raise HTTPException(401, "no token, or a wrong one", {"www-authenticate": "Bearer"})
 
