@@ -109,12 +109,13 @@ class API(litserve.LitAPI):
         return list(zip(*output))
     def encode_response(self, output):
         return {"predictions": [{"prediction": int(output[0]), "probs": output[1].tolist()}]}
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    port = listener.getsockname()[1]
-print(f"http://127.0.0.1:{port}/", flush=True)
-api = API(max_batch_size=64, batch_timeout=0.002, api_path="/v1/predict")
-server = litserve.LitServer(api, accelerator="cpu")
-server.run(port=port, log_level="error", generate_client_file=False)
+if __name__ == "__main__":
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    print(f"http://127.0.0.1:{port}/", flush=True)
+    api = API(max_batch_size=64, batch_timeout=0.002, api_path="/v1/predict")
+    server = litserve.LitServer(api, accelerator="cpu")
+    server.run(port=port, log_level="error", generate_client_file=False)
 """
 
 
@@ -208,10 +209,13 @@ def process(command: list[str], env: dict[str, str]) -> Iterator[tuple[int, int]
 
 @contextmanager
 def server(code: str, *arguments: object) -> Iterator[int]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    with process(command, environment()) as (port, _):
-        wait_for(port)
-        yield port
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "server.py"  # LitServe imports it in other processes
+        file.write_text(code)
+        command = [sys.executable, str(file), *map(str, arguments)]
+        with process(command, environment()) as (port, _):
+            wait_for(port)
+            yield port
 
 
 @contextmanager

@@ -145,13 +145,14 @@ STATUSES: list[int] = []
 
 
 def attack(function: Attack) -> Attack:
-    """Register an attack, a function of port and end time."""
+    """Register an attack, a function of port and duration."""
     ATTACKS[function.__name__] = function
     return function
 
 
-async def crowd(count: int, act: Callable[[], Awaitable[object]], end: float) -> None:
-    """Repeat a client's action with several clients until the end time, also if it fails."""
+async def crowd(count: int, act: Callable[[], Awaitable[object]], seconds: float) -> None:
+    """Repeat a client's action with several clients for some time, also if it fails."""
+    end = time.monotonic() + seconds
 
     async def repeat() -> None:
         while time.monotonic() < end:
@@ -174,27 +175,29 @@ async def drip(port: int, head: bytes, piece: bytes, pause: float) -> None:
 
 
 @attack
-async def slow_bodies(port: int, end: float) -> None:
+async def slow_bodies(port: int, seconds: float) -> None:
     """Send bodies one byte at a time."""
     head = request("application/json", b"x" * 100_000)[:-100_000]
-    await crowd(256, lambda: drip(port, head, b" ", 0.2), end)
+    await crowd(256, lambda: drip(port, head, b" ", 0.2), seconds)
 
 
 @attack
-async def slow_headers(port: int, end: float) -> None:
+async def slow_headers(port: int, seconds: float) -> None:
     """Send headers one at a time."""
-    await crowd(256, lambda: drip(port, b"POST /v1/predict HTTP/1.1\r\n", b"a: b\r\n", 0.2), end)
+    await crowd(
+        256, lambda: drip(port, b"POST /v1/predict HTTP/1.1\r\n", b"a: b\r\n", 0.2), seconds
+    )
 
 
 @attack
-async def huge_headers(port: int, end: float) -> None:
+async def huge_headers(port: int, seconds: float) -> None:
     """Send headers without end."""
     piece = b"a: " + b"x" * 60_000 + b"\r\n"
-    await crowd(8, lambda: drip(port, b"POST /v1/predict HTTP/1.1\r\n", piece, 0), end)
+    await crowd(8, lambda: drip(port, b"POST /v1/predict HTTP/1.1\r\n", piece, 0), seconds)
 
 
 @attack
-async def chunked_trailers(port: int, end: float) -> None:
+async def chunked_trailers(port: int, seconds: float) -> None:
     """Send 48 MB of trailers after a body."""
     head = HEAD.format("application/json") + "transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
     trailers = b"".join(b"a%d: %s\r\n" % (k, b"x" * 900) for k in range(1000))
@@ -206,11 +209,11 @@ async def chunked_trailers(port: int, end: float) -> None:
                 writer.write(trailers)
                 await writer.drain()
 
-    await crowd(4, act, end)
+    await crowd(4, act, seconds)
 
 
 @attack
-async def large_json(port: int, end: float) -> None:
+async def large_json(port: int, seconds: float) -> None:
     """Send 8 MB of JSON: deep, wide, with many keys, numbers or a long text."""
     size = 8_000_000
     bodies = [
@@ -221,25 +224,25 @@ async def large_json(port: int, end: float) -> None:
         b'"' + b"x" * size + b'"',
     ]
     requests = [request("application/json", body) for body in bodies]
-    await crowd(8, lambda: send(port, random.choice(requests)), end)
+    await crowd(8, lambda: send(port, random.choice(requests)), seconds)
 
 
 @attack
-async def tall_images(port: int, end: float) -> None:
+async def tall_images(port: int, seconds: float) -> None:
     """Send a PNG of 77 kB with 15.9 million rows."""
     content = request("image/png", tall_png(15_900_000))
-    await crowd(8, lambda: send(port, content), end)
+    await crowd(8, lambda: send(port, content), seconds)
 
 
 @attack
-async def large_images(port: int, end: float) -> None:
+async def large_images(port: int, seconds: float) -> None:
     """Send images of 15.8 megapixels, which are allowed."""
     content = request("image/png", image((3970, 3970), "RGBA"))
-    await crowd(8, lambda: send(port, content), end)
+    await crowd(8, lambda: send(port, content), seconds)
 
 
 @attack
-async def decompression_bombs(port: int, end: float) -> None:
+async def decompression_bombs(port: int, seconds: float) -> None:
     """Send small files that become large."""
     bodies = [image((16_000, 4_000), kind="WEBP"), image((16_000, 4_000), "1"),
               image((16_000, 8_000), "L", "JPEG")]  # fmt: skip
@@ -247,11 +250,11 @@ async def decompression_bombs(port: int, end: float) -> None:
     requests = [request(kind, body) for kind, body in zip(kinds, bodies, strict=True)]
     bomb = zlib.compress(bytes(10**7))
     requests.append(request("application/json", bomb, "content-encoding: gzip"))
-    await crowd(8, lambda: send(port, random.choice(requests)), end)
+    await crowd(8, lambda: send(port, random.choice(requests)), seconds)
 
 
 @attack
-async def broken_images(port: int, end: float) -> None:
+async def broken_images(port: int, seconds: float) -> None:
     """Send damaged images."""
     original = image((200, 200), "RGB")
 
@@ -261,11 +264,11 @@ async def broken_images(port: int, end: float) -> None:
             content[random.randrange(len(content))] = random.randrange(256)
         return request("image/png", bytes(content))
 
-    await crowd(16, lambda: send(port, broken()), end)
+    await crowd(16, lambda: send(port, broken()), seconds)
 
 
 @attack
-async def aborted_requests(port: int, end: float) -> None:
+async def aborted_requests(port: int, seconds: float) -> None:
     """Close the connection before the response."""
 
     async def act() -> None:
@@ -274,21 +277,21 @@ async def aborted_requests(port: int, end: float) -> None:
             await writer.drain()
             await asyncio.sleep(random.random() * 0.01)
 
-    await crowd(64, act, end)
+    await crowd(64, act, seconds)
 
 
 @attack
-async def allowed_load(port: int, end: float) -> None:
+async def allowed_load(port: int, seconds: float) -> None:
     """Send 16 inputs from 32 clients: the goodput without overload."""
     content = json_request({"inputs": [[[[7] * 8] * 8]] * 16})
-    await crowd(32, lambda: send(port, content), end)
+    await crowd(32, lambda: send(port, content), seconds)
 
 
 @attack
-async def impolite_clients(port: int, end: float) -> None:
+async def impolite_clients(port: int, seconds: float) -> None:
     """Send 16 inputs from 256 clients, again and again."""
     content = json_request({"inputs": [[[[7] * 8] * 8]] * 16})
-    await crowd(256, lambda: send(port, content), end)
+    await crowd(256, lambda: send(port, content), seconds)
 
 
 # --- measurement ----------------------------------------------------------------------------------
@@ -487,7 +490,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.attacker:
         name, port = options.attacker
-        asyncio.run(ATTACKS[name](int(port), time.monotonic() + options.seconds))
+        asyncio.run(ATTACKS[name](int(port), options.seconds))
         print(STATUSES.count(200))
     elif options.sigterm:
         print_table(run_stops(options.sigterm), options.json)
