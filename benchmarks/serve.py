@@ -299,7 +299,7 @@ def wait_for(port: int) -> None:
 
 @dataclass
 class Load:
-    """Latencies of the requests of some seconds."""
+    """Latencies of the requests that were answered in some seconds."""
 
     seconds: float
     latencies: list[float] = field(default_factory=list)
@@ -335,6 +335,8 @@ async def measure(port: int, clients: int, seconds: float) -> Load:
     load, contents = Load(seconds), requests()
     begin = time.perf_counter() + WARM_UP
     await asyncio.gather(*(ask(port, contents, first, begin, load) for first in range(clients)))
+    if not load.latencies:
+        raise RuntimeError(f"no response in {seconds:g} s to {clients} clients: use more --seconds")
     return load
 
 
@@ -345,7 +347,7 @@ async def ask(port: int, contents: list[bytes], first: int, begin: float, load: 
         writer.write(contents[number % len(contents)])
         await read_response(reader)
         done = time.perf_counter()
-        if sent >= begin and done <= end:
+        if begin <= done <= end:
             load.latencies.append(done - sent)
         number += 1
     writer.close()
