@@ -24,6 +24,7 @@ from tests.reference import Concentration, Point, Truth, truth
 
 DEVICE = "cuda" if _triton_math.COMPILED.value else "cpu"
 pytestmark = [
+    pytest.mark.usefixtures("_fast_interpreter"),
     # numpy warns where a lane that is not chosen overflows
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(
