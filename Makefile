@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes; each one uses a single torch thread (tests/conftest.py).
+# Test processes; each one uses a single torch thread (tests/conftest.py). Work stealing keeps the
+# tests of a file together, so that its fixtures are rarely set up twice.
 WORKERS ?= 2
 # Benchmarks to run, by name; all when empty.
 NAMES ?=
@@ -22,7 +23,7 @@ demo: $(VENV)/.stamp-base ## train on embedded data and write dubito-demo/report
 	$(BIN)/dubito demo
 
 test: $(VENV)/.stamp-dev ## run the tests, the doctests and the examples of the documents
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 browser-test: $(VENV)/.stamp-browser ## use the page of dubito serve in the system's Chromium
 	$(BIN)/python -m pytest -m browser tests/browser

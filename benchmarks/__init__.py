@@ -1,7 +1,7 @@
 """Benchmarks: how many times faster than the usual way, both timed in the same run.
 
-Each module in the table has `run() -> list[dict]`, one row a comparison. Ratios are what to read:
-the times depend on the machine and on what else it is doing.
+Each module in the table has `run() -> list[dict]`, one row a comparison. Compare the ratios:
+times depend on the machine and on its other load.
 """
 
 from __future__ import annotations

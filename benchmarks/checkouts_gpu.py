@@ -2,8 +2,8 @@
 
     python -m benchmarks.checkouts_gpu OLD NEW [--turns N] [--json FILE]
 
-Each checkout runs in a process of its own, with its `src` on the path and everything else alike;
-all of them hold the same batch, and take turns at being timed. A row is a shape: of each checkout
+Each checkout runs in its own process, with its `src` on the path and everything else alike;
+all of them have the same batch, and take turns at being timed. A row is a shape: of each checkout
 the median and the range over the turns, in microseconds of a forward and backward step, replayed
 from a CUDA graph or in an eager loop.
 """
@@ -81,9 +81,9 @@ def compare(
                 checkouts[name].ask()
                 times[name].append(checkouts[name].answer())
         row: Row = {"shape": f"{samples} x {classes}", "type": dtype}
-        for name, seen in times.items():
+        for name, samples in times.items():
             for kind in ("graph", "eager"):
-                values = sorted(each[kind] for each in seen)
+                values = sorted(each[kind] for each in samples)
                 row[f"{name}_{kind}_us"] = round(statistics.median(values), 2)
                 row[f"{name}_{kind}_range"] = f"{values[0]:.1f} to {values[-1]:.1f}"
         yield row
@@ -137,7 +137,7 @@ def _prepared(samples: int, classes: int, dtype: str) -> Callable[[], dict[str, 
 
 
 def capture(step: Callable[[], object], steps: int) -> Any:
-    """Capture some steps in a CUDA graph, after a warm-up on a stream of its own."""
+    """Capture some steps in a CUDA graph, after a warm-up on a separate stream."""
     import torch
 
     side = torch.cuda.Stream()

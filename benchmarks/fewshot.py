@@ -81,7 +81,7 @@ def run() -> list[Row]:
     for (ways, shots, weight), (count, batches) in zip(SETTINGS, AMOUNTS[kind], strict=True):
         ours = engine(ways, shots, weight)
         ours.values(0, min(count, 500))  # load libraries
-        found, own = _timed(partial(ours.values, 0, count))
+        values, own = _timed(partial(ours.values, 0, count))
         _baseline(ours, weight, 1)
         correct, theirs = _timed(partial(_baseline, ours, weight, batches))
         own, theirs = own * EPISODES / count, theirs * EPISODES / (batches * BATCH)
@@ -92,7 +92,7 @@ def run() -> list[Row]:
                 "ours_s": own,
                 "ratio": theirs / own,
                 "baseline_accuracy": float(np.mean(correct)),
-                "accuracy": float(found["accuracy"][: batches * BATCH].mean()),
+                "accuracy": float(values["accuracy"][: batches * BATCH].mean()),
             }
         )
         print(rows[-1], flush=True)
@@ -139,7 +139,7 @@ def _ten(ours: Engine, drawn: Episodes, weight: float) -> list[float]:
         alpha, ood_alpha = (softplus(x @ weights + bias) + 1 for x in (query, ood))
     correct = (alpha.argmax(-1).cpu() == ours.sampler.query_labels).numpy()
     _evaluate(alpha, ood_alpha, correct)
-    return [float(one) for one in correct.mean(-1)]
+    return correct.mean(-1).tolist()
 
 
 def _fit(support: Tensor, target: Tensor, ways: int, weight: float) -> list[Tensor]:
@@ -177,7 +177,7 @@ def _evaluate(alpha: Tensor, ood_alpha: Tensor, correct: np.ndarray) -> list[flo
     """Return average precision and ROC area by scikit-learn, of each episode and score."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    found: list[float] = []
+    areas: list[float] = []
     both = torch.cat([alpha, ood_alpha], 1)
     inside = np.broadcast_to(np.arange(both.shape[1]) < alpha.shape[1], both.shape[:2])
     for values, flags in ((alpha, correct), (both, inside)):
@@ -185,6 +185,6 @@ def _evaluate(alpha: Tensor, ood_alpha: Tensor, correct: np.ndarray) -> list[flo
             scores = Dirichlet(values).confidence(name).cpu().numpy()
             for row, flag in zip(scores, flags, strict=True):
                 if 0 < flag.mean() < 1:
-                    found.append(float(average_precision_score(flag, row)))
-                    found.append(float(roc_auc_score(flag, row)))
-    return found
+                    areas.append(float(average_precision_score(flag, row)))
+                    areas.append(float(roc_auc_score(flag, row)))
+    return areas

@@ -1,4 +1,4 @@
-"""Losses as papers state them, with torch's special functions: what ours are timed against."""
+"""Losses as papers state them, with torch's special functions: the baseline of ours."""
 
 from __future__ import annotations
 

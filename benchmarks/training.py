@@ -138,7 +138,7 @@ def train_old(case: Case, report: Report) -> None:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return what this machine can run."""
+    """Return the cases that this machine can run."""
     return ON_GPU if torch.cuda.is_available() else ON_CPU
 
 

@@ -1,12 +1,12 @@
 """Reproduction of the I-EDL paper (Deng et al., ICML 2023): every table, ours beside the paper's.
 
-    python -m reproduction --list          # tables and recipes, and what is done
-    python -m reproduction tab_conf        # run what is missing of a table
+    python -m reproduction --list          # tables and recipes, and their records
+    python -m reproduction tab_conf        # run the missing records of a table
     python -m reproduction --report        # all tables and figures from the records
 
 | module | content |
 | --- | --- |
-| recipes | what to train: recipes/*.toml with inheritance, and the ids of records |
+| recipes | recipes/*.toml with inheritance, and the ids of records |
 | store | records in results/, compressed |
 | runner | one process, several, or a Ray cluster |
 | training, episodes | from a recipe to its records |

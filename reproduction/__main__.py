@@ -16,12 +16,12 @@ RESULTS, WORK = Path("results"), Path("runs/reproduction")
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser."""
-    found = argparse.ArgumentParser(
+    command = argparse.ArgumentParser(
         prog="python -m reproduction",
         description="Run the paper's experiments, and compare the results with the published ones. "
-        "The same command resumes a run that was interrupted, and runs only what is missing.",
+        "The same command resumes a run that was interrupted, and runs only missing records.",
     )
-    add = found.add_argument
+    add = command.add_argument
     add("names", nargs="*", metavar="TABLE", help="tables or recipes (tab_ood, 'mnist-*'); all")
     add("--quick", action="store_true", help="embedded data and two epochs; numbers mean nothing")
     add("--seeds", type=_numbers, help="seeds in place of those of the recipes: 1,2,3")
@@ -31,11 +31,11 @@ def parser() -> argparse.ArgumentParser:
     add("--results", type=Path, help=f"folder of the records; default: {RESULTS}")
     add("--work", type=Path, default=WORK, help=f"folder of checkpoints; default: {WORK}")
     add("--out", type=Path, help=f"folder of the report; default: {WORK}/report")
-    add("--list", action="store_true", help="list recipes and what is done, run nothing")
+    add("--list", action="store_true", help="list recipes and their records, run nothing")
     add("--report", action="store_true", help="write all tables and figures, run nothing")
     add("--pages", action="store_true", help="update the tables and figures of docs/, run nothing")
-    add("--stopping", action="store_true", help="print what other stopping rules would keep")
-    return found
+    add("--stopping", action="store_true", help="print the results of other stopping rules")
+    return command
 
 
 def _numbers(text: str) -> list[int]:
@@ -48,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Command line without the program's name.
     """
-    chosen = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        return _run(chosen)
+        return _run(options)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
@@ -58,37 +58,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _run(chosen: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     recipes = read_recipes()
-    work = chosen.work / "quick" if chosen.quick else chosen.work
-    folder = chosen.results or (work / "results" if chosen.quick else RESULTS)
-    if chosen.quick:
+    work = options.work / "quick" if options.quick else options.work
+    folder = options.results or (work / "results" if options.quick else RESULTS)
+    if options.quick:
         from reproduction.quick import quick
 
         recipes = {name: quick(recipe) for name, recipe in recipes.items()}
-    some = select(recipes, chosen.names)
+    selected = select(recipes, options.names)
     store = Store(folder, recipes)
-    if chosen.list:
-        _list(some, store, chosen.seeds)
+    if options.list:
+        _list(selected, store, options.seeds)
         return 0
     problems: dict[str, str] = {}
-    if not (chosen.report or chosen.pages or chosen.stopping):
+    if not (options.report or options.pages or options.stopping):
         from reproduction.runner import run
 
         problems = run(
-            some, store, work, seeds=chosen.seeds, device=chosen.device, jobs=chosen.jobs,
-            ray=chosen.ray,
+            selected, store, work, seeds=options.seeds, device=options.device, jobs=options.jobs,
+            ray=options.ray,
         )  # fmt: skip
         for unit, problem in problems.items():
             print(f"failed: {unit}: {problem}", file=sys.stderr)
     from reproduction import report
 
-    if chosen.stopping:
-        print(report.stopping_text(store, [recipe.name for recipe in some]))
-    elif chosen.pages:
+    if options.stopping:
+        print(report.stopping_text(store, [recipe.name for recipe in selected]))
+    elif options.pages:
         report.write_pages(store)
     else:
-        print(report.write(store, chosen.out or work / "report"))
+        print(report.write(store, options.out or work / "report"))
     return bool(problems)
 
 

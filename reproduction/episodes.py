@@ -85,16 +85,19 @@ def _tuning(choice: Choice) -> dict[str, Any]:
     """Return the trials, in an order that a resumed search repeats, and the choice among them."""
     trials = []
     for trial in choice.trials:
-        own = dict(trial)
+        fields = dict(trial)
         values = {
-            name: {"mean": own.pop(name), "interval": own.pop(f"{name}_interval")}
+            name: {
+                "mean": fields.pop(name),
+                "interval": fields.pop(f"{name}_interval"),
+            }
             for name in ("accuracy", "ood_aupr")
         }
-        scaling = own.pop("scaling")
-        trials.append({"hyperparameters": own, "scaling": scaling, **values})
+        scaling = fields.pop("scaling")
+        trials.append({"hyperparameters": fields, "scaling": scaling, **values})
     trials.sort(key=lambda trial: (sorted(trial["hyperparameters"].items()), trial["scaling"]))
-    chosen = {name: getattr(choice.method, name) for name in trials[0]["hyperparameters"]}
-    return dict(_rounded({"choice": chosen, "scaling": choice.scaling, "trials": trials}))
+    choices = {name: getattr(choice.method, name) for name in trials[0]["hyperparameters"]}
+    return dict(_rounded({"choice": choices, "scaling": choice.scaling, "trials": trials}))
 
 
 def _rounded(values: Any) -> Any:

@@ -50,20 +50,20 @@ def pooled(records: Iterable[Record], quantity: str) -> Pooled | None:
         records: Records of one recipe.
         quantity: Name of the metric.
     """
-    found = [record["result"]["figures"].get(quantity) for record in records]
-    found = [one for one in found if one and one["mean"] is not None]
-    if not found:
+    summaries = [record["result"]["figures"].get(quantity) for record in records]
+    summaries = [summary for summary in summaries if summary and summary["mean"] is not None]
+    if not summaries:
         return None
-    total = sum(one["episodes"] for one in found)
-    mean = sum(one["episodes"] * one["mean"] for one in found) / total
-    if len(found) == 1:
-        half = found[0]["interval"]
-        return Pooled(100 * found[0]["mean"], math.nan if half is None else 100 * half, total)
+    total = sum(summary["episodes"] for summary in summaries)
+    mean = sum(summary["episodes"] * summary["mean"] for summary in summaries) / total
+    if len(summaries) == 1:
+        half = summaries[0]["interval"]
+        return Pooled(100 * summaries[0]["mean"], math.nan if half is None else 100 * half, total)
     squares = 0.0
-    for one in found:
-        half = math.nan if one["interval"] is None else one["interval"]
-        within = (one["episodes"] - 1) * (half / HALF) ** 2
-        squares += one["episodes"] * (within + (one["mean"] - mean) ** 2)
+    for summary in summaries:
+        half = math.nan if summary["interval"] is None else summary["interval"]
+        within = (summary["episodes"] - 1) * (half / HALF) ** 2
+        squares += summary["episodes"] * (within + (summary["mean"] - mean) ** 2)
     return Pooled(100 * mean, 100 * HALF * math.sqrt(squares / (total - 1) / total), total)
 
 
@@ -78,12 +78,12 @@ def settings(results: Results) -> dict[tuple[str, str, Setting], Recipe]:
 
 def sweep(results: Results) -> dict[Setting, dict[float, Recipe]]:
     """Return the recipes of the sweep that were run, by setting and weight."""
-    found: dict[Setting, dict[float, Recipe]] = {}
+    swept: dict[Setting, dict[float, Recipe]] = {}
     for name in results.by_recipe:
         recipe = results.recipes[name]
         if recipe.is_fewshot and recipe.swept is not None:
-            found.setdefault(recipe.setting, {})[recipe.swept] = recipe
-    return {where: dict(sorted(one.items())) for where, one in sorted(found.items())}
+            swept.setdefault(recipe.setting, {})[recipe.swept] = recipe
+    return {where: dict(sorted(by_weight.items())) for where, by_weight in sorted(swept.items())}
 
 
 class _Builder:
@@ -96,12 +96,12 @@ class _Builder:
 
     def shots(self, ways: int, key: Key | None = None) -> list[int]:
         """Return the shots that published methods, or one of them, were run with."""
-        found = {
+        shots = {
             where[1]
             for method, variant, where in self.known
             if where[0] == ways and (variant == "" if key is None else (method, variant) == key)
         }
-        return sorted(found)
+        return sorted(shots)
 
     @property
     def ways(self) -> list[int]:
@@ -112,16 +112,18 @@ class _Builder:
         recipe = self.known.get((*key, where))
         ours = None if recipe is None else pooled(self.records(recipe), quantity)
         published = self.results.published
-        place = (*where, " ".join(key).strip(), quantity)
-        code, paper = published.code.get(place), published.fewshot.get(place)
+        lookup = (*where, " ".join(key).strip(), quantity)
+        code, paper = published.code.get(lookup), published.fewshot.get(lookup)
         beside = [("code", code)] if code is not None else []
         beside += [("paper", paper)] if paper is not None else []
         compared = code if code is not None and code.deviation is not None else None
         if ours is None:
             return Cell(published=compared, beside=tuple(beside))
-        judged = "" if compared is None else verdict(ours.mean, compared)
+        outcome = "" if compared is None else verdict(ours.mean, compared)
         seeds = len(self.records(recipe))
-        return Cell(ours.mean, ours.interval, seeds, compared, judged, tuple(beside), ours.episodes)
+        return Cell(
+            ours.mean, ours.interval, seeds, compared, outcome, tuple(beside), ours.episodes
+        )
 
     def records(self, recipe: Recipe | None) -> list[Record]:
         return [] if recipe is None else self.results.by_recipe[recipe.name]
@@ -136,11 +138,11 @@ class _Builder:
         first: str = "Method",
     ) -> Iterator[Table]:
         """Yield the table, unless it has no numbers of ours."""
-        made = []
+        table_rows = []
         for row, name in rows.items():
             cells = [self.cell(row, where, column.quantity) for where, column in columns]
-            made.append((name, None, _count(cells), cells))
-        yield from _nonempty(key, title, [column for _, column in columns], made, note, first)
+            table_rows.append((name, None, _count(cells), cells))
+        yield from _nonempty(key, title, [column for _, column in columns], table_rows, note, first)
 
 
 def _nonempty(
@@ -164,8 +166,8 @@ def _range(counts: Iterable[int]) -> str:
     >>> _range([9990, 10000, 9995]), _range([2, 2]), _range([])
     ('9,990 to 10,000', '2', '')
     """
-    found = sorted(counts)
-    return " to ".join(dict.fromkeys(f"{count:,}" for count in (*found[:1], *found[-1:])))
+    ordered = sorted(counts)
+    return " to ".join(dict.fromkeys(f"{count:,}" for count in (*ordered[:1], *ordered[-1:])))
 
 
 def tables(results: Results) -> list[Table]:
@@ -198,12 +200,12 @@ def _rows(builder: _Builder, ways: int) -> dict[Key, str]:
 
 def _against_code(builder: _Builder) -> str:
     """Count the verdicts over all numbers of the published code."""
-    found: dict[str, int] = {}
+    tally: dict[str, int] = {}
     for ways, shots, method, quantity in builder.results.published.code:
-        judged = builder.cell((method, ""), (ways, shots), quantity).verdict
-        if judged:
-            found[judged] = found.get(judged, 0) + 1
-    words = [f"{found[name]} {name}" for name in ("agrees", "better", "worse") if name in found]
+        outcome = builder.cell((method, ""), (ways, shots), quantity).verdict
+        if outcome:
+            tally[outcome] = tally.get(outcome, 0) + 1
+    words = [f"{tally[name]} {name}" for name in ("agrees", "better", "worse") if name in tally]
     return (
         f"Against the published code, all tables together: {', '.join(words)}; a number agrees "
         "that is within the interval of its 1,000 episodes."
@@ -254,7 +256,7 @@ def _lambda(builder: _Builder) -> Iterator[Table]:
         )
     ]
     rows = []
-    for weight in sorted({weight for found in swept.values() for weight in found}):
+    for weight in sorted({weight for by_weight in swept.values() for weight in by_weight}):
         cells = []
         for where, column in columns:
             records = builder.records(swept[where].get(weight))
@@ -272,10 +274,10 @@ def _unpublished(ours: Pooled, seeds: int) -> Cell:
 
 def _tuned(builder: _Builder) -> Iterator[Table]:
     tuned = [key for key in TUNED if key[1]]
-    found = sorted({where for *key, where in builder.known if tuple(key) in tuned})
+    tuned_settings = sorted({where for *key, where in builder.known if tuple(key) in tuned})
     columns = [
         (where, Column(title + UP, f"{where[0]}w{where[1]}s", quantity))
-        for where in found
+        for where in tuned_settings
         for title, quantity in (("Acc.", ACCURACY), ("Conf.", CONFIDENCE), ("OOD α₀", OOD))
     ]
     rows = {key: n for key, n in TUNED.items() if any(k[:2] == key for k in builder.known)}
@@ -285,23 +287,23 @@ def _tuned(builder: _Builder) -> Iterator[Table]:
 
 
 def _choices(builder: _Builder) -> str:
-    """List what the validation classes chose, with the seeds if these differ."""
+    """List the choices on the validation classes, with the seeds if these differ."""
     words = []
     tuned = sorted(builder.known.values(), key=lambda recipe: (recipe.group, recipe.setting))
     for recipe in tuned:
-        chosen: dict[str, list[str]] = {}
+        seeds_of: dict[str, list[str]] = {}
         for record in builder.records(recipe):
             if "tuning" in record:
-                chosen.setdefault(_choice(record["tuning"]), []).append(str(record["seed"]))
-        choices = [f"{choice} (seeds {', '.join(seeds)})" for choice, seeds in chosen.items()]
-        if chosen:
-            choice = ", ".join(choices if len(chosen) > 1 else chosen)
+                seeds_of.setdefault(_choice(record["tuning"]), []).append(str(record["seed"]))
+        choices = [f"{choice} (seeds {', '.join(seeds)})" for choice, seeds in seeds_of.items()]
+        if seeds_of:
+            choice = ", ".join(choices if len(seeds_of) > 1 else seeds_of)
             ways, shots = recipe.setting
             words.append(f"{label(recipe)} {ways}w{shots}s: {choice}")
     return f"Chosen: {'; '.join(words)}." if words else ""
 
 
 def _choice(tuning: Mapping[str, Any]) -> str:
-    chosen = tuning["choice"]
-    words = [f"λ {chosen['fisher_weight']:g}"] if "fisher_weight" in chosen else []
-    return " / ".join([*words, f"KL {chosen['kl_weight']:g}", tuning["scaling"]])
+    choice = tuning["choice"]
+    words = [f"λ {choice['fisher_weight']:g}"] if "fisher_weight" in choice else []
+    return " / ".join([*words, f"KL {choice['kl_weight']:g}", tuning["scaling"]])

@@ -79,13 +79,13 @@ def shared_legend(
     figure: Figure, axes: Sequence[Axes], columns: int, loc: Any = "outside lower center"
 ) -> None:
     """Add one legend for all panels."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for ax in axes:
         handles, names = ax.get_legend_handles_labels()
-        found |= dict(zip(names, handles, strict=True))
-    if len(found) > 1:
+        entries |= dict(zip(names, handles, strict=True))
+    if len(entries) > 1:
         figure.legend(
-            list(found.values()), list(found), loc=loc, ncols=columns,
+            list(entries.values()), list(entries), loc=loc, ncols=columns,
             frameon=False, fontsize=8.5, handlelength=3,
         )  # fmt: skip
 
@@ -210,8 +210,8 @@ def _densities(results: Results, dataset: str) -> Iterator[Drawing]:
 def _ridge(ax: Axes, results: Results, recipe: Recipe, score: str) -> None:
     names, notes = ["test", *results.ood(recipe.dataset)], []
     for place, name in enumerate(names):
-        found = [at(r, "curves.densities")[name][score] for r in results.by_recipe[recipe.name]]
-        heights = np.mean(found, axis=0)
+        densities = [at(r, "curves.densities")[name][score] for r in results.by_recipe[recipe.name]]
+        heights = np.mean(densities, axis=0)
         base = len(names) - 1 - place
         ax.stairs(
             # Areas are equal: a narrow peak would flatten the other rows.
@@ -277,7 +277,7 @@ def _mean_curve(records: Sequence[Mapping[str, Any]], name: str) -> tuple[list[i
     values = [_values(record, name) for record in records]
     least = min(map(len, values))
     epochs = records[0]["training"]["history"]["epoch"][:least]
-    return epochs, np.mean([one[:least] for one in values], axis=0)
+    return epochs, np.mean([curve[:least] for curve in values], axis=0)
 
 
 def _trajectories(
@@ -287,8 +287,8 @@ def _trajectories(
     for record in records:
         epochs, values = record["training"]["history"]["epoch"], _values(record, name)
         ax.plot(epochs, values, color=FAINT, linewidth=0.7, alpha=0.8)
-        kept = record["training"]["best_epoch"]
-        marks["kept"].append((kept, values[epochs.index(kept)]))
+        best = record["training"]["best_epoch"]
+        marks["kept"].append((best, values[epochs.index(best)]))
         # In old records early losses are low because the KL weight still rises.
         ramp = recipe.sections["method"].get("kl_ramp", 0)
         settled = [place for place, epoch in enumerate(epochs) if epoch > ramp]
@@ -315,7 +315,7 @@ Curves = dict[str, tuple[list[float], list[float], list[float]]]
 
 def _sweep(panels: Mapping[str, Curves], ylabels: Sequence[str], marked: float | None) -> Figure:
     figure, axes = new_figure(len(panels), 3, (3.9, 3.4))
-    weights = sorted({x for curves in panels.values() for one in curves.values() for x in one[0]})
+    weights = sorted({x for curves in panels.values() for xy in curves.values() for x in xy[0]})
     logs = {weight: math.log10(weight) for weight in weights if weight > 0}
     places = {weight: logs.get(weight, min(logs.values()) - 0.5) for weight in weights}
     for ax, ylabel, (title, curves) in zip(axes, ylabels, panels.items(), strict=True):
@@ -344,10 +344,10 @@ def _lambda(results: Results, dataset: str) -> Iterator[Drawing]:
     for title, quantities in groups.items():
         curves: Curves = {}
         for name, quantity in quantities.items():
-            found = {w: results.statistics(r, quantity) for w, r in swept.items()}
-            kept = {w: s for w, s in found.items() if s[2]}
-            spread = [0.0 if math.isnan(s[1]) else 100 * s[1] for s in kept.values()]
-            curves[name] = list(kept), [100 * s[0] for s in kept.values()], spread
+            statistics = {w: results.statistics(r, quantity) for w, r in swept.items()}
+            points = {w: s for w, s in statistics.items() if s[2]}
+            spread = [0.0 if math.isnan(s[1]) else 100 * s[1] for s in points.values()]
+            curves[name] = list(points), [100 * s[0] for s in points.values()], spread
         panels[title] = curves
     own = [w for w, recipe in swept.items() if not recipe.variant]
     if swept:
@@ -362,16 +362,16 @@ def _fewshot_lambda(results: Results) -> Iterator[Drawing]:
     ylabels = []
     for (ways, shots), recipes in fewshot.sweep(results).items():
         names = {SCORES[score]: f"ood/{score}/aupr" for score in SHOWN}
-        for ylabel, wanted in (("accuracy (%)", {"accuracy": "accuracy"}), ("AUPR (%)", names)):
+        for ylabel, quantities in (("accuracy (%)", {"accuracy": "accuracy"}), ("AUPR (%)", names)):
             curves: Curves = {}
-            for name, quantity in wanted.items():
-                found = {
+            for name, quantity in quantities.items():
+                by_weight = {
                     weight: fewshot.pooled(results.by_recipe[recipe.name], quantity)
                     for weight, recipe in recipes.items()
                 }
-                kept = {weight: one for weight, one in found.items() if one is not None}
-                means = [one.mean for one in kept.values()]
-                curves[name] = list(kept), means, [one.interval for one in kept.values()]
+                points = {weight: point for weight, point in by_weight.items() if point is not None}
+                means = [point.mean for point in points.values()]
+                curves[name] = list(points), means, [point.interval for point in points.values()]
             panels[f"{ways}-way {shots}-shot: {ylabel.split()[0]}"] = curves
             ylabels.append(ylabel)
     if panels:
@@ -391,10 +391,10 @@ def _reliability(results: Results, dataset: str) -> Iterator[Drawing]:
             records, errors = results.by_recipe[recipe.name], []
             ax.plot([0, 1], [0, 1], color=FAINT, linewidth=0.9)
             for number, (when, prefix) in enumerate((("before", ""), ("after", "calibrated/"))):
-                found = [at(record, f"curves.reliability.{when}") for record in records]
-                count = np.array([one["count"] for one in found], dtype=float)
+                parts = [at(record, f"curves.reliability.{when}") for record in records]
+                count = np.array([part["count"] for part in parts], dtype=float)
                 x, y = (
-                    (np.array([one[key] for one in found]) * count).sum(0) / count.sum(0).clip(1)
+                    (np.array([part[key] for part in parts]) * count).sum(0) / count.sum(0).clip(1)
                     for key in ("confidence", "accuracy")
                 )
                 full = count.sum(0) > 0
@@ -423,9 +423,9 @@ def _risk_coverage(results: Results) -> Iterator[Drawing]:
         for ax, (dataset, recipes) in zip(axes, panels.items(), strict=True):
             for number, recipe in enumerate(reversed(recipes)):
                 records = results.by_recipe[recipe.name]
-                found = [at(record, "curves.risk_coverage.max_prob") for record in records]
-                x = found[0]["coverage"]
-                risk = np.mean([np.interp(x, f["coverage"], f["risk"]) for f in found], axis=0)
+                parts = [at(record, "curves.risk_coverage.max_prob") for record in records]
+                x = parts[0]["coverage"]
+                risk = np.mean([np.interp(x, f["coverage"], f["risk"]) for f in parts], axis=0)
                 shown = np.where(risk > 0, 100 * risk, np.nan)
                 look = style(number) | {"markevery": 0.12, "markersize": 4, "linewidth": 1.6}
                 ax.plot(100 * np.asarray(x), shown, label=label(recipe), **look)
@@ -469,13 +469,13 @@ def _fewshot_tuning(results: Results) -> Iterator[Drawing]:
 def _trials(ax: Axes, tuning: Mapping[str, Any], first: int, recipe: Recipe) -> None:
     """Draw trials, apart those without the KL term on centered features."""
     for trial in tuning["trials"]:
-        given = trial["hyperparameters"]
-        apart = trial["scaling"] in ("centred", "centered") and given["kl_weight"] == 0
+        hyperparameters = trial["hyperparameters"]
+        apart = trial["scaling"] in ("centred", "centered") and hyperparameters["kl_weight"] == 0
         name = f"{label(recipe).split()[0]}, {'centered, no KL' if apart else 'other'}"
         x, y = 100 * trial["accuracy"]["mean"], 100 * trial["ood_aupr"]["mean"]
         look = style(first + apart) | {"linestyle": ""}
         ax.plot([x], [y], markersize=5, alpha=0.8, label=name, **look)
-        if given == tuning["choice"] and trial["scaling"] == tuning["scaling"]:
+        if hyperparameters == tuning["choice"] and trial["scaling"] == tuning["scaling"]:
             ax.plot([x], [y], "o", markersize=12, fillstyle="none", color=INK)
 
 
@@ -499,7 +499,7 @@ def _draw_images(recipe: Recipe, classes: Mapping[str, Any]) -> Figure:
     from dubito import data
 
     source = data.open(recipe.sections["data"]["source"], "test")
-    rows = [(name, [*found["easy"], *found["hard"]]) for name, found in classes.items()]
+    rows = [(name, [*samples["easy"], *samples["hard"]]) for name, samples in classes.items()]
     figure, axes = new_figure(10 * len(rows), 10, (0.5, 0.5))
     for number, ax in enumerate(axes):
         name, indices = rows[number // 10]

@@ -34,11 +34,11 @@ TEX = {
 def lines(cell: Any) -> list[str]:
     """Return the lines of a cell: ours, the published numbers, the verdict."""
     spread = "" if pd.isna(cell.spread) else f" ±{number(cell.spread, cell.digits)}"
-    found = [f"{cell.shown}{spread}"]
+    texts = [f"{cell.shown}{spread}"]
     sources = [source for source, _ in cell.beside]
     named = len(sources) > 1 or sources != ["paper"] or cell.episodes > 0
-    found += [f"{source} {theirs}" if named else str(theirs) for source, theirs in cell.beside]
-    return found + ([f"{SIGNS[cell.verdict]} {cell.verdict}"] if cell.verdict else [])
+    texts += [f"{source} {theirs}" if named else str(theirs) for source, theirs in cell.beside]
+    return texts + ([f"{SIGNS[cell.verdict]} {cell.verdict}"] if cell.verdict else [])
 
 
 def frame(table: Table, bold: str, separator: str) -> pd.DataFrame:
@@ -56,21 +56,21 @@ def frame(table: Table, bold: str, separator: str) -> pd.DataFrame:
             first = first.replace(cell.shown, bold.format(cell.shown), 1)
         texts.append(separator.join([first, *rest]))
     cells = table.cells.assign(text=texts)
-    found = cells.pivot(index="i", columns="j", values="text")
+    pivoted = cells.pivot(index="i", columns="j", values="text")
     heads = cells.drop_duplicates("j")
-    found.columns = pd.MultiIndex.from_arrays([heads["group"], heads["column"]])
+    pivoted.columns = pd.MultiIndex.from_arrays([heads["group"], heads["column"]])
     rows = cells.drop_duplicates("i")
-    found.insert(0, ("", table.counted), rows["count"].to_numpy())
-    found.index = pd.Index(rows["row"], name=table.first)
-    return found
+    pivoted.insert(0, ("", table.counted), rows["count"].to_numpy())
+    pivoted.index = pd.Index(rows["row"], name=table.first)
+    return pivoted
 
 
 def markdown_table(table: Table) -> str:
     """Return a table in Markdown."""
-    found = frame(table, "**{}**", "<br>")
-    heads = [table.first, *("<br>".join(filter(None, head)) for head in found.columns)]
-    rows = [heads, ["---", *["---:"] * len(found.columns)]]
-    rows += [[name, *texts] for name, texts in zip(found.index, found.to_numpy(), strict=True)]
+    body = frame(table, "**{}**", "<br>")
+    heads = [table.first, *("<br>".join(filter(None, head)) for head in body.columns)]
+    rows = [heads, ["---", *["---:"] * len(body.columns)]]
+    rows += [[name, *texts] for name, texts in zip(body.index, body.to_numpy(), strict=True)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -99,13 +99,13 @@ def latex_document(tables: Sequence[Table], summary: Summary, quick: bool) -> st
 
 def _latex_table(table: Table) -> str:
     # Two signs that no cell has stand for bold, and for the lines of a cell, until all is escaped.
-    found = frame(table, "\x01{}\x02", "\x03").map(_tex).rename(index=_tex, columns=_tex)
-    found = found.map(_stack)
-    found.index.name, found.columns.names = None, [None, None]
+    texts = frame(table, "\x01{}\x02", "\x03").map(_tex).rename(index=_tex, columns=_tex)
+    texts = texts.map(_stack)
+    texts.index.name, texts.columns.names = None, [None, None]
     text: str = (
-        found.to_latex(
+        texts.to_latex(
             escape=False,
-            column_format="l" + "r" * len(found.columns),
+            column_format="l" + "r" * len(texts.columns),
             multicolumn_format="c",
             caption=_tex(f"{table.section}: {table.title}. {table.note}".strip()),
             label=f"tab:{re.sub(r'[^a-z0-9.]+', '-', table.key)}",
@@ -130,7 +130,7 @@ def _tex(text: str) -> str:
     'ECE (\\\\%) of $\\\\alpha_0$'
     """
     known = "|".join(map(re.escape, sorted(TEX, key=len, reverse=True)))
-    return re.sub(known, lambda found: TEX[found[0]], text)
+    return re.sub(known, lambda match: TEX[match[0]], text)
 
 
 STYLE = """

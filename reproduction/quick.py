@@ -1,7 +1,7 @@
 """Quick recipes: embedded data and two epochs, to run the whole path in a minute.
 
 Digits of scikit-learn take the place of MNIST and CIFAR-10, smooth textures that of the OOD sets.
-The numbers mean nothing, and whatever is made of them says so.
+The numbers mean nothing, and all tables and pages state that.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def quick(recipe: Recipe) -> Recipe:
 
 def _quick_episodes(sections: dict[str, Any]) -> dict[str, Any]:
     setting = {**sections["setting"], "episodes": EPISODES}
-    found = {**sections, "setting": setting}
+    quick_sections = {**sections, "setting": setting}
     for key in ("features", "ood"):
-        found[key] = PREFIX + sections[key]
+        quick_sections[key] = PREFIX + sections[key]
     if "tune" in sections:
         setting["tune_episodes"] = EPISODES
         few = {k: v[:CANDIDATES] for k, v in sections["tune"].items() if isinstance(v, list)}
         source = PREFIX + sections["tune"]["features"]
-        found["tune"] = {**sections["tune"], **few, "features": source}
-    return found
+        quick_sections["tune"] = {**sections["tune"], **few, "features": source}
+    return quick_sections
 
 
 @cache
@@ -105,8 +105,8 @@ _register()
 def human_counts() -> Tensor:
     """Return votes for each test digit, those of the labels of its nearest neighbors: (N, 10)."""
     everyone, test = data.open("digits", "train"), _digits("test")
-    images, others = (source.load().flatten(1).float() for source in (test, everyone))
-    apart = torch.cdist(images, others)
+    images, candidates = (source.load().flatten(1).float() for source in (test, everyone))
+    apart = torch.cdist(images, candidates)
     names: Any = everyone.target
     labels = torch.tensor([int(name) for name in names])
     return one_hot(labels[apart.topk(NEIGHBORS, largest=False).indices], 10).sum(1)

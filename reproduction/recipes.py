@@ -1,4 +1,4 @@
-"""Recipes: what to train and how to evaluate it, and the ids of their records.
+"""Recipes of trainings and their evaluation, and the ids of their records.
 
 A file in recipes/ has a [base] and recipes that inherit from it: `extends` names another recipe of
 the same file or of the file that it `includes`. Tables are merged key by key; a method with another
@@ -127,17 +127,17 @@ def first_edition(recipe: Recipe) -> Sections:
     """Return the sections of a recipe as the first edition named them, which ids are made of."""
     if recipe.is_fewshot:
         return _first_edition_episodes(recipe)
-    found = {
+    renamed = {
         name: {RENAMED.get((name, key), key): value for key, value in recipe.sections[name].items()}
         for name in TRAINING_SECTIONS
     }
-    training = found["training"]
+    training = renamed["training"]
     training.setdefault("augment", "none")
     if not training.get("compile"):
         training.pop("compile", None)
     if training["patience"]:  # counted the best validation, too
         training["patience"] += 1
-    return found
+    return renamed
 
 
 def _first_edition_episodes(recipe: Recipe) -> Sections:
@@ -145,7 +145,7 @@ def _first_edition_episodes(recipe: Recipe) -> Sections:
     setting, tune = dict(sections["setting"]), dict(sections.get("tune", {}))
     head = {k: v for k, v in sections["method"].items() if k not in NO_HEAD}
     tune_episodes = setting.pop("tune_episodes", None)
-    found: Sections = {
+    renamed: Sections = {
         "fewshot": {
             "features": sections["features"], "ood": sections["ood"], "queries": "code",
             "scaling": "none", "reference": "",
@@ -154,8 +154,8 @@ def _first_edition_episodes(recipe: Recipe) -> Sections:
         "head": head,
     }  # fmt: skip
     if tune:
-        found["head"] = {"name": head["name"]}
-        found["tune"] = {
+        renamed["head"] = {"name": head["name"]}
+        renamed["tune"] = {
             "features": tune["features"],
             "objective": tune["objective"],
             "episodes": tune_episodes,
@@ -167,7 +167,7 @@ def _first_edition_episodes(recipe: Recipe) -> Sections:
         head["name"] = HEADS[recipe.group]
         if not head["fisher_weight"]:
             del head["fisher_weight"]
-    return found
+    return renamed
 
 
 # --- files ---
@@ -184,7 +184,7 @@ def read_recipes(folder: Path = FOLDER) -> dict[str, Recipe]:
     """
     files = {path.stem: _read(path) for path in sorted(folder.glob("*.toml"))}
     methods = files.pop(METHODS)
-    found: dict[str, Recipe] = {}
+    recipes: dict[str, Recipe] = {}
     for stem, content in files.items():
         parent = files[content["includes"]] if "includes" in content else {}
         base = content.get("base") or parent["base"]
@@ -192,10 +192,10 @@ def read_recipes(folder: Path = FOLDER) -> dict[str, Recipe]:
         for key in content["recipe"]:
             try:
                 merged = _inherit(key, known, base, methods)
-                found |= {one.name: one for one in _expand(key, merged)}
+                recipes |= {recipe.name: recipe for recipe in _expand(key, merged)}
             except (KeyError, TypeError) as error:
                 raise DubitoError(f"recipe {key!r} in {stem}.toml: {error!r}") from error
-    return found
+    return recipes
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _inherit(
     key: str, known: Mapping[str, Any], base: Mapping[str, Any], methods: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Merge a recipe with what it extends."""
+    """Merge a recipe with the one that it extends."""
     own = dict(known[key])
     name = own.pop("extends", None)
     parent = _inherit(name, known, base, methods) if name else dict(base)
@@ -235,7 +235,7 @@ def _expand(key: str, merged: dict[str, Any]) -> Iterator[Recipe]:
     own |= {name: tuple(own[name]) for name in ("seeds", "tables")}
     name = f"{own['dataset']}-{key}"
     base = Recipe(name=name, group=name, sections=merged, **own)
-    for recipe in [base] if settings is None else [_set(base, one, only) for one in settings]:
+    for recipe in [base] if settings is None else [_set(base, each, only) for each in settings]:
         if sweep is None:
             yield recipe
         else:
@@ -274,11 +274,11 @@ def groups(recipes: Iterable[Recipe]) -> dict[str, list[str]]:
     >>> groups(read_recipes().values())["tab_ablation"]
     ['fewshot-edl-5w5s', 'fewshot-edl-logdet-5w5s', 'fewshot-iedl-5w5s', ...]
     """
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for recipe in recipes:
         for table in recipe.tables:
-            found.setdefault(table, []).append(recipe.name)
-    return dict(sorted(found.items()))
+            members.setdefault(table, []).append(recipe.name)
+    return dict(sorted(members.items()))
 
 
 def select(recipes: Mapping[str, Recipe], names: Iterable[str]) -> list[Recipe]:
@@ -291,11 +291,11 @@ def select(recipes: Mapping[str, Recipe], names: Iterable[str]) -> list[Recipe]:
     for recipe in recipes.values():
         known.setdefault(recipe.group, []).append(recipe.name)
     known |= {name: [name] for name in recipes}
-    chosen: dict[str, Recipe] = {}
+    selected: dict[str, Recipe] = {}
     for name in names:
         hits = fnmatch.filter(known, name)
         if not hits:
             tables = ", ".join(groups(recipes.values()))
             raise DubitoError(f"unknown table or recipe {name!r}; tables: {tables}; see --list")
-        chosen |= {one: recipes[one] for hit in hits for one in known[hit]}
-    return list((chosen or dict(recipes)).values())
+        selected |= {each: recipes[each] for hit in hits for each in known[hit]}
+    return list((selected or dict(recipes)).values())

@@ -57,17 +57,17 @@ def write(store: Store, out: Path) -> Path:
         The page.
     """
     results = Results(store.current(), store.recipes)
-    made = all_tables(results)
-    summary, quick = summarize(results, made), results.quick
+    every = all_tables(results)
+    summary, quick = summarize(results, every), results.quick
     pictures = []
     make_folder(out / "figures")
     for drawing in drawings(results):
         path = out / "figures" / f"{drawing.key}.png"
         atomic_write(path, png(drawing.draw()))
         pictures.append((f"figures/{path.name}", drawing.caption))
-    atomic_write(out / "tables.md", markdown_document(made, summary, quick))
-    atomic_write(out / "tables.tex", latex_document(made, summary, quick))
-    return atomic_write(out / "report.html", html_page(made, summary, quick, pictures))
+    atomic_write(out / "tables.md", markdown_document(every, summary, quick))
+    atomic_write(out / "tables.tex", latex_document(every, summary, quick))
+    return atomic_write(out / "report.html", html_page(every, summary, quick, pictures))
 
 
 def png(figure: Figure) -> bytes:
@@ -89,7 +89,10 @@ def pages(results: Results, docs: Path = DOCS) -> dict[Path, str]:
     blocks = _blocks(results)
     texts = {docs / name: (docs / name).read_text("utf-8") for name in PAGES}
     return {
-        path: BLOCK.sub(lambda found: f"{found[1]}\n{blocks[found[2]]}\n\n{found[3]}", text)
+        path: BLOCK.sub(
+            lambda match: f"{match[1]}\n{blocks[match[2]]}\n\n{match[3]}",
+            text,
+        )
         for path, text in texts.items()
     }
 
@@ -108,20 +111,20 @@ def write_pages(store: Store) -> None:
 
 def _blocks(results: Results) -> dict[str, str]:
     """Return the generated blocks by name."""
-    made = all_tables(results)
-    blocks = {table.key: markdown_table(table) for table in made}
-    blocks["summary"] = summarize(results, made).sentence
+    every = all_tables(results)
+    blocks = {table.key: markdown_table(table) for table in every}
+    blocks["summary"] = summarize(results, every).sentence
     blocks["legend"] = LEGEND
     for dataset in DATASETS:
         blocks[f"main-{dataset}"] = markdown_table(tables.main_table(results, dataset))
     for recipe in results.recipes.values():
-        if found := stopping.histories(results, recipe):
-            blocks[f"rules-{recipe.name}"] = frame_text(stopping.rules(found))
+        if runs := stopping.histories(results, recipe):
+            blocks[f"rules-{recipe.name}"] = frame_text(stopping.rules(runs))
     return blocks
 
 
 def stopping_text(store: Store, names: Iterable[str]) -> str:
-    """Return what stopping rules keep in the trainings of some recipes.
+    """Return the results of stopping rules in the trainings of some recipes.
 
     Args:
         store: Records.
@@ -130,9 +133,9 @@ def stopping_text(store: Store, names: Iterable[str]) -> str:
     results = Results(store.current(), store.recipes)
     parts = []
     for name in names:
-        if found := stopping.histories(results, store.recipes[name]):
-            texts = frame_text(stopping.rules(found)), frame_text(stopping.spans(found))
-            parts.append(f"{name}, {len(found)} seeds\n\n{texts[0]}\n\n{texts[1]}")
+        if runs := stopping.histories(results, store.recipes[name]):
+            texts = frame_text(stopping.rules(runs)), frame_text(stopping.spans(runs))
+            parts.append(f"{name}, {len(runs)} seeds\n\n{texts[0]}\n\n{texts[1]}")
     if not parts:
         raise DubitoError("none of these recipes was evaluated at each validation")
     return "\n\n".join(parts)

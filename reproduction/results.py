@@ -51,7 +51,7 @@ SCORES = {
     "vacuity": "Vacuity",
     "dissonance": "Dissonance",
 }
-#: tables of which a recipe has a row of its own there, and none in tables of methods
+#: tables in which a recipe has its own row; it has none in tables of methods
 APART = {"ablation", "lambda"}
 
 
@@ -61,7 +61,7 @@ def label(recipe: Recipe) -> str:
 
 
 def at(record: Mapping[str, Any], path: str) -> Any:
-    """Return what is at a path of keys with dots into a record; None if it is not there.
+    """Return the value at a dotted path of keys in a record; None if there is none.
 
     >>> at({"a": {"b": 1}}, "a.b"), at({"a": {}}, "a.b.c")
     (1, None)
@@ -137,14 +137,14 @@ class Results:
             dataset: "mnist" or "cifar10".
         """
         order = list(METHODS)
-        found = [
+        recipes = [
             recipe
             for recipe in self.recipes.values()
             if recipe.dataset == dataset
             and not set(recipe.tables) <= APART
             and (recipe.name in self.by_recipe or self._is_baseline(recipe))
         ]
-        return sorted(found, key=lambda r: (order.index(r.method), bool(r.variant), r.name))
+        return sorted(recipes, key=lambda r: (order.index(r.method), bool(r.variant), r.name))
 
     def _is_baseline(self, recipe: Recipe) -> bool:
         return recipe.method in BASELINES and not recipe.variant
@@ -155,12 +155,12 @@ class Results:
 
     def swept(self, dataset: str) -> dict[float, Recipe]:
         """Return the recipes that differ in the weight of the log-determinant, by that weight."""
-        found = {}
+        by_value = {}
         for recipe in self.recipes.values():
             beside = recipe.method == "iedl" and recipe.variant in ("", "no logdet", "lambda")
             if recipe.dataset == dataset and beside and recipe.name in self.by_recipe:
-                found[float(recipe.sections["method"]["fisher_weight"])] = recipe
-        return dict(sorted(found.items())) if any(r.swept for r in found.values()) else {}
+                by_value[float(recipe.sections["method"]["fisher_weight"])] = recipe
+        return dict(sorted(by_value.items())) if any(r.swept for r in by_value.values()) else {}
 
     def ood(self, dataset: str) -> list[str]:
         """Return the OOD sets of a dataset."""

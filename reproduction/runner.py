@@ -1,7 +1,7 @@
 """Runs recipes whose records are missing: in this process, in several, or on a Ray cluster.
 
-Seeds of a recipe train together on a GPU. Trainings and episodes continue from what they saved, and
-a finished record is stored at once, so that a killed run ends with the same records.
+Seeds of a recipe train together on a GPU. Trainings and episodes continue from their checkpoints,
+and a finished record is stored at once, so that a killed run ends with the same records.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Unit:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of its checkpoints, which follows from what is trained."""
+        """Name of the folder of its checkpoints, which follows from the recipe."""
         return f"{self.recipe.name}-{Cell(self.recipe, 0).id}"
 
     def __str__(self) -> str:
         return f"{self.recipe.name} seed {', '.join(map(str, self.seeds))}"
 
 
-#: a unit, its records, and what went wrong
+#: a unit, its records, and the error message
 Outcome = tuple[Unit, list[Record], str]
 
 
@@ -69,8 +69,8 @@ def run_unit(unit: Unit, work: Path, device: str) -> Outcome:
     except DubitoError as error:
         return unit, [], f"{error}"
     alone = [run_unit(Unit(unit.recipe, (seed,)), work, device) for seed in unit.seeds]
-    problems = [f"seed {one.seeds[0]}: {problem}" for one, _, problem in alone if problem]
-    return unit, [record for _, some, _ in alone for record in some], "; ".join(problems)
+    problems = [f"seed {part.seeds[0]}: {problem}" for part, _, problem in alone if problem]
+    return unit, [record for _, records, _ in alone for record in records], "; ".join(problems)
 
 
 def _records(unit: Unit, folder: Path, device: str) -> list[Record]:
@@ -95,7 +95,7 @@ def run(
     ray: str | None = None,
     report: Callable[[str], None] = print,
 ) -> dict[str, str]:
-    """Run what is missing.
+    """Run the units whose records are missing.
 
     Args:
         recipes: Recipes.
@@ -108,7 +108,7 @@ def run(
         report: Function that shows a line of text.
 
     Returns:
-        What went wrong, by unit.
+        Error messages by unit.
     """
     import torch
 
@@ -136,7 +136,7 @@ def run(
             else:
                 for seed in unit.seeds:  # other seeds may be running
                     shutil.rmtree(work / unit.folder / f"seed-{seed}", ignore_errors=True)
-            accuracy = ", ".join(f"{100 * one['result']['accuracy']:.2f}" for one in records)
+            accuracy = ", ".join(f"{100 * each['result']['accuracy']:.2f}" for each in records)
             result = f"failed: {problem}" if problem else f"accuracy {accuracy} %"
             report(f"[{number}/{len(units)}] {unit}: {result}")
         store.compact()
@@ -144,11 +144,11 @@ def run(
 
 
 def _units(cells: Iterable[Cell], together: bool) -> list[Unit]:
-    found: dict[tuple[str, int | None], list[Cell]] = {}
+    grouped: dict[tuple[str, int | None], list[Cell]] = {}
     for cell in cells:
         key = cell.recipe.name, None if together else cell.seed
-        found.setdefault(key, []).append(cell)
-    return [Unit(some[0].recipe, tuple(cell.seed for cell in some)) for some in found.values()]
+        grouped.setdefault(key, []).append(cell)
+    return [Unit(group[0].recipe, tuple(cell.seed for cell in group)) for group in grouped.values()]
 
 
 def _locked(work: Path) -> FileLock:

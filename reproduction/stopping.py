@@ -62,16 +62,16 @@ def by_epoch(epoch: int) -> Rule:
 def histories(results: Results, recipe: Recipe) -> list[History]:
     """Return the histories of a recipe's trainings, if they were evaluated at each validation."""
     records = results.by_recipe.get(recipe.name, [])
-    found = [at(record, "training.history") for record in records]
-    return found if all(one and "watched" in one for one in found) else []
+    runs = [at(record, "training.history") for record in records]
+    return runs if all(run and "watched" in run for run in runs) else []
 
 
-def quantities(found: Sequence[History]) -> list[str]:
+def quantities(runs: Sequence[History]) -> list[str]:
     """Return accuracy, and AUPR by Max.P of each OOD set."""
-    return [q for q in found[0]["watched"] if "max_prob/aupr" in q or q == "accuracy"]
+    return [q for q in runs[0]["watched"] if "max_prob/aupr" in q or q == "accuracy"]
 
 
-def kept(rule: Rule, found: Sequence[History], around: int = 0) -> pd.DataFrame:
+def kept(rule: Rule, runs: Sequence[History], around: int = 0) -> pd.DataFrame:
     """Return the epoch that a rule keeps in each training, and the numbers there in per cent.
 
     Empty if a training ended before the rule decides.
@@ -81,20 +81,20 @@ def kept(rule: Rule, found: Sequence[History], around: int = 0) -> pd.DataFrame:
         found: Histories.
         around: Average over so many validations before and after.
     """
-    places = [rule(history) for history in found]
+    places = [rule(history) for history in runs]
     if None in places:
         return pd.DataFrame()
     rows = []
-    for history, place in zip(found, places, strict=True):
+    for history, place in zip(runs, places, strict=True):
         assert place is not None
-        some = slice(max(0, place - around), place + around + 1)
-        values = {q: 100 * mean(history["watched"][q][some]) for q in quantities(found)}
+        span = slice(max(0, place - around), place + around + 1)
+        values = {q: 100 * mean(history["watched"][q][span]) for q in quantities(runs)}
         rows.append({"epoch": history["epoch"][place], **values})
     return pd.DataFrame(rows)
 
 
-def rules(found: Sequence[History]) -> pd.DataFrame:
-    """Return what each rule keeps: epochs, accuracy and detection, as text."""
+def rules(runs: Sequence[History]) -> pd.DataFrame:
+    """Return epochs, accuracy and detection of the weights that each rule keeps, as text."""
     by_loss = by_patience(10, "loss")
     named: list[tuple[str, Rule, int]] = [
         *((f"window of {size} checks", by_patience(size), 0) for size in WINDOWS),
@@ -102,12 +102,12 @@ def rules(found: Sequence[History]) -> pd.DataFrame:
         (f"with {AROUND} checks either side", by_loss, AROUND),
         *((f"epoch {epoch}", by_epoch(epoch), 0) for epoch in EPOCHS),
     ]
-    rows = {name: _texts(kept(rule, found, around), found) for name, rule, around in named}
+    rows = {name: _texts(kept(rule, runs, around), runs) for name, rule, around in named}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("rule")
 
 
-def _texts(frame: pd.DataFrame, found: Sequence[History]) -> dict[str, str]:
-    names = {q: q.replace("/max_prob/aupr", " AUPR") for q in quantities(found)}
+def _texts(frame: pd.DataFrame, runs: Sequence[History]) -> dict[str, str]:
+    names = {q: q.replace("/max_prob/aupr", " AUPR") for q in quantities(runs)}
     if frame.empty:
         return dict.fromkeys(["epochs", *names.values()], "–")
     ends = dict.fromkeys([frame["epoch"].min(), frame["epoch"].max()])
@@ -116,18 +116,18 @@ def _texts(frame: pd.DataFrame, found: Sequence[History]) -> dict[str, str]:
     return {"epochs": " to ".join(map(str, ends)), **texts}
 
 
-def spans(found: Sequence[History]) -> pd.DataFrame:
+def spans(runs: Sequence[History]) -> pd.DataFrame:
     """Return, over spans of epochs, the mean, and how far validations and means of trainings vary.
 
     If all validations were draws from one distribution, means would vary as in the last column.
     """
     rows = []
-    for quantity in quantities(found):
+    for quantity in quantities(runs):
         for first, last in SPANS:
             parts = [
                 pd.Series([100 * v for e, v in zip(h["epoch"], h["watched"][quantity], strict=True)
                            if first <= e <= last])
-                for h in found
+                for h in runs
             ]  # fmt: skip
             parts = [part for part in parts if len(part) >= LEAST]
             if len(parts) < LEAST:
@@ -144,19 +144,19 @@ def spans(found: Sequence[History]) -> pd.DataFrame:
 
 
 def figure(results: Results, recipes: Sequence[Recipe]) -> Figure:
-    """Draw what is kept against the window, a line for each recipe.
+    """Draw the results against the window, a line for each recipe.
 
     Args:
         results: Results.
         recipes: Recipes whose trainings were evaluated at each validation.
     """
-    given = {label(recipe): histories(results, recipe) for recipe in recipes}
-    shown = quantities(next(iter(given.values())))
+    by_label = {label(recipe): histories(results, recipe) for recipe in recipes}
+    shown = quantities(next(iter(by_label.values())))
     drawn, axes = new_figure(len(shown), 3, (4.2, 3.4))
     for ax, quantity in zip(axes, shown, strict=True):
         ood, _, is_ood = quantity.partition("/")
-        for number, (name, found) in enumerate(given.items()):
-            frames = {size: kept(by_patience(size), found) for size in WINDOWS}
+        for number, (name, runs) in enumerate(by_label.items()):
+            frames = {size: kept(by_patience(size), runs) for size in WINDOWS}
             known = {size: frame[quantity] for size, frame in frames.items() if len(frame)}
             ax.errorbar(
                 [size + 0.08 * number for size in known], [v.mean() for v in known.values()],

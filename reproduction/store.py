@@ -75,8 +75,8 @@ class Store:
 
     def get(self, cell: Cell) -> Record | None:
         """Return the record of a cell, unless its recipe has changed."""
-        found = self._records.get((cell.recipe.name, cell.seed))
-        return found if found is not None and found["id"] == cell.id else None
+        record = self._records.get((cell.recipe.name, cell.seed))
+        return record if record is not None and record["id"] == cell.id else None
 
     def current(self) -> list[Record]:
         """Return the records of all recipes as they are, sorted by recipe and seed."""
@@ -116,10 +116,10 @@ class Store:
 
 
 def comparable(record: Record) -> Record:
-    """Return what of a record does not depend on time and place."""
-    kept = {k: v for k, v in record.items() if k not in ("created", "device", "versions")}
+    """Return the parts of a record that do not depend on time and machine."""
+    content = {k: v for k, v in record.items() if k not in ("created", "device", "versions")}
     training = {k: v for k, v in record["training"].items() if k != "seconds"}
-    return {**kept, "training": training}
+    return {**content, "training": training}
 
 
 def _decompress(path: Path) -> bytes:

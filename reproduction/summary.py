@@ -23,7 +23,7 @@ NOTES = Path(__file__).with_name("notes.toml")
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts over cells with a published number, and what explains the worse ones."""
+    """Counts over cells with a published number, and explanations of the worse ones."""
 
     counts: dict[str, int]
     """Cells that agree, are better, are worse, or are missing."""
@@ -90,12 +90,12 @@ def _reached(cell: Any, cells: pd.DataFrame) -> str:
         & (cells["quantity"] == cell.quantity)
         & (cells["variant"] != "")
     ]
-    found = [
-        f"{one.variant} {_ours(one)}"
-        for one in alike.itertuples()
-        if verdict(one.mean, cell.published, cell.higher) in ("agrees", "better")
+    variants = [
+        f"{row.variant} {_ours(row)}"
+        for row in alike.itertuples()
+        if verdict(row.mean, cell.published, cell.higher) in ("agrees", "better")
     ]
-    return ", ".join(found)
+    return ", ".join(variants)
 
 
 def _lines(worse: pd.DataFrame, reached: Sequence[str], notes: dict[str, str]) -> list[str]:
@@ -111,9 +111,9 @@ def _lines(worse: pd.DataFrame, reached: Sequence[str], notes: dict[str, str]) -
             if fnmatchcase(f"{cell.recipe}/{cell.quantity}", pattern):
                 last[note] = place
     return [
-        " ".join([f"{place[0]}, {place[1]}: {'; '.join(found)}."]
+        " ".join([f"{place[0]}, {place[1]}: {'; '.join(texts)}."]
                  + [note for note, where in last.items() if where == place])
-        for place, found in rows.items()
+        for place, texts in rows.items()
     ]  # fmt: skip
 
 

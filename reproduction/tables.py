@@ -106,10 +106,10 @@ def build(
         columns: Columns.
         rows: Name, recipe, number of seeds or episodes, and cells of each row.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for place, (name, recipe, count, cells) in enumerate(rows):
         for index, (column, cell) in enumerate(zip(columns, cells, strict=True)):
-            found.append(
+            records.append(
                 {
                     "i": place, "j": index, "row": name, "count": count,
                     "group": column.group, "column": column.title, "quantity": column.quantity,
@@ -121,8 +121,8 @@ def build(
                     **{key: getattr(cell, key) for key in Cell.__dataclass_fields__},
                 }
             )  # fmt: skip
-    frame = pd.DataFrame(found)
-    frame["shown"] = [number(*one) for one in zip(frame["mean"], frame["digits"], strict=True)]
+    frame = pd.DataFrame(records)
+    frame["shown"] = [number(*pair) for pair in zip(frame["mean"], frame["digits"], strict=True)]
     frame["best"] = pd.concat([_best(column) for _, column in frame.groupby("j")])
     return replace(head, cells=frame)
 

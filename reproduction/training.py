@@ -56,14 +56,14 @@ def train(recipe: Recipe, seeds: Sequence[int], folder: Path, device: str) -> li
         folder: Folder of the checkpoints.
         device: "cpu" or "cuda".
     """
-    config, found = recipe.config, _read(recipe)
-    samples = [(s.load(), found.task.encode(s.target)) for s in (found.train, found.validation)]
-    preprocessing = Preprocessing.fit(found.train.format, samples[0][0], config.data.standardize)
+    config, sets = recipe.config, _read(recipe)
+    samples = [(s.load(), sets.task.encode(s.target)) for s in (sets.train, sets.validation)]
+    preprocessing = Preprocessing.fit(sets.train.format, samples[0][0], config.data.standardize)
     models = [
-        Model.build(config.method, found.task, preprocessing, config.backbone, seed=seed)
+        Model.build(config.method, sets.task, preprocessing, config.backbone, seed=seed)
         for seed in seeds
     ]
-    callbacks: list[Callback] = [_Watch(models[0], found)] if recipe.evaluate["watch"] else []
+    callbacks: list[Callback] = [_Watch(models[0], sets)] if recipe.evaluate["watch"] else []
     trainer = Trainer(config.training, callbacks=[*callbacks, _Lines(recipe.name)], device=device)
     folders = [folder / f"seed-{seed}" for seed in seeds]
     for place in folders:
@@ -73,7 +73,7 @@ def train(recipe: Recipe, seeds: Sequence[int], folder: Path, device: str) -> li
         {
             **describe(Cell(recipe, seed)),
             "training": _training(history, recipe),
-            **_evaluate(model, found, recipe),
+            **_evaluate(model, sets, recipe),
             "device": device_name(device),
         }
         for seed, model, history in zip(seeds, models, histories, strict=True)
@@ -128,21 +128,21 @@ class _Watch:
         """Add the figures to the record of an epoch."""
         if progress.record is not None and "validation" in progress.record:
             model = self.model
-            seen = Model(progress.network, model.method, model.task, model.preprocessing).eval()
-            progress.record["watched"] = _watch(seen, self.data)
+            snapshot = Model(progress.network, model.method, model.task, model.preprocessing).eval()
+            progress.record["watched"] = _watch(snapshot, self.data)
 
 
-def _watch(model: Model, found: _Data) -> dict[str, float]:
+def _watch(model: Model, sets: _Data) -> dict[str, float]:
     """Return accuracy, and AUPR and AUROC of each OOD set."""
-    dist: Any = model.predict(found.test.load()).distribution
-    target = model.task.encode(found.test.target)
-    seen = {"accuracy": metrics.accuracy(dist.probs, target).item()}
+    dist: Any = model.predict(sets.test.load()).distribution
+    target = model.task.encode(sets.test.target)
+    figures = {"accuracy": metrics.accuracy(dist.probs, target).item()}
     scores = [score for score in WATCHED if score in dist.scores]
-    for name, source in found.ood.items():
-        other = model.predict(source.load()).distribution
-        for score, values in evaluation.ood_detection(dist, other, scores).items():
-            seen |= {f"{name}/{score}/{metric}": values[metric] for metric in ("aupr", "auroc")}
-    return seen
+    for name, source in sets.ood.items():
+        ood = model.predict(source.load()).distribution
+        for score, values in evaluation.ood_detection(dist, ood, scores).items():
+            figures |= {f"{name}/{score}/{metric}": values[metric] for metric in ("aupr", "auroc")}
+    return figures
 
 
 class _Lines:
@@ -166,18 +166,18 @@ class _Lines:
 
 def _training(history: History, recipe: Recipe) -> dict[str, Any]:
     validated = [record for record in history.records if "validation" in record]
-    found: dict[str, Any] = {"epoch": [record["epoch"] for record in validated]}
+    curves: dict[str, Any] = {"epoch": [record["epoch"] for record in validated]}
     for name in ("accuracy", "loss"):
-        found[f"validation_{name}"] = [record["validation"][name] for record in validated]
+        curves[f"validation_{name}"] = [record["validation"][name] for record in validated]
     if recipe.evaluate["watch"]:
-        seen = [record["watched"] for record in validated]
-        found["watched"] = {name: [one[name] for one in seen] for name in seen[0]}
+        watched = [record["watched"] for record in validated]
+        curves["watched"] = {name: [figures[name] for figures in watched] for name in watched[0]}
     return {
         "epochs": len(history.records),
         "best_epoch": history.best_epoch,
         "seconds": history.seconds,
         "validation_accuracy": history.best["validation"]["accuracy"],
-        "history": _plain(found, 6),
+        "history": _plain(curves, 6),
     }
 
 
@@ -202,37 +202,37 @@ def _plain(values: Any, digits: int | None = None) -> Any:
 # --- evaluation ---
 
 
-def _evaluate(model: Model, found: _Data, recipe: Recipe) -> dict[str, Any]:
+def _evaluate(model: Model, sets: _Data, recipe: Recipe) -> dict[str, Any]:
     """Evaluate a trained model: results, curves, and the most and least uncertain samples."""
-    test = model.predict(found.test)
-    target, dist = model.task.encode(found.test.target), test.distribution
-    fitted = model.calibrate(found.validation).calibration
+    test = model.predict(sets.test)
+    target, dist = model.task.encode(sets.test.target), test.distribution
+    fitted = model.calibrate(sets.validation).calibration
     assert fitted is not None
-    others = {name: model.predict(source).distribution for name, source in found.ood.items()}
-    noise = model.evaluate(found.test, noise=recipe.evaluate["noise"]).get("noise", {})
+    ood = {name: model.predict(source).distribution for name, source in sets.ood.items()}
+    noise = model.evaluate(sets.test, noise=recipe.evaluate["noise"]).get("noise", {})
     scores = [score for score in SCORES if score in dist.scores]
     values = {
-        name: {score: one.score(score) for score in scores}
-        for name, one in {"test": dist, **others}.items()
+        name: {score: value.score(score) for score in scores}
+        for name, value in {"test": dist, **ood}.items()
     }
     wrong = test.point != target
     whole = evaluation.evaluate(model.task, dist, target, scores, fitted)
     result: dict[str, Any] = {
-        "test": {"data": found.test.name, "part": "test", "samples": len(dist)},
+        "test": {"data": sets.test.name, "part": "test", "samples": len(dist)},
         "accuracy": whole["metrics"]["accuracy"],
         "calibration": _calibration(whole["metrics"]),
         "aurc": whole["aurc"],
         "misclassification": whole.get("error_detection", {}),
-        "ood": _detection(dist, others, scores),
+        "ood": _detection(dist, ood, scores),
         "noise": {
-            sigma: {"seed": 0, "samples": len(dist), "detection": one["detection"]}
-            for sigma, one in noise.items()
+            sigma: {"seed": 0, "samples": len(dist), "detection": value["detection"]}
+            for sigma, value in noise.items()
         },
         "calibrated": {
             "theta": list(fitted.theta),
             "calibration": _calibration(whole["calibrated"]),
             "ood": _detection(
-                _scaled(fitted, dist), {name: _scaled(fitted, one) for name, one in others.items()}
+                _scaled(fitted, dist), {name: _scaled(fitted, value) for name, value in ood.items()}
             ),
         },
     }
@@ -246,7 +246,7 @@ def _evaluate(model: Model, found: _Data, recipe: Recipe) -> dict[str, Any]:
         },
         "risk_coverage": evaluation.risk_coverage(dist, wrong, scores),
     }
-    classes = [str(name) for name in found.task.classes]
+    classes = [str(name) for name in sets.task.classes]
     return {
         "result": _plain(result),
         "curves": _plain(curves, 6),
@@ -259,17 +259,17 @@ def _calibration(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _detection(
-    dist: Distribution, others: Mapping[str, Distribution], scores: Sequence[str] | None = None
+    dist: Distribution, ood_sets: Mapping[str, Distribution], scores: Sequence[str] | None = None
 ) -> dict[str, Any]:
     if scores is None:
         scores = [score for score in SCORES if score in dist.scores]
     return {
         name: {
             "source": name,
-            "samples": len(one),
-            "detection": evaluation.ood_detection(dist, one, scores),
+            "samples": len(ood),
+            "detection": evaluation.ood_detection(dist, ood, scores),
         }
-        for name, one in others.items()
+        for name, ood in ood_sets.items()
     }
 
 
@@ -309,8 +309,8 @@ def _densities(sets: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
         for name, values in scaled.items():
             counts = torch.histc(values, BINS, 0.0, 1.0)
             densities[name][score] = (counts * (BINS / len(values))).tolist()
-        for name, found in distances.items():
-            found[score] = metrics.energy_distance(scaled["test"], scaled[name]).item()
+        for name, scores in distances.items():
+            scores[score] = metrics.energy_distance(scaled["test"], scaled[name]).item()
     return {"densities": densities, "energy_distance": distances}
 
 
@@ -318,13 +318,13 @@ def _extremes(entropy: Tensor | None, target: Tensor, classes: Iterable[str]) ->
     """Return the test samples of each class with the highest and the lowest data uncertainty."""
     if entropy is None:
         return {}
-    found: dict[str, dict[str, list[int]]] = {}
+    extremes: dict[str, dict[str, list[int]]] = {}
     for number, name in enumerate(classes):
-        own = (target == number).nonzero().flatten()
-        order = own[entropy[own].sort(stable=True).indices].tolist()
+        members = (target == number).nonzero().flatten()
+        order = members[entropy[members].sort(stable=True).indices].tolist()
         if order:
-            found[name] = {"hard": order[::-1][:EXTREMES], "easy": order[:EXTREMES]}
-    return {"data_uncertainty": found}
+            extremes[name] = {"hard": order[::-1][:EXTREMES], "easy": order[:EXTREMES]}
+    return {"data_uncertainty": extremes}
 
 
 def _human_entropy(recipe: Recipe) -> Tensor:
@@ -339,9 +339,9 @@ def _human_entropy(recipe: Recipe) -> Tensor:
 def _correlations(scores: Mapping[str, Tensor], people: Tensor) -> dict[str, Any]:
     """Return Spearman's rank correlation of each score with the entropy of people's labels."""
     ranks = pd.Series(people.numpy()).rank()
-    found: dict[str, Any] = {}
+    correlations: dict[str, Any] = {}
     for name, values in scores.items():
         correlation = pd.Series(values.double().numpy()).rank().corr(ranks)
         if not math.isnan(correlation):  # a constant score has no ranks
-            found[name] = {"spearman": float(correlation)}
-    return {**found, "samples": len(people)}
+            correlations[name] = {"spearman": float(correlation)}
+    return {**correlations, "samples": len(people)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -134,16 +133,14 @@ def test_textbook_loss_of_many_classes_is_the_same():
     torch.testing.assert_close(IEDLLoss()(logits, target), textbook, rtol=1e-4, atol=1e-4)
 
 
-def test_segmentation_runs(source_env, tmp_path):
-    options = ["--scenes", "16", "--epochs", "2", "--out", "scenes.png"]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / "segmentation.py"), *options],
-        env=source_env, cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^epoch \d/2  loss \d\.\d+", done.stdout, re.MULTILINE)) == 2
-    vacuity = [float(mean) for mean in re.findall(r"mean vacuity (\d\.\d\d)", done.stdout)]
-    auroc = [float(area) for area in re.findall(r"(\d\.\d{3}) against", done.stdout)]
+def test_segmentation_runs(segmentation, tmp_path, monkeypatch, capsys):
+    options = ["--scenes", "16", "--epochs", "2", "--out", str(tmp_path / "scenes.png")]
+    monkeypatch.setattr(sys, "argv", ["segmentation.py", *options])
+    segmentation.main()
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^epoch \d/2  loss \d\.\d+", printed, re.MULTILINE)) == 2
+    vacuity = [float(mean) for mean in re.findall(r"mean vacuity (\d\.\d\d)", printed)]
+    auroc = [float(area) for area in re.findall(r"(\d\.\d{3}) against", printed)]
     assert (len(vacuity), len(auroc)) == (4, 4)
     assert all(0 < value < 1 for value in vacuity + auroc)
     assert figures(tmp_path) == {"scenes.png"}

@@ -277,7 +277,7 @@ def test_weights_made_in_inference_mode_serve_training_too():
     iedl(Dirichlet.from_logits(logits), LABELS, fisher_weight=0.0625).backward()
 
 
-@pytest.mark.parametrize("classes", [10, 100, 1000])
+@pytest.mark.parametrize("classes", [10, 1000])
 @pytest.mark.parametrize("kind", [IEDLLoss, EDLLoss])
 def test_default_weights_train_many_classes(kind, classes):
     assert trained_accuracy(kind(kl_ramp=10), classes) > 0.6

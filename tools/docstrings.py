@@ -1,6 +1,6 @@
 """Show docstrings as they are meant in the built documentation (named in mkdocs.yml).
 
-The docstrings carry doctests and `.. math::` blocks bare, as Python and Sphinx readers know them.
+The docstrings carry doctests and `.. math::` blocks bare, as in Python and Sphinx.
 Markdown would take `>>>` for quotations and `[...]` for links, so both become fenced blocks here.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import griffe
 
-# From a prompt to the next empty line, with what the example prints.
+# From a prompt to the next empty line, with the output of the example.
 EXAMPLE = re.compile(r"^(?P<indent>[ ]*)>>> .*(?:\n(?=[ ]*\S).*)*", re.MULTILINE)
 # The lines that are indented deeper than the directive, empty ones between them included.
 MATHS = re.compile(

@@ -45,7 +45,7 @@ def _log(work: Path, line: str) -> None:
 
 
 def entries(log: Path) -> list[list[str]]:
-    """Return what was logged: "start" or "end", node, unit."""
+    """Return the log: "start" or "end", node, unit."""
     text = log.read_text("utf-8") if log.exists() else ""
     return [line.split(" ", 2) for line in text.splitlines()]
 
@@ -66,10 +66,10 @@ def main() -> int:
     from ray.cluster_utils import Cluster
 
     recipes = {name: quick(recipe) for name, recipe in read_recipes().items()}
-    chosen = select(recipes, NAMES)
+    selected = select(recipes, NAMES)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     doomed = cluster.add_node(num_cpus=1)
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ray" / LOG
         threading.Thread(target=kill_when_busy, args=(cluster, doomed, log), daemon=True).start()
@@ -77,14 +77,14 @@ def main() -> int:
             runner.run_unit = run_and_log if address else run_unit
             store = Store(Path(folder) / name / "results", recipes)
             work = Path(folder) / name / "work"
-            problems = runner.run(chosen, store, work, device="cpu", ray=address)
+            problems = runner.run(selected, store, work, device="cpu", ray=address)
             print(f"{name}: {len(store)} records, {len(problems)} failures")
-            found.append([comparable(record) for record in store.current()])
+            results.append([comparable(record) for record in store.current()])
         starts = [unit for kind, _, unit in entries(log) if kind == "start"]
     cluster.shutdown()
     repeated = sorted({unit for unit in starts if starts.count(unit) > 1})
-    expected = sum(len(recipe.seeds) for recipe in chosen)
-    equal = found[0] == found[1] and len(found[0]) == expected
+    expected = sum(len(recipe.seeds) for recipe in selected)
+    equal = results[0] == results[1] and len(results[0]) == expected
     print(f"interrupted and repeated: {', '.join(repeated) or 'none'}")
     print(f"{expected} records expected, complete and equal: {equal}")
     return 0 if equal and repeated else 1

@@ -102,11 +102,11 @@ def train(kind: str, files: Path, out: Path, result: Path, epochs: int = EPOCHS)
 @cache
 def context() -> ForkServerContext:
     """Return a context whose processes start with the imports done."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload([__name__, "dubito.data.images", "PIL.Image", "torch._dynamo"])
+    ctx = multiprocessing.get_context("forkserver")
+    ctx.set_forkserver_preload([__name__, "dubito.data.images", "PIL.Image", "torch._dynamo"])
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()
-    return made
+    return ctx
 
 
 def ended_epochs(out: Path) -> int:
@@ -152,8 +152,8 @@ def prove(kind: str, kills: int, folder: Path, chance: random.Random, epochs: in
         hits += process.exitcode != 0
     last = start("killed")
     last.join()
-    expected, found = ((folder / f"{out}.txt").read_text() for out in ("undisturbed", "killed"))
-    if found != expected:
+    expected, actual = ((folder / f"{out}.txt").read_text() for out in ("undisturbed", "killed"))
+    if actual != expected:
         raise AssertionError(f"{kind}: the weights differ after {hits} kills")
     return hits
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -258,11 +257,10 @@ def test_ten_thousand_hard_alphas_are_finite(dtype: torch.dtype) -> None:
         alpha = (10 ** (exponents * spread)).clamp(1e-6, 1e30).to(dtype).requires_grad_()
         labels = torch.randint(classes, (rows,), generator=generator)
         y = torch.nn.functional.one_hot(labels, classes).to(dtype)
-        values = evaluate(forms, alpha, y, prior=0.0, beta=BETA)
-        for form, value in zip(forms, values, strict=True):
-            (gradient,) = torch.autograd.grad(value.sum(), alpha, retain_graph=True)
-            assert value.isfinite().all(), form
-            assert gradient.isfinite().all(), form
+        values = torch.stack(evaluate(forms, alpha, y, prior=0.0, beta=BETA))
+        assert values.isfinite().all()
+        (gradient,) = torch.autograd.grad(values.sum(), alpha)
+        assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -304,7 +302,7 @@ def inputs(lead: tuple[int, ...], classes: int = 3, low: float = -0.7) -> tuple[
 
 @pytest.mark.parametrize("form", FORMS)
 def test_derivatives(form: str) -> None:
-    alpha, y = inputs((2, 2))
+    alpha, y = inputs((1, 2))
 
     def function(alpha: Tensor) -> tuple[Tensor, ...]:
         return evaluate((form,), alpha, y, prior=0.3, beta=4.0)
@@ -314,8 +312,8 @@ def test_derivatives(form: str) -> None:
 
 
 def test_derivatives_of_two_dirichlets() -> None:
-    alpha, _ = inputs((3,))
-    beta, near = inputs((3,))[0], (alpha * 1.01).detach().requires_grad_()
+    alpha, _ = inputs((2,))
+    beta, near = inputs((2,))[0], (alpha * 1.01).detach().requires_grad_()
     assert gradcheck(kl_divergence, (alpha, near), check_forward_ad=True)
     assert gradcheck(kl_divergence, (alpha, beta), check_forward_ad=True)
     assert gradgradcheck(kl_divergence, (alpha[:1], beta[:1]), check_fwd_over_rev=True)
@@ -396,19 +394,6 @@ def test_compiled_forms_are_the_eager_ones() -> None:
     torch.testing.assert_close(*outputs)
     mixed = [sum((i + 1) * value.sum() for i, value in enumerate(o)) for o in outputs]
     torch.testing.assert_close(*(torch.autograd.grad(m, alpha) for m in mixed))  # type: ignore[arg-type]
-
-
-def test_compiled_losses_are_the_eager_ones() -> None:
-    logits, target = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 3, -100, 1])
-    weights = torch.tensor([1.0, 1.0, 0.05, 0.5])
-    loss = partial(weighted_sums, LossSpec(IEDL, per_class=True))
-    torch._dynamo.reset()
-    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    seen, wanted = compiled(logits, target, weights, None), loss(logits, target, weights, None)
-    torch.testing.assert_close(seen, wanted)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(outputs[0], logits) for outputs in (seen, wanted))
-    )
 
 
 def test_exported_forms_stay_in_float32() -> None:

@@ -16,17 +16,17 @@ from dubito.errors import DubitoError
 from dubito.fewshot import features, fewshot, read_features, write_features
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification
-from fewshot.samples import made
+from fewshot.samples import draw_features
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_features(made(), tmp_path_factory.mktemp("features") / "novel.npz")
+    return write_features(draw_features(), tmp_path_factory.mktemp("features") / "novel.npz")
 
 
 def test_fewshot_writes_a_result(file: Path, tmp_path: Path) -> None:
     result = fewshot(
-        file, ood=write_features(made(5, 60, 64, 1), tmp_path / "ood.safetensors"),
+        file, ood=write_features(draw_features(5, 60, 64, 1), tmp_path / "ood.safetensors"),
         method={"name": "edl", "kl_weight": 0.5}, ways=4, shots=2, queries=3, episodes=30,
         device="cpu", out=tmp_path / "run",
     )  # fmt: skip
@@ -38,7 +38,7 @@ def test_fewshot_writes_a_result(file: Path, tmp_path: Path) -> None:
 
 def test_preset_scales_by_the_reference(file: Path) -> None:
     options = {"ways": 4, "shots": 1, "episodes": 20, "device": "cpu"}
-    result = fewshot(file, preset="centered", reference=made(seed=1), **options)
+    result = fewshot(file, preset="centered", reference=draw_features(seed=1), **options)
     assert result["method"]["kl_weight"] == 0
     assert result["features"]["hash"] != fewshot(file, **options)["features"]["hash"]
 
@@ -53,7 +53,7 @@ def test_preset_excludes_method_and_scaling(file: Path, options: dict[str, str])
 def test_fewshot_tunes_first(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     result = fewshot(
-        file, tune=made(seed=1), trials=2, tune_episodes=10, ways=4, shots=1, episodes=10,
+        file, tune=draw_features(seed=1), trials=2, tune_episodes=10, ways=4, shots=1, episodes=10,
         device="cpu", out=tmp_path,
     )  # fmt: skip
     assert result["method"]["fisher_weight"] != 0.005
@@ -82,12 +82,12 @@ def test_features_of_a_model_folder(photos: Path, tmp_path: Path) -> None:
     preprocessing = Preprocessing.fit(source.format, source.load())
     model = Model.build("iedl", task, preprocessing, backbone={"name": "mlp", "hidden": [16]})
     model.save(tmp_path / "model")
-    found = features(tmp_path / "model", photos, tmp_path / "a.npz", batch_size=3, device="cpu")
-    assert found.classes == ("dark", "light")
-    assert found.labels.tolist() == [0] * 5 + [1] * 5
+    result = features(tmp_path / "model", photos, tmp_path / "a.npz", batch_size=3, device="cpu")
+    assert result.classes == ("dark", "light")
+    assert result.labels.tolist() == [0] * 5 + [1] * 5
     with torch.no_grad():
-        torch.testing.assert_close(found.values, model.eval().features(source.load()))
-    torch.testing.assert_close(read_features(tmp_path / "a.npz").values, found.values)
+        torch.testing.assert_close(result.values, model.eval().features(source.load()))
+    torch.testing.assert_close(read_features(tmp_path / "a.npz").values, result.values)
 
 
 class Pixels(nn.Module):
@@ -102,9 +102,9 @@ class Pixels(nn.Module):
 
 @pytest.mark.parametrize("network", [Pixels, Pixels(), nn.Flatten()], ids=str)
 def test_features_of_a_network(photos: Path, network: object) -> None:
-    found = features(network, photos, size=4, mode="L", device="cpu")
-    wanted = open_data(photos, "all", size=4, mode="L").load().flatten(1) / 255
-    torch.testing.assert_close(found.values, wanted)
+    result = features(network, photos, size=4, mode="L", device="cpu")
+    expected = open_data(photos, "all", size=4, mode="L").load().flatten(1) / 255
+    torch.testing.assert_close(result.values, expected)
 
 
 def test_features_of_a_named_function(photos: Path) -> None:

@@ -16,7 +16,7 @@ from dubito.fewshot._engine import Engine, evaluate_scores
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._results import summarize
 from dubito.methods.base import build
-from fewshot.samples import made
+from fewshot.samples import draw_features
 
 PAPER = {"scale": "paper"}
 LOGDET = {"fisher_weight": 0.01, "scale": "paper"}
@@ -59,23 +59,25 @@ FIRST_EDITION = {
 def test_figures_are_those_of_the_first_edition(name: str, shots: int) -> None:
     method, options = METHODS[name]
     setting = Setting(ways=4, shots=shots)
-    engine = Engine(build(method, **options), made(), made(5, 60, 64, 1), setting=setting)
-    found = summarize([engine.values(0, 100)])
-    wanted = iter(FIRST_EDITION[name, shots])
+    engine = Engine(
+        build(method, **options), draw_features(), draw_features(5, 60, 64, 1), setting=setting
+    )
+    values = summarize([engine.values(0, 100)])
+    expected = iter(FIRST_EDITION[name, shots])
     for metric in ("accuracy", "ood/max_prob/aupr", "confidence/max_prob/aupr"):
-        mean, interval = next(wanted), next(wanted)
-        assert found[metric]["mean"] == pytest.approx(mean, abs=interval + 1e-4), metric
+        mean, interval = next(expected), next(expected)
+        assert values[metric]["mean"] == pytest.approx(mean, abs=interval + 1e-4), metric
 
 
 def test_fedl_needs_no_code_of_its_own() -> None:
-    engine = Engine(build("fedl"), made(), setting=Setting(ways=4, shots=5))
-    found = summarize([engine.values(0, 100)])
-    assert found["accuracy"]["mean"] > 0.9
-    assert found["ood/variance/aupr"]["mean"] > 0.7
+    engine = Engine(build("fedl"), draw_features(), setting=Setting(ways=4, shots=5))
+    values = summarize([engine.values(0, 100)])
+    assert values["accuracy"]["mean"] > 0.9
+    assert values["ood/variance/aupr"]["mean"] > 0.7
 
 
 def test_values_do_not_depend_on_the_range() -> None:
-    engine = Engine(build("iedl"), made(), setting=Setting(ways=4, shots=2))
+    engine = Engine(build("iedl"), draw_features(), setting=Setting(ways=4, shots=2))
     together, apart = engine.values(0, 60), [engine.values(0, 25), engine.values(25, 60)]
     for name, values in together.items():
         joined = np.concatenate([part[name] for part in apart])
@@ -88,46 +90,46 @@ def test_metrics_are_those_of_scikit_learn() -> None:
     alpha = 1 + 3 * torch.rand(6, 40, 4, generator=drawn)
     labels = torch.arange(4).repeat_interleave(5)
     dist = Dirichlet(alpha)
-    found = evaluate_scores(dist, labels)
+    values = evaluate_scores(dist, labels)
     for i in range(6):
         correct = (alpha[i, :20].argmax(-1) == labels).numpy()
         score = dist.confidence("mutual_information")[i].numpy()
         inside = np.arange(40) < 20
-        wanted = {
+        expected = {
             "accuracy": correct.mean(),
             "confidence/mutual_information/auroc": roc_auc_score(correct, score[:20]),
             "confidence/mutual_information/aupr": average_precision_score(correct, score[:20]),
             "ood/mutual_information/aupr": average_precision_score(inside, score),
         }
-        for name, value in wanted.items():
-            assert found[name][i].item() == pytest.approx(value, abs=1e-6), name
+        for name, value in expected.items():
+            assert values[name][i].item() == pytest.approx(value, abs=1e-6), name
 
 
 def test_metrics_of_episodes_without_errors_or_successes() -> None:
     alpha = torch.tensor([[[9.0, 1.0], [7.0, 1.0], [1.0, 1.0]], [[1.0, 9.0], [1.0, 7.0], [1, 1]]])
-    found = evaluate_scores(Dirichlet(alpha), torch.tensor([0, 0]))
-    assert found["accuracy"].tolist() == [1, 0]
-    aupr, auroc = (found[f"confidence/max_prob/{name}"] for name in ("aupr", "auroc"))
+    values = evaluate_scores(Dirichlet(alpha), torch.tensor([0, 0]))
+    assert values["accuracy"].tolist() == [1, 0]
+    aupr, auroc = (values[f"confidence/max_prob/{name}"] for name in ("aupr", "auroc"))
     assert aupr[0] == 1
     assert aupr[1].isnan()
     assert auroc.isnan().all()
 
 
 def test_progress_counts_the_episodes() -> None:
-    seen: list[int] = []
-    engine = Engine(build("softmax"), made(), setting=Setting(ways=4, shots=1))
-    engine.values(0, 30, seen.append)
-    assert sum(seen) == 30
+    counts: list[int] = []
+    engine = Engine(build("softmax"), draw_features(), setting=Setting(ways=4, shots=1))
+    engine.values(0, 30, counts.append)
+    assert sum(counts) == 30
 
 
 @pytest.mark.parametrize("name", ["ensemble", "mc_dropout", "der"])
 def test_other_methods_are_errors(name: str) -> None:
     with pytest.raises(DubitoError, match="need a method of classification without members"):
-        Engine(build(name), made())
+        Engine(build(name), draw_features())
 
 
 def test_short_features_are_a_warning() -> None:
-    data = made()
+    data = draw_features()
     short = Features(0.01 * data.values, data.labels, data.classes, "short")
     with pytest.warns(UserWarning, match="multiply all features by 100"):
         Engine(build("iedl"), short, setting=Setting(ways=4))

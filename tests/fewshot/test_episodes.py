@@ -11,7 +11,7 @@ import torch
 from dubito.errors import DubitoError
 from dubito.fewshot import Features
 from dubito.fewshot._episodes import Sampler, Setting
-from fewshot.samples import made
+from fewshot.samples import draw_features
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,16 @@ from fewshot.samples import made
         (3, 2, False, "5ca3b5cb8c7bc788"),
     ],
 )
-def test_seed_keeps_its_episodes(ways: int, shots: int, apart: bool, wanted: str) -> None:
+def test_seed_keeps_its_episodes(ways: int, shots: int, apart: bool, expected: str) -> None:
     """The hashes are those of the first edition."""
-    ood = made(5, 60, 64, 1) if apart else None
-    drawn = Sampler(made(), ood, Setting(ways, shots, seed=7)).draw(3, 200)
-    found = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in drawn))
-    assert found.hexdigest()[:16] == wanted
+    ood = draw_features(5, 60, 64, 1) if apart else None
+    drawn = Sampler(draw_features(), ood, Setting(ways, shots, seed=7)).draw(3, 200)
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in drawn))
+    assert digest.hexdigest()[:16] == expected
 
 
 def test_samples_of_an_episode_are_disjoint() -> None:
-    features = made()
+    features = draw_features()
     drawn = Sampler(features, None, Setting(3, 4)).draw(0, 300)
     for support, query, ood in zip(*drawn, strict=True):
         everything = np.concatenate([support, query, ood])
@@ -42,13 +42,13 @@ def test_samples_of_an_episode_are_disjoint() -> None:
 
 
 def test_more_shots_contain_fewer() -> None:
-    few, many = (Sampler(made(), None, Setting(3, k, 15)).draw(0, 50) for k in (2, 5))
+    few, many = (Sampler(draw_features(), None, Setting(3, k, 15)).draw(0, 50) for k in (2, 5))
     assert (many.support.reshape(50, 3, 5)[:, :, :2] == few.support.reshape(50, 3, 2)).all()
 
 
 def test_draws_are_uniform() -> None:
-    drawn = Sampler(made(), None, Setting(4, 1)).draw(0, 20_000)
-    counts = np.bincount(made().labels[drawn.support].flatten().numpy())
+    drawn = Sampler(draw_features(), None, Setting(4, 1)).draw(0, 20_000)
+    counts = np.bincount(draw_features().labels[drawn.support].flatten().numpy())
     assert abs(counts / counts.mean() - 1).max() < 0.03
 
 
@@ -61,19 +61,19 @@ def test_classes_without_samples_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (Setting(9, 1), "ways=9, but made-0 has 8 classes"),
-        (Setting(3, 30), "need 60 samples of each class, but in made-0 class 'class-0' has 40"),
-        (Setting(8, 1), "need 120 out-of-distribution queries, but made-0 has 0 classes"),
+        (Setting(9, 1), "ways=9, but sample-0 has 8 classes"),
+        (Setting(3, 30), "need 60 samples of each class, but in sample-0 class 'class-0' has 40"),
+        (Setting(8, 1), "need 120 out-of-distribution queries, but sample-0 has 0 classes"),
     ],
 )
 def test_impossible_episodes_are_errors(setting: Setting, message: str) -> None:
     with pytest.raises(DubitoError, match=message):
-        Sampler(made(), None, setting)
+        Sampler(draw_features(), None, setting)
 
 
 def test_features_of_another_width_are_an_error() -> None:
-    with pytest.raises(DubitoError, match="made-0 has 64 features and made-1 32"):
-        Sampler(made(), made(size=32, seed=1), Setting())
+    with pytest.raises(DubitoError, match="sample-0 has 64 features and sample-1 32"):
+        Sampler(draw_features(), draw_features(size=32, seed=1), Setting())
 
 
 def test_setting_out_of_range_is_an_error() -> None:

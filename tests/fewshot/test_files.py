@@ -13,17 +13,17 @@ import torch
 
 from dubito.errors import DubitoError
 from dubito.fewshot import read_features, write_features
-from fewshot.samples import made
+from fewshot.samples import draw_features
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_written_features_are_read_back(tmp_path: Path, suffix: str) -> None:
-    data = made()
-    found = read_features(write_features(data, tmp_path / f"made{suffix}"))
-    assert found.classes == data.classes
-    assert found.name == "made"
-    torch.testing.assert_close(found.values, data.values, rtol=0, atol=0)
-    assert found.labels.equal(data.labels)
+    data = draw_features()
+    result = read_features(write_features(data, tmp_path / f"sample{suffix}"))
+    assert result.classes == data.classes
+    assert result.name == "sample"
+    torch.testing.assert_close(result.values, data.values, rtol=0, atol=0)
+    assert result.labels.equal(data.labels)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -32,19 +32,19 @@ def test_published_pickles_are_read(tmp_path: Path, protocol: int) -> None:
     content = {np.int64(7): [rows[0], rows[1]], np.int64(3): [rows[2], rows[3]]}
     path = tmp_path / "novel.plk"
     path.write_bytes(pickle.dumps(content, protocol))
-    found = read_features(path)
-    assert found.classes == ("3", "7")
-    assert found.labels.tolist() == [1, 1, 0, 0]
-    np.testing.assert_array_equal(found.values.numpy(), rows)
+    result = read_features(path)
+    assert result.classes == ("3", "7")
+    assert result.labels.tolist() == [1, 1, 0, 0]
+    np.testing.assert_array_equal(result.values.numpy(), rows)
 
 
 def test_arrays_of_a_pickle_keep_order_and_type(tmp_path: Path) -> None:
     values = np.asfortranarray(np.arange(6, dtype=">f8").reshape(2, 3))
     path = tmp_path / "a.pkl"
     path.write_bytes(pickle.dumps({"features": values, "labels": np.array(["b", "a"])}))
-    found = read_features(path)
-    assert found.classes == ("a", "b")
-    np.testing.assert_array_equal(found.values.numpy(), values)
+    result = read_features(path)
+    assert result.classes == ("a", "b")
+    np.testing.assert_array_equal(result.values.numpy(), values)
 
 
 class Harmful:

@@ -9,7 +9,7 @@ import torch
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
 from dubito.methods.base import build
-from fewshot.samples import made
+from fewshot.samples import draw_features
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 METHODS = [
@@ -20,18 +20,18 @@ METHODS = [
 @pytest.mark.parametrize("name", METHODS)
 def test_figures_are_those_of_the_cpu(name: str) -> None:
     setting = Setting(ways=4, shots=5)
-    found, wanted = (
-        Engine(build(name), made(), setting=setting, device=device).values(0, 200)
+    values, expected = (
+        Engine(build(name), draw_features(), setting=setting, device=device).values(0, 200)
         for device in ("cuda", "cpu")
     )
-    assert found.keys() == wanted.keys()
-    assert abs(found["accuracy"].mean() - wanted["accuracy"].mean()) < 0.005
+    assert values.keys() == expected.keys()
+    assert abs(values["accuracy"].mean() - expected["accuracy"].mean()) < 0.005
     for key in ("confidence/max_prob/aupr", "ood/max_prob/aupr"):
-        assert abs(np.nanmean(found[key]) - np.nanmean(wanted[key])) < 0.01
+        assert abs(np.nanmean(values[key]) - np.nanmean(expected[key])) < 0.01
 
 
 def test_second_run_gives_the_same() -> None:
-    engine = Engine(build("iedl"), made(), setting=Setting(ways=4, shots=5), device="cuda")
+    engine = Engine(build("iedl"), draw_features(), setting=Setting(ways=4, shots=5), device="cuda")
     first, second = engine.values(0, 300), engine.values(0, 300)
     for key, column in first.items():
         np.testing.assert_array_equal(column, second[key])

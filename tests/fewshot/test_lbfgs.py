@@ -15,7 +15,7 @@ from dubito.fewshot._lbfgs import Solver, minimize
 from dubito.fewshot._objective import Objective
 from dubito.losses import weighted_sums
 from dubito.methods.base import build
-from fewshot.samples import made
+from fewshot.samples import draw_features
 
 WAYS = 4
 METHODS = ["iedl", "edl", "redl", "softmax", "fedl"]
@@ -23,7 +23,7 @@ METHODS = ["iedl", "edl", "redl", "softmax", "fedl"]
 
 def supports(shots: int, episodes: int = 2) -> tuple[Tensor, Tensor]:
     """Return support features with ones (E, N, D + 1) in float64, and labels."""
-    features = made()
+    features = draw_features()
     sampler = Sampler(features, None, Setting(WAYS, shots))
     index = torch.from_numpy(sampler.draw(0, episodes).support)
     return pad(features.values[index].double(), (0, 1), value=1.0), sampler.labels
@@ -68,11 +68,11 @@ def test_iterates_are_those_of_torch_in_all_weights(name: str, shots: int) -> No
     x, labels = supports(shots)
     solver = Solver(rounds=3, iterations=5, evaluations=6, tolerance_grad=0)
     objective = Objective(build(name), labels, WAYS, solver.rounds)
-    found = fit(objective, x, solver)
-    for one, weights in zip(x, found, strict=True):
-        wanted = by_torch(objective, one, solver) @ one.mT
+    result = fit(objective, x, solver)
+    for one, weights in zip(x, result, strict=True):
+        expected = by_torch(objective, one, solver) @ one.mT
         torch.testing.assert_close(
-            weights @ one.mT, wanted, rtol=1e-3, atol=1e-3 * wanted.abs().max().item()
+            weights @ one.mT, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item()
         )
 
 
@@ -108,15 +108,15 @@ def test_value_and_gradient_is_that_of_the_loss() -> None:
     for name in [*METHODS, "kl_pn", "rkl_pn", "label_smoothing"]:
         method = build(name)
         objective = Objective(method, labels, WAYS, 10)
-        given = torch.randn(6, objective.outputs, len(labels), generator=drawn)
-        found, slopes = objective(given, rounds)
+        inputs = torch.randn(6, objective.outputs, len(labels), generator=drawn)
+        result, slopes = objective(inputs, rounds)
         for i, turn in enumerate(rounds.clamp(max=9).tolist()):
-            leaf = given[i].mT.double().clone().requires_grad_()
+            leaf = inputs[i].mT.double().clone().requires_grad_()
             weights = method.weight_tensor(turn, 10)[: len(method.terms)].double()
             loss, _ = weighted_sums(
                 method.terms, method.distribution(leaf), labels, weights, reduction="mean",
                 per_class=method.per_class,
             )  # fmt: skip
             (gradient,) = torch.autograd.grad(loss, leaf)
-            assert found[i].item() == pytest.approx(loss.item(), rel=1e-5)
+            assert result[i].item() == pytest.approx(loss.item(), rel=1e-5)
             torch.testing.assert_close(slopes[i].mT.double(), gradient, rtol=1e-4, atol=1e-6)

@@ -13,11 +13,11 @@ from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._results import summarize
 from dubito.methods.base import build
-from fewshot.samples import made
+from fewshot.samples import draw_features
 
 
 def engine(shots: int = 1) -> Engine:
-    return Engine(build("softmax"), made(), setting=Setting(ways=4, shots=shots))
+    return Engine(build("softmax"), draw_features(), setting=Setting(ways=4, shots=shots))
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +30,18 @@ def test_interrupted_run_continues(tmp_path: Path) -> None:
         pass
 
     def stop(count: int) -> None:
-        seen.append(count)
-        if sum(seen) > 20:
+        counts.append(count)
+        if sum(counts) > 20:
             raise Stopped
 
-    seen: list[int] = []
+    counts: list[int] = []
     with pytest.raises(Stopped):
         _results.run(engine(), 50, tmp_path, stop)
     assert [path.stem for path in (tmp_path / "parts").iterdir()] == ["000000"]
     computed: list[int] = []
-    found = _results.run(engine(), 50, tmp_path, computed.append)
+    result = _results.run(engine(), 50, tmp_path, computed.append)
     assert sum(computed) == 30
-    assert found["metrics"] == _results.run(engine(), 50)["metrics"]
+    assert result["metrics"] == _results.run(engine(), 50)["metrics"]
 
 
 def test_more_episodes_reuse_what_there_is(tmp_path: Path) -> None:

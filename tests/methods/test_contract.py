@@ -122,7 +122,7 @@ def test_autocast_trains_and_predicts_in_float32(name, monkeypatch):
     assert dist.total.dtype == torch.float32
 
 
-@EACH_VARIANT
+@EACH
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own use of torch
 def test_loss_is_one_graph(name):
     method = made(name)

@@ -24,16 +24,16 @@ BASE = '[base]\ndataset = "mnist"\nseeds = [1]\ntables = []\ntraining = { lr = 0
 def test_child_overrides_single_keys(tmp_path: Path) -> None:
     text = '[recipe.a]\nmethod.name = "iedl"\n'
     text += '[recipe.b]\nextends = "a"\nmethod.kl_ramp = 9\ntraining.lr = 0.2\n'
-    found = read_recipes(write(tmp_path, BASE + text))["mnist-b"].sections
-    assert found["method"] == {"name": "iedl", "fisher_weight": 0.5, "kl_ramp": 9}
-    assert found["training"] == {"lr": 0.2, "epochs": 2}
+    merged = read_recipes(write(tmp_path, BASE + text))["mnist-b"].sections
+    assert merged["method"] == {"name": "iedl", "fisher_weight": 0.5, "kl_ramp": 9}
+    assert merged["training"] == {"lr": 0.2, "epochs": 2}
 
 
 def test_another_method_starts_from_its_own_values(tmp_path: Path) -> None:
     text = '[recipe.a]\nmethod = { name = "iedl", kl_ramp = 9 }\n'
     text += '[recipe.b]\nextends = "a"\nmethod.name = "softmax"\n'
-    found = read_recipes(write(tmp_path, BASE + text))
-    assert found["mnist-b"].sections["method"] == {"name": "softmax"}
+    merged = read_recipes(write(tmp_path, BASE + text))
+    assert merged["mnist-b"].sections["method"] == {"name": "softmax"}
 
 
 def test_unknown_parent_names_the_recipe(tmp_path: Path) -> None:
@@ -65,12 +65,17 @@ def test_paper_values(recipes: Recipes, name: str, weight: float, lr: float) -> 
 
 
 def test_fewshot_weights_are_those_of_each_setting(recipes: Recipes) -> None:
-    found = {
+    weights = {
         recipe.setting: recipe.sections["method"]["fisher_weight"]
         for recipe in recipes.values()
         if recipe.group == "fewshot-iedl"
     }
-    assert (found[5, 1], found[5, 5], found[5, 20], found[10, 1]) == (0.01, 0.05, 0.005, 0.1)
+    assert (weights[5, 1], weights[5, 5], weights[5, 20], weights[10, 1]) == (
+        0.01,
+        0.05,
+        0.005,
+        0.1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,10 +92,10 @@ def test_ids_are_those_of_the_first_edition(
 
 
 def test_id_depends_on_seed_sections_and_evaluation(recipes: Recipes) -> None:
-    found = {recipe.cells([seed])[0].id for recipe in recipes.values() for seed in (1, 2)}
+    ids = {recipe.cells([seed])[0].id for recipe in recipes.values() for seed in (1, 2)}
     swept = [recipe for recipe in recipes.values() if recipe.swept == 0.01]
     assert swept  # the sweeps of few-shot weights repeat the weights of some settings
-    assert len(found) > 2 * (len(recipes) - 10)
+    assert len(ids) > 2 * (len(recipes) - 10)
 
 
 def test_select_by_table_sweep_and_pattern(recipes: Recipes) -> None:

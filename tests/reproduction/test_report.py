@@ -14,6 +14,6 @@ def test_pages_are_up_to_date(results: Results) -> None:
 def test_figures_that_pages_show_exist_and_no_others(results: Results) -> None:
     text = "".join(path.read_text("utf-8") for path in DOCS.glob("*.md"))
     shown = set(re.findall(r"assets/([a-z0-9-]+)\.png", text))
-    made = re.compile(r"overview|epochs-.*|lambda-.*|reliability-.*|risk-coverage|fewshot-.*")
-    assert {name for name in shown if made.fullmatch(name)} == set(SHOWN)
+    drawn = re.compile(r"overview|epochs-.*|lambda-.*|reliability-.*|risk-coverage|fewshot-.*")
+    assert {name for name in shown if drawn.fullmatch(name)} == set(SHOWN)
     assert {path.stem for path in (DOCS / "assets").glob("*.png")} >= set(SHOWN)

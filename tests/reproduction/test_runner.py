@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -28,8 +27,8 @@ def records(store: Store) -> list[Record]:
 
 def finish(recipes: Recipes, folder: Path, names: list[str] = NAMES, jobs: int = 1) -> Store:
     store = Store(folder / "results", recipes)
-    chosen = select(recipes, names)
-    problems = run(chosen, store, folder / "work", device="cpu", jobs=jobs, report=lambda _: None)
+    selected = select(recipes, names)
+    problems = run(selected, store, folder / "work", device="cpu", jobs=jobs, report=lambda _: None)
     assert problems == {}
     return store
 
@@ -44,9 +43,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory, quick_recipes: Recipes) -> P
 
 def test_records_are_complete(whole: Path, quick_recipes: Recipes) -> None:
     store = Store(whole / "results", quick_recipes)
-    found = {(record["recipe"], record["seed"]): record for record in store.current()}
-    assert len(found) == 6
-    record = found["cifar10-iedl", 322]
+    by_cell = {(record["recipe"], record["seed"]): record for record in store.current()}
+    assert len(by_cell) == 6
+    record = by_cell["cifar10-iedl", 322]
     assert record["quick"]
     assert set(record["result"]["ood"]) == {"svhn", "cifar-100"}
     assert "expected_entropy" in record["result"]["humans"]
@@ -77,7 +76,7 @@ def test_processes_give_the_same_records(
 ) -> None:
     several = finish(quick_recipes, tmp_path, ["mnist-edl"], jobs=2)
     expected = records(Store(whole / "results", quick_recipes))
-    assert records(several) == [one for one in expected if one["recipe"] == "mnist-edl"]
+    assert records(several) == [record for record in expected if record["recipe"] == "mnist-edl"]
 
 
 def test_killed_run_ends_with_the_same_records(
@@ -85,15 +84,14 @@ def test_killed_run_ends_with_the_same_records(
 ) -> None:
     command = [sys.executable, "-m", "reproduction", "--quick", "--work", str(tmp_path), *NAMES]
     journal = tmp_path / "quick" / "results" / "journal.jsonl"
-    for lines in (1, 3):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, env=environment())
-        while process.poll() is None and count_lines(journal) < lines:
-            time.sleep(0.02)
-        assert process.poll() is None, "the run was finished before it was killed"
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, env=environment())
+    while process.poll() is None and count_lines(journal) < 2:
+        time.sleep(0.02)
+    assert process.poll() is None, "the run was finished before it was killed"
+    process.kill()
+    process.wait()
     store = Store(tmp_path / "quick" / "results", quick_recipes)
-    assert 1 <= len(store) < 6
+    assert 2 <= len(store) < 6
     run(select(quick_recipes, NAMES), store, tmp_path / "quick", device="cpu")
     assert records(store) == records(Store(whole / "results", quick_recipes))
 

@@ -26,14 +26,14 @@ def test_rule_that_stops_later_than_the_training_decides_nothing() -> None:
 
 
 def test_mean_around_the_kept_validation() -> None:
-    found = stopping.kept(stopping.by_epoch(4), [HISTORY], around=1)
-    assert found["accuracy"].tolist() == pytest.approx([20.0])
+    means = stopping.kept(stopping.by_epoch(4), [HISTORY], around=1)
+    assert means["accuracy"].tolist() == pytest.approx([20.0])
 
 
 def test_study_of_when_to_stop(results: Results) -> None:
-    found = stopping.histories(results, results.recipes["cifar10-iedl"])
-    assert len(found) == 10
-    row = stopping.rules(found).loc["window of 10, by loss"].tolist()
+    histories = stopping.histories(results, results.recipes["cifar10-iedl"])
+    assert len(histories) == 10
+    row = stopping.rules(histories).loc["window of 10, by loss"].tolist()
     assert row == ["46 to 82", "90.2 ±0.5", "83.1 ±4.4", "85.7 ±1.0"]
-    spans = stopping.spans(found).loc["svhn/max_prob/aupr"]
+    spans = stopping.spans(histories).loc["svhn/max_prob/aupr"]
     assert spans["epochs"].iloc[0] == "20 to 38"

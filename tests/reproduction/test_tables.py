@@ -21,28 +21,28 @@ Tables = Mapping[str, Table]
 
 
 @pytest.fixture(scope="module")
-def made(results: Results) -> dict[str, Table]:
-    found = [*tables.tables(results), *fewshot.tables(results)]
-    return {table.key: table for table in found}
+def all_tables(results: Results) -> dict[str, Table]:
+    every = [*tables.tables(results), *fewshot.tables(results)]
+    return {table.key: table for table in every}
 
 
 @pytest.fixture(scope="module")
-def summary(results: Results, made: Tables) -> Summary:
-    return summarize(results, list(made.values()))
+def summary(results: Results, all_tables: Tables) -> Summary:
+    return summarize(results, list(all_tables.values()))
 
 
 def cell(table: Table, row: str, quantity: str) -> Any:
     cells = table.cells
-    (found,) = cells[(cells["row"] == row) & (cells["quantity"] == quantity)].itertuples()
-    return found
+    (match,) = cells[(cells["row"] == row) & (cells["quantity"] == quantity)].itertuples()
+    return match
 
 
-def test_number_of_tables_and_cells(made: Tables) -> None:
-    assert len(made) == 35
-    assert sum(len(table.cells) for table in made.values()) == 3383
+def test_number_of_tables_and_cells(all_tables: Tables) -> None:
+    assert len(all_tables) == 35
+    assert sum(len(table.cells) for table in all_tables.values()) == 3383
 
 
-def test_cell_is_mean_and_deviation_over_seeds(made: Tables, store: Store) -> None:
+def test_cell_is_mean_and_deviation_over_seeds(all_tables: Tables, store: Store) -> None:
     records = [record for record in store.current() if record["recipe"] == "cifar10-iedl"]
     path = ("result", "ood", "svhn", "detection", "max_prob", "aupr")
     values = []
@@ -51,10 +51,10 @@ def test_cell_is_mean_and_deviation_over_seeds(made: Tables, store: Store) -> No
         for key in path:
             value = value[key]
         values.append(100 * value)
-    found = cell(made["ood-cifar10-svhn"], "I-EDL", "ood/svhn/max_prob/aupr")
-    assert (found.seeds, found.count) == (10, "10")
-    assert found.mean == pytest.approx(mean(values))
-    assert found.spread == pytest.approx(stdev(values))
+    result = cell(all_tables["ood-cifar10-svhn"], "I-EDL", "ood/svhn/max_prob/aupr")
+    assert (result.seeds, result.count) == (10, "10")
+    assert result.mean == pytest.approx(mean(values))
+    assert result.spread == pytest.approx(stdev(values))
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,12 @@ def test_cell_is_mean_and_deviation_over_seeds(made: Tables, store: Store) -> No
         ("fewshot-ablation", "I-MSE", "accuracy", ["76.81 ±0.16", "paper 81.27 ±0.14"]),
     ],
 )  # fmt: skip
-def test_cells(made: Tables, table: str, row: str, quantity: str, expected: list[str]) -> None:
-    cells = made[table].cells
-    (found, *_) = cells[(cells["row"] == row) & (cells["quantity"] == quantity)].itertuples()
-    assert lines(found) == expected
+def test_cells(
+    all_tables: Tables, table: str, row: str, quantity: str, expected: list[str]
+) -> None:
+    cells = all_tables[table].cells
+    (first, *_) = cells[(cells["row"] == row) & (cells["quantity"] == quantity)].itertuples()
+    assert lines(first) == expected
 
 
 def test_summary_counts_every_published_number_once(summary: Summary) -> None:
@@ -120,8 +122,8 @@ def test_markdown() -> None:
     assert markdown_table(one_column(1.0, 2.0)) == expected
 
 
-def test_documents_have_every_table(made: Tables, summary: Summary) -> None:
-    every = list(made.values())
+def test_documents_have_every_table(all_tables: Tables, summary: Summary) -> None:
+    every = list(all_tables.values())
     text = markdown_document(every, summary, False)
     assert text.count("\n### ") == latex_document(every, summary, False).count("\\toprule") == 35
     page = html_page(every, summary, True, [("a.png", "A & B")])
@@ -133,13 +135,13 @@ def test_documents_have_every_table(made: Tables, summary: Summary) -> None:
 def test_pooled_seeds_are_like_one_run_of_all_episodes() -> None:
     def record(values: list[float]) -> dict[str, Any]:
         half = 1.96 * stdev(values) / math.sqrt(len(values))
-        one = {"mean": mean(values), "interval": half, "episodes": len(values)}
-        return {"result": {"figures": {"accuracy": one}}}
+        summary = {"mean": mean(values), "interval": half, "episodes": len(values)}
+        return {"result": {"figures": {"accuracy": summary}}}
 
     first, second = [0.1, 0.5, 0.4, 0.2], [0.9, 0.7, 0.3]
-    found = pooled([record(first), record(second)], "accuracy")
-    assert found is not None
+    result = pooled([record(first), record(second)], "accuracy")
+    assert result is not None
     both = [100 * value for value in first + second]
     half = 1.96 * stdev(both) / math.sqrt(7)
-    assert found == pytest.approx((mean(both), half, 7))
+    assert result == pytest.approx((mean(both), half, 7))
     assert pooled([record(first)], "other") is None

@@ -15,17 +15,17 @@ def test_rank_correlation_agrees_with_scipy() -> None:
     generator = torch.Generator().manual_seed(0)
     people = torch.randint(5, (200,), generator=generator).double()  # many ties
     scores = {"a": people + torch.randn(200, generator=generator), "constant": torch.ones(200)}
-    found = _correlations(scores, people)
+    result = _correlations(scores, people)
     expected = spearmanr(scores["a"].numpy(), people.numpy()).statistic
-    assert found["a"]["spearman"] == pytest.approx(expected)
-    assert set(found) == {"a", "samples"}
+    assert result["a"]["spearman"] == pytest.approx(expected)
+    assert set(result) == {"a", "samples"}
 
 
 def test_densities_have_mean_one_and_distance_of_separated_sets() -> None:
     sets = {"test": {"max_prob": torch.ones(4)}, "other": {"max_prob": torch.zeros(2)}}
-    found = _densities(sets)
-    assert sum(found["densities"]["other"]["max_prob"]) / 101 == pytest.approx(1)
-    assert found["energy_distance"]["other"]["max_prob"] == pytest.approx(math.sqrt(2))
+    result = _densities(sets)
+    assert sum(result["densities"]["other"]["max_prob"]) / 101 == pytest.approx(1)
+    assert result["energy_distance"]["other"]["max_prob"] == pytest.approx(math.sqrt(2))
 
 
 def test_scaled_evidence_has_the_calibrated_probabilities() -> None:

@@ -67,7 +67,7 @@ def fewshot(
         scaling: Scaling of the features: none (default), unit or centered.
         reference: Features of base or validation classes, for the scaling; default: of --tune.
         tune: Features of validation classes to choose hyperparameters on (extra tune).
-        objective: What to choose by: pareto, accuracy or ood_aupr.
+        objective: Criterion of the choice: pareto, accuracy or ood_aupr.
         trials: Number of trials.
         tune_episodes: Episodes of each trial.
         device: auto, cpu or cuda.

@@ -51,11 +51,11 @@ def choices(parents: Keys, sizes: Indices, count: int) -> Indices:
 
 def _swap(places: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the numbers that the swaps move to the first places: (count, R) -> (count, R)."""
-    chosen, moved = places.copy(), np.empty_like(places)
+    drawn, moved = places.copy(), np.empty_like(places)
     for j in range(len(places)):
         moved[j] = j
-        for column, at in ((moved, np.int32(j)), (chosen, places[j])):
+        for column, at in ((moved, np.int32(j)), (drawn, places[j])):
             # Matches are few and in the order of k; the last one at a place counts.
             k, row = np.divmod(np.flatnonzero(places[:j] == at), places.shape[1])
             column[j, row] = moved[k, row]
-    return chosen
+    return drawn

@@ -182,8 +182,8 @@ def evaluate_scores(dist: Distribution, labels: Tensor) -> dict[str, Tensor]:
 
     >>> from dubito import Dirichlet
     >>> alpha = torch.tensor([[[9.0, 1.0], [1.0, 5.0], [3.0, 1.0], [1.0, 2.0]]])
-    >>> found = evaluate_scores(Dirichlet(alpha), torch.tensor([0, 0]))
-    >>> found["accuracy"], found["confidence/max_prob/aupr"], found["ood/alpha0/auroc"]
+    >>> result = evaluate_scores(Dirichlet(alpha), torch.tensor([0, 0]))
+    >>> result["accuracy"], result["confidence/max_prob/aupr"], result["ood/alpha0/auroc"]
     (tensor([0.5000]), tensor([1.]), tensor([1.]))
     """
     count = len(labels)
@@ -194,15 +194,15 @@ def evaluate_scores(dist: Distribution, labels: Tensor) -> dict[str, Tensor]:
     first = torch.arange(predicted.shape[-1], device=labels.device)
     mixed = torch.where((every | none).unsqueeze(-1), first[:count] == 0, correct)
     inside = (first < count).expand_as(predicted)
-    found = {"accuracy": correct.double().mean(-1).float()}
+    result = {"accuracy": correct.double().mean(-1).float()}
     for name in dist.default_scores:
         confidence = dist.confidence(name).contiguous()
         for metric, (function, perfect) in METRICS.items():
             value = function(confidence[:, :count].contiguous(), mixed)
             value = torch.where(every, perfect, torch.where(none, math.nan, value))
-            found[f"confidence/{name}/{metric}"] = value
-            found[f"ood/{name}/{metric}"] = function(confidence, inside)
-    return found
+            result[f"confidence/{name}/{metric}"] = value
+            result[f"ood/{name}/{metric}"] = function(confidence, inside)
+    return result
 
 
 def _gather(values: Tensor, index: Tensor) -> Tensor:

@@ -85,8 +85,8 @@ class Features:
         bad = (~self.values.isfinite()).any(-1).nonzero().flatten().tolist()
         if bad:
             raise DubitoError(f"{self.name}: the features of sample {bad[0]} are not finite")
-        kept, labels = self.labels.unique(return_inverse=True)
-        object.__setattr__(self, "classes", tuple(self.classes[i] for i in kept.tolist()))
+        present, labels = self.labels.unique(return_inverse=True)
+        object.__setattr__(self, "classes", tuple(self.classes[i] for i in present.tolist()))
         object.__setattr__(self, "labels", labels)
 
     @cached_property
@@ -120,10 +120,10 @@ class Features:
 
     def describe(self) -> dict[str, Any]:
         """Return name, shape and hash as JSON values."""
-        found = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for array in (self.values.numpy(), self.order, self.sizes):
-            found.update(np.ascontiguousarray(array).data)
-        return {"name": self.name, "shape": list(self.values.shape), "hash": found.hexdigest()}
+            digest.update(np.ascontiguousarray(array).data)
+        return {"name": self.name, "shape": list(self.values.shape), "hash": digest.hexdigest()}
 
 
 class Episodes(NamedTuple):
@@ -166,22 +166,22 @@ class Sampler:
         self.labels = torch.arange(setting.ways).repeat_interleave(setting.shots)
         self.query_labels = torch.arange(setting.ways).repeat_interleave(setting.queries)
         features.check_width(self.ood)
-        ways, wanted = setting.ways, setting.shots + setting.queries
+        ways, needed = setting.ways, setting.shots + setting.queries
         if ways > len(features.classes):
             count = len(features.classes)
             raise DubitoError(f"ways={ways}, but {features.name} has {count} classes")
-        if features.sizes.min() < wanted:
+        if features.sizes.min() < needed:
             raise DubitoError(
-                f"{setting} episodes with {setting.queries} queries need {wanted} samples of "
+                f"{setting} episodes with {setting.queries} queries need {needed} samples of "
                 f"each class, but in {features.name} {features.smallest}"
             )
         # The smallest number of classes, at least `ways`, that have enough OOD queries.
-        wanted = ways * setting.queries
+        needed = ways * setting.queries
         available = len(self.ood.classes) - (0 if self._apart else ways)
-        self._ood_ways = max(min(ways, available), -(-wanted // int(self.ood.sizes.min())))
+        self._ood_ways = max(min(ways, available), -(-needed // int(self.ood.sizes.min())))
         if not 1 <= self._ood_ways <= available:
             raise DubitoError(
-                f"{setting} episodes need {wanted} out-of-distribution queries, but "
+                f"{setting} episodes need {needed} out-of-distribution queries, but "
                 f"{self.ood.name} has {max(available, 0)} classes for them, and {self.ood.smallest}"
             )
 
@@ -193,11 +193,11 @@ class Sampler:
         count = ways if self._apart else ways + self._ood_ways
         classes = _classes(self.features, streams[:, CLASSES], count)
         drawn = _samples(self.features, streams[:, SAMPLES], classes[:, :ways], shots + queries)
-        others = classes[:, ways:]
+        ood_classes = classes[:, ways:]
         if self._apart:
-            others = _classes(self.ood, streams[:, OOD_CLASSES], self._ood_ways)
+            ood_classes = _classes(self.ood, streams[:, OOD_CLASSES], self._ood_ways)
         each = -(-ways * queries // self._ood_ways)
-        ood = _samples(self.ood, streams[:, OOD_SAMPLES], others, each)
+        ood = _samples(self.ood, streams[:, OOD_SAMPLES], ood_classes, each)
         return Episodes(
             support=drawn[:, :, :shots].reshape(len(drawn), -1),
             query=drawn[:, :, shots:].reshape(len(drawn), -1),
@@ -216,5 +216,5 @@ def _samples(features: Features, streams: Keys, classes: Indices, count: int) ->
     each = keys(streams[:, None], np.arange(classes.shape[1])).reshape(-1)
     picked = choices(each, features.sizes[classes].reshape(-1), count)
     starts = (np.cumsum(features.sizes) - features.sizes)[classes]
-    found: Indices = features.order[starts[..., None] + picked.reshape(*classes.shape, count)]
-    return found
+    samples: Indices = features.order[starts[..., None] + picked.reshape(*classes.shape, count)]
+    return samples

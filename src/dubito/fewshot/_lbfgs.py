@@ -60,7 +60,7 @@ class State(SimpleNamespace):
     """State of E problems with P coordinates each: vectors (E, P), numbers and counters (E,).
 
     Points of a line search are (E, 3): step, value and slope. Of H + 1 slots of stored pairs the
-    last one takes what is not kept.
+    last one takes the pairs that are not stored.
 
     | name | content |
     | --- | --- |
@@ -212,9 +212,9 @@ def _search(z: State, f: Tensor, g: Tensor, s: Tensor, solver: Solver) -> Tensor
     spent = bracketing & (z.search >= z.limit)
     looking = bracketing & ~spent
     past = above | ((z.search > 1) & (f >= low_f))
-    found = looking & ~past & flat
-    closed = looking & ~found & (past | (s >= 0))
-    further = looking & ~found & ~closed
+    satisfied = looking & ~past & flat
+    closed = looking & ~satisfied & (past | (s >= 0))
+    further = looking & ~satisfied & ~closed
     worse = zooming & (above | ~(f < low_f))
     better = zooming & ~worse
     done = better & flat
@@ -226,7 +226,7 @@ def _search(z: State, f: Tensor, g: Tensor, s: Tensor, solver: Solver) -> Tensor
     # The previous lower end becomes the upper one if the slope turns or the new point is lower.
     upper = torch.where((lower | turned)[:, None], z.low, new)
     z.high = torch.where((closed | worse | turned)[:, None], upper, z.high)
-    take = further | found | lower | better | improved
+    take = further | satisfied | lower | better | improved
     z.low = torch.where(take[:, None], new, z.low)
     z.low_g = torch.where(take[:, None], g, z.low_g)
     # Without a bracket and without an improvement the problem stays where it is.
@@ -240,7 +240,7 @@ def _search(z: State, f: Tensor, g: Tensor, s: Tensor, solver: Solver) -> Tensor
     finished = unfinished & ((z.search >= z.limit) | small)
     _interpolate(z, unfinished & ~finished)
     z.search = z.search + (further | (unfinished & ~finished)).int()
-    over: Tensor = spent | found | done | finished
+    over: Tensor = spent | satisfied | done | finished
     return over
 
 
@@ -289,7 +289,7 @@ def _direction(z: State, mask: Tensor) -> Tensor:
     along = (step * change).sum(-1)
     keep = mask & (along > LEAST_CURVATURE)
     size = z.diagonal.shape[-1]
-    # The newest pair replaces the oldest; a pair that is not kept goes to the last, unused slot.
+    # The newest pair replaces the oldest; a pair that is not stored goes to the last, unused slot.
     slot = torch.where(keep, z.stored % (size - 1), size - 1).long()
     rows = torch.arange(len(slot), device=slot.device)
     z.pairs[rows, slot] = step
@@ -306,8 +306,8 @@ def _direction(z: State, mask: Tensor) -> Tensor:
     a = -_times(onto[:, :size], z.inverse.mT)
     along_changes = -gamma * (onto[:, size:] + _times(a, z.changes))
     b = _times(z.diagonal * a - along_changes, z.inverse)
-    found: Tensor = _times(torch.cat([b, -gamma * a], -1), z.pairs) - gamma * z.g
-    return found
+    direction: Tensor = _times(torch.cat([b, -gamma * a], -1), z.pairs) - gamma * z.g
+    return direction
 
 
 def _update_inverse(

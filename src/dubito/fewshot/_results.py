@@ -2,12 +2,12 @@
 
 | file | content |
 | --- | --- |
-| config.json | what the values depend on; a folder takes the results of one configuration |
+| config.json | all inputs of the values; a folder takes the results of one configuration |
 | parts/000000.safetensors | metrics of each episode of a part, 10,000 episodes |
 | result.json | means with their 95 % confidence intervals |
 
 A part is a fixed range of episode numbers. So an interrupted run continues where it stopped, a run
-with more episodes reuses what there is, and parts may be computed on several machines.
+with more episodes reuses the parts that exist, and parts may be computed on several machines.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def summarize(parts: Iterable[Mapping[str, NDArray[np.float32]]]) -> dict[str, d
     >>> summarize([{"accuracy": np.array([0.5, 1.0, np.nan], np.float32)}])
     {'accuracy': {'mean': 0.75, 'interval': 0.49, 'episodes': 2}}
     """
-    found: dict[str, list[NDArray[np.float32]]] = {}
+    columns: dict[str, list[NDArray[np.float32]]] = {}
     for part in parts:
         for name, values in part.items():
-            found.setdefault(name, []).append(values[~np.isnan(values)])
-    return {name: _estimate(np.concatenate(values)) for name, values in found.items()}
+            columns.setdefault(name, []).append(values[~np.isnan(values)])
+    return {name: _estimate(np.concatenate(values)) for name, values in columns.items()}
 
 
 def _estimate(values: NDArray[np.float32]) -> dict[str, Any]:
@@ -113,11 +113,11 @@ def _part(
     path = out / "parts" / f"{start // PART:06d}.safetensors"
     if path.exists():
         try:
-            found = load_file(path)
+            saved = load_file(path)
         except SafetensorError as error:
             raise DubitoError(f"cannot read {path}: {error}; delete it") from error
-        if len(found["accuracy"]) >= stop - start:
-            return {name: values[: stop - start] for name, values in found.items()}
+        if len(saved["accuracy"]) >= stop - start:
+            return {name: values[: stop - start] for name, values in saved.items()}
     values = engine.values(start, stop, progress)
     atomic_write(path, save(values))
     return values

@@ -90,12 +90,12 @@ def tune(
     )
 
     def attempt(trial: Any) -> list[float]:
-        chosen, scaling = _build(method, {k: _suggest(trial, k, v) for k, v in space.items()})
-        engine = Engine(chosen, scale(features, scaling, features), setting=setting, device=device)
-        found = summarize(engine.values(*part) for part in ranges(episodes))
+        variant, scaling = _build(method, {k: _suggest(trial, k, v) for k, v in space.items()})
+        engine = Engine(variant, scale(features, scaling, features), setting=setting, device=device)
+        summary = summarize(engine.values(*part) for part in ranges(episodes))
         for name, metric in (("accuracy", "accuracy"), ("ood_aupr", f"ood/{score}/aupr")):
-            trial.set_user_attr(name, found[metric]["mean"])
-            trial.set_user_attr(f"{name}_interval", found[metric]["interval"])
+            trial.set_user_attr(name, summary[metric]["mean"])
+            trial.set_user_attr(f"{name}_interval", summary[metric]["interval"])
         return [trial.user_attrs[name] for name in metrics]
 
     def finished() -> list[Any]:
