@@ -345,22 +345,25 @@ async def ask(port: int, contents: list[bytes], first: int, begin: float, load: 
     end, number = begin + load.seconds, first
     while (sent := time.perf_counter()) < end:
         writer.write(contents[number % len(contents)])
-        await read_response(reader)
+        stays_open = await read_response(reader)
         done = time.perf_counter()
         if begin <= done <= end:
             load.latencies.append(done - sent)
+        if not stays_open:  # nginx closes a connection after 1000 requests
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
         number += 1
     writer.close()
 
 
-async def read_response(reader: asyncio.StreamReader) -> bytes:
-    """Read a response, which must have a prediction."""
+async def read_response(reader: asyncio.StreamReader) -> bool:
+    """Read a response, which must have a prediction; return whether the connection stays open."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = LENGTH.search(head)
     body = await reader.readexactly(int(length[1]) if length else 0)
     if not head.startswith(b"HTTP/1.1 200 ") or b'"predictions"' not in body:
         raise RuntimeError(f"refused: {head[:60]!r} {body[:200]!r}")
-    return body
+    return b"connection: close" not in head.lower()
 
 
 # --- soak -----------------------------------------------------------------------------------------
