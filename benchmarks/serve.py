@@ -133,7 +133,10 @@ def run(
         loads: Loads = {(name, count): [] for count in clients for name in ports}
         for _ in range(rounds):
             for (name, count), results in loads.items():
-                results.append(asyncio.run(measure(ports[name], count, seconds)))
+                try:
+                    results.append(asyncio.run(measure(ports[name], count, seconds)))
+                except Exception as error:
+                    raise RuntimeError(f"{name} failed with {count} clients") from error
     return [row(name, count, loads) for name, count in loads]
 
 
