@@ -46,7 +46,7 @@ class Quantity:
 
 @dataclass
 class Errors:
-    """Relative errors, nan where none is asked for; `worst` tells of the largest."""
+    """Relative errors, nan where none is defined; `worst` describes the largest."""
 
     value: Float64
     gradient: Float64
@@ -76,9 +76,9 @@ class Errors:
         )
 
 
-def relative(seen: Float64, exact: Float64, scale: Float64) -> Float64:
-    """|seen - exact|/scale; nan where exact is nan, or below float32's range and seen is, too."""
-    difference = abs(seen - exact)
+def relative(result: Float64, exact: Float64, scale: Float64) -> Float64:
+    """|result - exact|/scale; nan where exact is nan, or both are below float32's range."""
+    difference = abs(result - exact)
     forgiven = np.isnan(exact) | ((abs(exact) < TINY) & (difference <= TINY))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(forgiven, np.nan, difference / scale)
@@ -120,15 +120,15 @@ def compare(
     gradient: Tensor,
     truths: list[Truth],
 ) -> Errors:
-    seen: list[Any] = [t.double().numpy() for t in (value, gradient)]
+    result: list[Any] = [t.double().numpy() for t in (value, gradient)]
     exact = [np.stack([getattr(t, n) for t in truths]) for n in ("value", "gradient")]
     scale = [np.stack([getattr(t, f"{n}_scale") for t in truths]) for n in ("value", "gradient")]
-    plain = [relative(s, e, abs(e)) for s, e in zip(seen, exact, strict=True)]
-    loose = [relative(s, e, c) for s, e, c in zip(seen, exact, scale, strict=True)]
+    plain = [relative(s, e, abs(e)) for s, e in zip(result, exact, strict=True)]
+    loose = [relative(s, e, c) for s, e, c in zip(result, exact, scale, strict=True)]
     value_error = plain[0] if quantity.value == "plain" else loose[0]
     gradient_error = plain[1] if quantity.gradient == "plain" else loose[1]
-    finite = all(bool(np.isfinite(s).all()) for s in seen)
-    worst = _worst(quantity, grid, setting, seen, exact, value_error, gradient_error)
+    finite = all(bool(np.isfinite(s).all()) for s in result)
+    worst = _worst(quantity, grid, setting, result, exact, value_error, gradient_error)
     flat = (value_error, gradient_error.ravel(), plain[0], plain[1].ravel())
     return Errors(*flat, finite, worst)
 
@@ -137,7 +137,7 @@ def _worst(
     quantity: Quantity,
     grid: tuple[Case, ...],
     setting: str,
-    seen: list[Float64],
+    result: list[Float64],
     exact: list[Float64],
     value_error: Float64,
     gradient_error: Float64,
@@ -145,17 +145,17 @@ def _worst(
     """Where the largest error is, for the message of a failure."""
     value_error, gradient_error = (
         np.where(np.isfinite(s), np.nan_to_num(e, nan=0.0, posinf=np.inf), np.inf)
-        for s, e in zip(seen, (value_error, gradient_error), strict=True)
+        for s, e in zip(result, (value_error, gradient_error), strict=True)
     )
     of_gradient = bool(gradient_error.max() > value_error.max())
     error = gradient_error if of_gradient else value_error
     where = tuple(int(v) for v in np.unravel_index(error.argmax(), error.shape))
     i, j = where[0], where[-1]
     what = f"gradient[{j}], alpha[{j}] = {float(grid[i].alpha[j])!r}" if of_gradient else "value"
-    wanted, got = exact[of_gradient][where], seen[of_gradient][where]
+    expected, got = exact[of_gradient][where], result[of_gradient][where]
     return (
         f"{quantity.name}, K = {len(grid[i].alpha)}, {grid[i].name}, {setting}: {what}:"
-        f" expected {wanted:.9e}, seen {got:.9e}, error {error[where]:.2e};"
+        f" expected {expected:.9e}, got {got:.9e}, error {error[where]:.2e};"
         f" alpha = {grid[i].alpha[:12].tolist()}{'...' if len(grid[i].alpha) > 12 else ''}"
         f" (alpha0 = {grid[i].alpha.astype(np.float64).sum():.9e}, dominant {grid[i].dominant},"
         f" other {grid[i].other})"

@@ -83,13 +83,13 @@ class Case:
 @cache
 def cases(grid: Grid) -> tuple[Case, ...]:
     """Every shape at every size; at size zero all shapes are the same vector of ones."""
-    found = []
+    result = []
     for shape in grid.shapes:
         for size in grid.sizes:
             for draw in range(grid.draws if size else 1):
                 if size or shape == grid.shapes[0]:
-                    found.append(_case(grid, shape, size, draw))
-    return tuple(found)
+                    result.append(_case(grid, shape, size, draw))
+    return tuple(result)
 
 
 def _case(grid: Grid, shape: str, size: float, draw: int) -> Case:

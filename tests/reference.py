@@ -1,11 +1,11 @@
 """Exact values and gradients of Dirichlet quantities, in mpmath, with the scale of each.
 
-The quantities are in reference_dirichlet.py and reference_losses.py; here is what they are made of.
+The quantities are in reference_dirichlet.py and reference_losses.py; this module has their parts.
 
 Everything is the textbook formula evaluated with so many digits that its cancellation does not
 matter, so nothing here shares a rewriting with the library.  A float32 alpha counts as exact.
 
-All quantities are symmetric in the classes, so a vector is kept as its distinct entries and how
+All quantities are symmetric in the classes, so a vector is stored as its distinct entries and how
 often each occurs; ten thousand classes drawn from fifty values cost fifty polygammas.
 
 **Scales.**  An error is divided by a scale, so that a value that is small because two larger ones
@@ -117,10 +117,10 @@ class Point(Concentration):
     @classmethod
     def exactly(cls, alpha: Vector, **beside: Vector) -> Point:
         """A point of mpmath numbers, which float64 could not hold: for differences of the value."""
-        made = cls.__new__(cls)
-        made.inverse, made.beside = np.arange(len(alpha)), beside
-        Concentration.__init__(made, alpha, np.array([1] * len(alpha), dtype=object))
-        return made
+        point = cls.__new__(cls)
+        point.inverse, point.beside = np.arange(len(alpha)), beside
+        Concentration.__init__(point, alpha, np.array([1] * len(alpha), dtype=object))
+        return point
 
     def __getitem__(self, name: str) -> Vector:
         return self.beside[name]

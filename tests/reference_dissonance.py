@@ -93,12 +93,12 @@ def _slope(
     felt = np.where(below, 2 * partner**2 / total**2, zero)
     felt = np.where(above, -2 * partner**2 / total**2, felt)
     # s_1(e_i, e_k): my share in the partner's sum
-    given = np.where(below, 2 * own * (own + 2 * partner) / total**2, 2 * partner**2 / total**2)
-    given = np.where((own == partner) & (own > 0), zero + 1, given)
+    slope = np.where(below, 2 * own * (own + 2 * partner) / total**2, 2 * partner**2 / total**2)
+    slope = np.where((own == partner) & (own > 0), zero + 1, slope)
     weight, loss = evidence / safe, evidence * ratio / safe
     here = (evidence / safe)[block]
     first = (others * felt).sum(-1) * here
-    second = (others * given * weight).sum(-1)
+    second = (others * slope * weight).sum(-1)
     third = (others * loss).sum(-1)
     size = (others * abs(felt)).sum(-1) * here
     return ratio[block] + first + second - third, ratio[block] + size + second + third

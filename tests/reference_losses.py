@@ -88,10 +88,10 @@ def expected_cross_entropy(x: Point) -> Truth:
 
 def label_removed_kl(x: Point) -> Truth:
     """KL(Dir(alpha (1 - y) + y) || Dir(1)); by the chain rule the slopes times 1 - y_j."""
-    kept = 1 - x["target"]
-    removed = Concentration(x.alpha * kept + x["target"], x.count)
+    non_target = 1 - x["target"]
+    removed = Concentration(x.alpha * non_target + x["target"], x.count)
     value, gradient, terms, _, _ = divergence(removed, Concentration(0 * x.alpha + 1, x.count))
-    return truth(x, value, kept * gradient, kept * terms)
+    return truth(x, value, non_target * gradient, non_target * terms)
 
 
 def fisher_penalty(x: Point) -> Truth:

@@ -194,11 +194,11 @@ def test_inconsistent_terms(terms, message):
 
 def test_kl_weight_rises_with_the_epoch():
     criterion = IEDLLoss(kl_weight=0.8, kl_ramp=4)
-    seen = []
+    kl_weights = []
     for epoch in (0, 1, 2, 4, 9):
         criterion.set_epoch(epoch)
-        seen.append(criterion.weights[-1].item())
-    assert seen == pytest.approx([0, 0.2, 0.4, 0.8, 0.8])
+        kl_weights.append(criterion.weights[-1].item())
+    assert kl_weights == pytest.approx([0, 0.2, 0.4, 0.8, 0.8])
     assert criterion.state_dict() == {}  # the weights of a loss are not part of a model
 
 

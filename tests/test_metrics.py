@@ -27,8 +27,8 @@ def generator(seed: int) -> torch.Generator:
 
 
 def close(ours: Tensor, expected: object, tolerance: float = TOLERANCE) -> None:
-    wanted = torch.as_tensor(np.asarray(expected), dtype=torch.float64)
-    torch.testing.assert_close(ours.double(), wanted, rtol=0.0, atol=tolerance)
+    exact = torch.as_tensor(np.asarray(expected), dtype=torch.float64)
+    torch.testing.assert_close(ours.double(), exact, rtol=0.0, atol=tolerance)
 
 
 def ranked(size: int, tied: bool, batch: int = 4) -> tuple[Tensor, Tensor]:
@@ -509,13 +509,13 @@ def test_zero_one_masks_and_small_labels(dtype: torch.dtype) -> None:
 def test_nothing_carries_a_gradient_or_changes_its_input() -> None:
     scores, positive = ranked(40, tied=True)
     probs, target = predictions((40,), 4)
-    kept = scores.clone(), probs.clone()
+    copies = scores.clone(), probs.clone()
     values = [metric(scores.requires_grad_(), positive) for metric in SCORED.values()]
     values += [metric(probs.requires_grad_(), target) for metric in LABELLED.values()]
     values += [m.energy_distance(scores, scores + 1)]
     assert not any(value.requires_grad for value in values)
-    assert torch.equal(scores, kept[0])
-    assert torch.equal(probs, kept[1])
+    assert torch.equal(scores, copies[0])
+    assert torch.equal(probs, copies[1])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -34,14 +34,18 @@ def arguments(dtype: type, least: float = 1e-6) -> Array:
 
 
 def check(
-    seen: Tensor, wanted: list[Real], scale: Array, largest: float = LARGEST, median: float = MEDIAN
+    result: Tensor,
+    expected: list[Real],
+    scale: Array,
+    largest: float = LARGEST,
+    median: float = MEDIAN,
 ) -> None:
-    assert torch.isfinite(seen).all()
-    if seen.dtype == torch.float64:
+    assert torch.isfinite(result).all()
+    if result.dtype == torch.float64:
         largest, median = WIDE, WIDE
-    errors = relative(seen.double().numpy(), np.array([float(w) for w in wanted]), scale)
+    errors = relative(result.double().numpy(), np.array([float(w) for w in expected]), scale)
     worst = np.nanargmax(errors)
-    assert np.nanmax(errors) <= largest, (errors[worst], worst, float(wanted[worst]))
+    assert np.nanmax(errors) <= largest, (errors[worst], worst, float(expected[worst]))
     assert np.nanmedian(errors) <= median
 
 
@@ -64,14 +68,14 @@ def test_gamma_is_exact(name: str, dtype: type) -> None:
     """Relative to the value; functions with a root, relative to a scale that has none."""
     x = arguments(dtype)
     points = exact(x)
-    wanted = [MEMBERS[name](p) for p in points]
-    scale = magnitudes(wanted)
+    expected = [MEMBERS[name](p) for p in points]
+    scale = magnitudes(expected)
     if name == "digamma":
         scale += magnitudes([p * polygammas(p)[2] for p in points])
     if name == "log_inverse_trigamma":
         scale += 1
-    seen = getattr(_special.Gamma(torch.from_numpy(x)), name)
-    check(seen, wanted, scale, SPECIAL_LARGEST, SPECIAL_MEDIAN)
+    result = getattr(_special.Gamma(torch.from_numpy(x)), name)
+    check(result, expected, scale, SPECIAL_LARGEST, SPECIAL_MEDIAN)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,20 +84,20 @@ def test_differences_of_remainders_are_exact(name: str, dtype: type) -> None:
     first, last = DIFFERENCES[name][dtype]
     x = arguments(dtype, max(first, 1e-6))
     near = x < last
-    seen = getattr(_special.Gamma(torch.from_numpy(x)), name)
-    wanted = [MEMBERS[name](p) for p in exact(x[near])]
-    check(seen[torch.from_numpy(near)], wanted, magnitudes(wanted))
+    result = getattr(_special.Gamma(torch.from_numpy(x)), name)
+    expected = [MEMBERS[name](p) for p in exact(x[near])]
+    check(result[torch.from_numpy(near)], expected, magnitudes(expected))
     far = torch.from_numpy(~near)
-    assert (seen[far].abs() <= 1 / torch.from_numpy(x)[far]).all()
+    assert (result[far].abs() <= 1 / torch.from_numpy(x)[far]).all()
 
 
 def test_single_polynomials_in_float64_are_as_exact_as_float32() -> None:
     """Their differences are smooth, which is what float64 is for."""
     x = arguments(np.float64)
     for name in ("mu", "delta", "tau", "sigma"):
-        wanted = [MEMBERS[name](p) for p in exact(x)]
-        seen = getattr(_special.Gamma(torch.from_numpy(x), single=True), name)
-        check(seen.float(), wanted, magnitudes(wanted), SPECIAL_LARGEST, SPECIAL_MEDIAN)
+        expected = [MEMBERS[name](p) for p in exact(x)]
+        result = getattr(_special.Gamma(torch.from_numpy(x), single=True), name)
+        check(result.float(), expected, magnitudes(expected), SPECIAL_LARGEST, SPECIAL_MEDIAN)
 
 
 #: members that are small beside a term of order one, and so are exact to an absolute error
@@ -115,21 +119,21 @@ ABSOLUTE = ("inverse_trigamma_excess",)
 def test_gamma_above_one_is_exact(name: str) -> None:
     x = arguments(np.float32, least=1)
     x = x[x < 1e9] if name == "inverse_trigamma_excess_slope" else x
-    wanted = [MEMBERS[name](p) for p in exact(x)]
-    scale = magnitudes(wanted) + (1 if name in ABSOLUTE else 0)
+    expected = [MEMBERS[name](p) for p in exact(x)]
+    scale = magnitudes(expected) + (1 if name in ABSOLUTE else 0)
     # ln psi_1 crosses zero
     scale += 1 if name == "log_inverse_trigamma" else 0
     # delta is added to logarithms, which are far larger
     median = 3e-6 if name == "delta" else MEDIAN
-    seen = getattr(_special.GammaAboveOne(torch.from_numpy(x)), name)
-    check(seen, wanted, scale, median=median)
+    result = getattr(_special.GammaAboveOne(torch.from_numpy(x)), name)
+    check(result, expected, scale, median=median)
 
 
 def test_scaled_gap_above_one_is_exact() -> None:
     x = arguments(np.float32, least=1)
-    wanted = [p * MEMBERS["digamma_gap"](p) for p in exact(x)]
-    seen = _special.GammaAboveOne(torch.from_numpy(x)).digamma_gap_scaled
-    check(seen, wanted, magnitudes(wanted))
+    expected = [p * MEMBERS["digamma_gap"](p) for p in exact(x)]
+    result = _special.GammaAboveOne(torch.from_numpy(x)).digamma_gap_scaled
+    check(result, expected, magnitudes(expected))
 
 
 @pytest.mark.parametrize("b", [1.0, 1.5, 2.0, 10.0, 1e4])
@@ -139,9 +143,9 @@ def test_stirling_coefficients_are_those_of_the_second_order(b: float) -> None:
     for e in (1e-6, 1e-2, 0.7, 5.0, 1e3, 1e12):
         x = MP.mpf(b) + MP.mpf(e)
         z = 1 / (x + MP.mpf(1) / 2)
-        seen = (e * z) ** 2 * sum(c * z**k for k, c in enumerate(coefficients))
-        wanted = MEMBERS["mu"](MP.mpf(b)) - MEMBERS["mu"](x) - e * MEMBERS["delta"](x)
-        assert abs(seen / wanted - 1) < 1e-5
+        result = (e * z) ** 2 * sum(c * z**k for k, c in enumerate(coefficients))
+        expected = MEMBERS["mu"](MP.mpf(b)) - MEMBERS["mu"](x) - e * MEMBERS["delta"](x)
+        assert abs(result / expected - 1) < 1e-5
     assert len(coefficients) == len(_special.POLYNOMIALS["stirling"])
 
 
@@ -151,10 +155,10 @@ def test_log_gap_is_exact(dtype: type) -> None:
     t = np.concatenate([10 ** rng.uniform(-18, 30, 300), rng.uniform(-0.999, 2, 300)])
     t = t.astype(dtype)
     ratio = (exact(t) + 1).astype(dtype)
-    wanted = [log_gap(v) for v in exact(t)]
+    expected = [log_gap(v) for v in exact(t)]
     # Near t = -1 the rounded ratio counts: 1 + t moves by a last place.
-    scale = magnitudes(wanted) + np.where(t < -0.5, 1.0, 0.0)
-    check(_special.log_gap(torch.from_numpy(t), torch.from_numpy(ratio)), wanted, scale)
+    scale = magnitudes(expected) + np.where(t < -0.5, 1.0, 0.0)
+    check(_special.log_gap(torch.from_numpy(t), torch.from_numpy(ratio)), expected, scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -169,17 +173,17 @@ def test_bregman_excess_is_exact(apart: str, dtype: type) -> None:
     }
     b = np.ones_like(b) if apart == "one" else b
     a = (b * factor[apart]).astype(dtype)
-    wanted = [bregman_excess(u, v) for u, v in zip(exact(a), exact(b), strict=True)]
+    expected = [bregman_excess(u, v) for u, v in zip(exact(a), exact(b), strict=True)]
     first, second = torch.from_numpy(a), torch.from_numpy(b)
-    check(_special.bregman_excess(first, second), wanted, magnitudes(wanted))
+    check(_special.bregman_excess(first, second), expected, magnitudes(expected))
     if apart == "one":
-        seen = _special.bregman_excess_from_one(first)
-        check(seen, wanted, magnitudes(wanted))
+        result = _special.bregman_excess_from_one(first)
+        check(result, expected, magnitudes(expected))
 
 
 @pytest.mark.parametrize("rule", [_special._GAUSS, _special._GAUSS_WIDE])
 def test_gauss_rules_integrate_polynomials(rule: tuple[tuple[float, float], ...]) -> None:
     """n nodes for the weight theta on [0, 1] are exact below the power 2n."""
     for power in range(2 * len(rule)):
-        seen = sum(weight * node**power for node, weight in rule)
-        assert seen == pytest.approx(1 / (power + 2), rel=1e-14)
+        result = sum(weight * node**power for node, weight in rule)
+        assert result == pytest.approx(1 / (power + 2), rel=1e-14)

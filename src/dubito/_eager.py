@@ -36,6 +36,9 @@ class lazy(Generic[T]):
     (12.56, 12.56)
     """
 
+    #: whether later reads may use the value; None: always
+    may_store: Callable[[Any], bool] | None = None
+
     def __init__(self, function: Callable[[Any], T]) -> None:
         self.function, self.name = function, function.__name__
         self.__doc__ = function.__doc__
@@ -48,13 +51,9 @@ class lazy(Generic[T]):
         if instance is None:
             return self
         value = self.function(instance)
-        if self.may_store(instance):
+        if self.may_store is None or self.may_store(instance):
             instance.__dict__[self.name] = value  # later reads skip this descriptor
         return value
-
-    def may_store(self, instance: Any) -> bool:
-        """Return whether later reads may use the value."""
-        return True
 
 
 def eager_cache(function: Callable[[*Args], T]) -> Callable[[*Args], T]:

@@ -137,12 +137,12 @@ def cross_entropy(dist: Categorical, target: Tensor, *, smoothing: float = 0.0) 
     """
     logs = dist.log_probs
     if target.is_floating_point():
-        chosen = (target * logs).sum(-1)
+        target_logs = (target * logs).sum(-1)
     else:
-        chosen = logs.gather(-1, target.long().unsqueeze(-1)).squeeze(-1)
+        target_logs = logs.gather(-1, target.long().unsqueeze(-1)).squeeze(-1)
     if smoothing == 0:
-        return -chosen
-    return -(1 - smoothing) * chosen - smoothing * logs.mean(-1)
+        return -target_logs
+    return -(1 - smoothing) * target_logs - smoothing * logs.mean(-1)
 
 
 # --- weighted sums of terms ---
@@ -281,9 +281,9 @@ def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> T
         return term(dist, target)
     if dist.kernel_input() is None:
         raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
-    one = _constant((1.0,), dist.device)
+    weights = _constant((1.0,), dist.device)
     return weighted_sums(
-        {term.form: term}, dist, target, one, reduction="none", per_class=per_class
+        {term.form: term}, dist, target, weights, reduction="none", per_class=per_class
     )[0]
 
 

@@ -41,11 +41,11 @@ def aupr(scores: Tensor, positive: Tensor) -> Tensor:
     tensor(0.8333)
     """
     scores, positive = _scored("scores", scores, "positive", positive)
-    found, rank, end = _ranking(scores, positive)
-    positives, _ = _class_sizes(found)
+    hits, rank, end = _ranking(scores, positive)
+    positives, _ = _class_sizes(hits)
     # In place and no wider than the scores: a fresh block of memory costs more than its arithmetic.
     # Only the sum needs float64; a precision rounded to float32 is off by 6e-8 of itself.
-    gained = found.to(scores.dtype).div_(rank).mul_(_steps(found, end))
+    gained = hits.to(scores.dtype).div_(rank).mul_(_steps(hits, end))
     return (gained.sum(-1, dtype=torch.float64) / positives).to(scores.dtype)
 
 
@@ -64,11 +64,11 @@ def auroc(scores: Tensor, positive: Tensor) -> Tensor:
     tensor(0.7500)
     """
     scores, positive = _scored("scores", scores, "positive", positive)
-    found, rank, end = _ranking(scores, positive)
-    positives, negatives = _class_sizes(found)
-    gained = _steps(found, end)
+    hits, rank, end = _ranking(scores, positive)
+    positives, negatives = _class_sizes(hits)
+    gained = _steps(hits, end)
     # Trapezoids of width (false positives gained) between the old and the new true positives.
-    twice = (_steps(rank - found, end) * (2 * found - gained)).sum(-1)
+    twice = (_steps(rank - hits, end) * (2 * hits - gained)).sum(-1)
     return (twice.double() / (2 * positives * negatives)).to(scores.dtype)
 
 
@@ -90,11 +90,11 @@ def fpr95(scores: Tensor, positive: Tensor, tpr: float = 0.95) -> Tensor:
     if not 0.0 < tpr <= 1.0:
         raise DubitoError(f"tpr: got {tpr}, expected a rate in (0, 1]")
     scores, positive = _scored("scores", scores, "positive", positive)
-    found, rank, end = _ranking(scores, positive)
-    positives, negatives = _class_sizes(found)
+    hits, rank, end = _ranking(scores, positive)
+    positives, negatives = _class_sizes(hits)
     # A quotient, not tpr * positives: 55 of 100 is 0.55, but 0.55 * 100 rounds to more than 55.
-    reached = end & (found.double().div_(positives.unsqueeze(-1)) >= tpr)
-    false = torch.where(reached, rank - found, rank[-1]).amin(-1)
+    reached = end & (hits.double().div_(positives.unsqueeze(-1)) >= tpr)
+    false = torch.where(reached, rank - hits, rank[-1]).amin(-1)
     return (false.double() / negatives).to(scores.dtype)
 
 
@@ -160,8 +160,8 @@ def nll(probs: Tensor, target: Tensor) -> Tensor:
     tensor(0.3466)
     """
     probs, target = _labeled(probs, target)
-    chosen = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    return (0.0 - chosen.double().log().mean(-1)).to(probs.dtype)
+    target_probs = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    return (0.0 - target_probs.double().log().mean(-1)).to(probs.dtype)
 
 
 def brier(probs: Tensor, target: Tensor) -> Tensor:
@@ -358,7 +358,7 @@ def _mass_cuts(confidence: Tensor, bins: int) -> Tensor:
 _SCHEMES: dict[str, Callable[[Tensor, int], Tensor]] = {"width": _width_cuts, "mass": _mass_cuts}
 
 
-# --- checks: each names the argument, what was seen and what is expected -------------------------
+# --- checks: each names the argument, the problem and the expectation -------------------------
 
 _SUM_TOLERANCE = 1e-2  # above what rows rounded to bfloat16 are off by, also after a cast back
 
@@ -377,24 +377,24 @@ def _numbers(**values: Tensor) -> list[Tensor]:
     checked = {name: _sample(name, value) for name, value in values.items()}
     for name, value in checked.items():
         _forbid(name, ~value.isfinite(), "a value that is not finite", "finite values")
-    (first, head), *others = checked.items()
-    for name, value in others:
+    (first, head), *rest = checked.items()
+    for name, value in rest:
         _same_shape(first, head.shape, name, value.shape)
     wide = torch.float64 in [value.dtype for value in checked.values()]
     return [value.double() if wide else value for value in checked.values()]
 
 
-def _forbid(name: str, bad: Tensor, seen: str, expected: str) -> None:
+def _forbid(name: str, bad: Tensor, problem: str, expected: str) -> None:
     if bool(bad.any()):
         first = tuple(bad.nonzero()[0].tolist())
         where = f" at index {first}" if first else ""
-        raise DubitoError(f"{name}: got {seen}{where}, expected {expected}")
+        raise DubitoError(f"{name}: got {problem}{where}, expected {expected}")
 
 
 def _same_shape(name: str, shape: torch.Size, other: str, other_shape: torch.Size) -> None:
     if shape != other_shape:
-        seen = f"shapes {tuple(shape)} and {tuple(other_shape)}"
-        raise DubitoError(f"{name}, {other}: got {seen}, expected the same shape")
+        shapes = f"shapes {tuple(shape)} and {tuple(other_shape)}"
+        raise DubitoError(f"{name}, {other}: got {shapes}, expected the same shape")
 
 
 def _scored(name: str, scores: Tensor, flag_name: str, flags: Tensor) -> tuple[Tensor, Tensor]:
@@ -410,12 +410,12 @@ def _scored(name: str, scores: Tensor, flag_name: str, flags: Tensor) -> tuple[T
     return scores, flags.bool()
 
 
-def _class_sizes(found: Tensor) -> tuple[Tensor, Tensor]:
+def _class_sizes(hits: Tensor) -> tuple[Tensor, Tensor]:
     """Positives and negatives in each ranking, of which there must be one each at least."""
-    positives = found[..., -1].long()  # their product does not fit in int32
-    negatives = found.shape[-1] - positives
-    for seen, size in (("no positives", positives), ("no negatives", negatives)):
-        _forbid("positive", size == 0, seen, "at least one of each class")
+    positives = hits[..., -1].long()  # their product does not fit in int32
+    negatives = hits.shape[-1] - positives
+    for problem, size in (("no positives", positives), ("no negatives", negatives)):
+        _forbid("positive", size == 0, problem, "at least one of each class")
     return positives, negatives
 
 

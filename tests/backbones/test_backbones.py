@@ -77,8 +77,8 @@ def test_channels_last_gives_the_same_features(name):
     network, x = small(name).eval(), inputs(name)
     expected = network(x)
     network.to(memory_format=torch.channels_last)
-    found = network(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    result = network(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 # A 5x5 convolution has 25 c_in c_out + c_out parameters, and so on. With a head of ten classes the
@@ -116,8 +116,8 @@ def test_convnet_equals_the_published_order_of_layers():
 
 def test_convnet_initialization():
     x = torch.rand(64, 1, 28, 28)
-    faded, kept = (build("convnet", x.shape[1:], init=init)(x) for init in ("torch", "he"))
-    assert kept.std(0).mean() > 50 * faded.std(0).mean()
+    default, he = (build("convnet", x.shape[1:], init=init)(x) for init in ("torch", "he"))
+    assert he.std(0).mean() > 50 * default.std(0).mean()
     with pytest.raises(DubitoError, match="unknown init 'xavier'; known: 'torch', 'he'"):
         build("convnet", (1, 28, 28), init="xavier")
 
@@ -150,8 +150,8 @@ def test_wide_resnet_block_activates_first(place):
     active = batch_norm(x, None, None, training=True).relu()
     hidden = conv2d(active, first.weight, padding=1)
     added = conv2d(batch_norm(hidden, None, None, training=True).relu(), second.weight, padding=1)
-    kept = x if block.shortcut is None else conv2d(active, block.shortcut.weight)
-    torch.testing.assert_close(block(x.clone()), kept + added, rtol=1e-4, atol=1e-5)
+    shortcut = x if block.shortcut is None else conv2d(active, block.shortcut.weight)
+    torch.testing.assert_close(block(x.clone()), shortcut + added, rtol=1e-4, atol=1e-5)
 
 
 def test_mlp_without_hidden_layers_flattens():

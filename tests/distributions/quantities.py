@@ -63,13 +63,13 @@ def label_removed_kl(base: float) -> Callable[[Point], Truth]:
     """KL(Dir(alpha (1 - y) + base y) || Dir(base)); slopes times 1 - y_j."""
 
     def exact(x: Point) -> Truth:
-        kept = 1 - x["target"]
+        non_target = 1 - x["target"]
         # The base is a double, as in the library; alpha - base is what carries the information.
         b = reference_losses.MP.mpf(base)
-        removed = Concentration(x.alpha * kept + b * x["target"], x.count)
+        removed = Concentration(x.alpha * non_target + b * x["target"], x.count)
         constant = Concentration(0 * x.alpha + b, x.count)
         value, gradient, terms, _, _ = reference_dirichlet.divergence(removed, constant)
-        return truth(x, value, kept * gradient, kept * terms)
+        return truth(x, value, non_target * gradient, non_target * terms)
 
     return exact
 

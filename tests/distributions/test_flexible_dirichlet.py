@@ -147,13 +147,13 @@ def test_scores_and_terms_are_exact_in_float32(classes, count):
         # Slopes by alpha itself, not by its logarithm, may leave the range of float32.
         floor = TINY * np.array([max(a, 1) for a in truth.alpha] + [1] * (classes + 1))
         slopes = truth.slopes()
-        for name, wanted in truth.values().items():
+        for name, expected in truth.values().items():
             slope, scale = slopes[name]
             # Errors of soft targets can be zero: add how far the outputs move them.
-            size = wanted + (MP.fsum(scale) if name in TERMS and y.max() < 1 else 0)
-            errors["value"].append(float(abs(value[name][i].item() - wanted) / max(size, TINY)))
-            seen = gradient[name][i].astype(object)
-            errors["gradient"].extend((abs(seen - slope) / np.maximum(scale, floor)).astype(float))
+            size = expected + (MP.fsum(scale) if name in TERMS and y.max() < 1 else 0)
+            errors["value"].append(float(abs(value[name][i].item() - expected) / max(size, TINY)))
+            error = abs(gradient[name][i].astype(object) - slope)
+            errors["gradient"].extend((error / np.maximum(scale, floor)).astype(float))
     for part in errors.values():
         assert max(part) <= 1e-5
         assert np.median(part) <= 1e-6

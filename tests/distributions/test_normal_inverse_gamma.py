@@ -59,8 +59,8 @@ def errors(inputs, value, gradient, function, outer):
         sizes = [abs(c) * MP.fsum(map(abs, t)) for c, t in zip(chain, terms, strict=True)]
         moved = MP.fsum(abs(x * MP.fsum(t)) for x, t in zip(point[1:4], terms[1:], strict=True))
         scale = abs(exact) + moved + abs((point[4] - point[0]) * slopes[0])
-        seen = [value[i].item(), *gradient[i].tolist()]
-        pairs = zip(seen, [exact, *slopes], [scale, *sizes], strict=True)
+        result = [value[i].item(), *gradient[i].tolist()]
+        pairs = zip(result, [exact, *slopes], [scale, *sizes], strict=True)
         result.append([float(abs(s - e) / max(c, TINY)) for s, e, c in pairs])
     return np.array(result)
 
@@ -80,9 +80,9 @@ def test_term_is_exact_in_float32(term):
     parameters = [v.unsqueeze(-1).requires_grad_() for v in parameters]
     value = getattr(NormalInverseGamma(*parameters), term)(y.unsqueeze(-1))
     gradient = torch.autograd.grad(value.sum(), parameters, materialize_grads=True)
-    seen = errors(inputs, value, torch.cat(gradient, -1), TERMS[term], as_given)
-    assert seen.max() <= 2e-6
-    assert np.median(seen) <= 1e-6
+    result = errors(inputs, value, torch.cat(gradient, -1), TERMS[term], as_given)
+    assert result.max() <= 2e-6
+    assert np.median(result) <= 1e-6
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -94,8 +94,8 @@ def test_term_is_exact_through_the_outputs_of_a_network(term):
     outputs = columns[:, :4].clone().requires_grad_()
     value = getattr(NormalInverseGamma.from_outputs(outputs), term)(columns[:, 4:])
     (gradient,) = torch.autograd.grad(value.sum(), outputs)
-    seen = errors(columns.unbind(-1), value, gradient, TERMS[term], through_softplus)
-    assert seen.max() <= 2e-6
+    result = errors(columns.unbind(-1), value, gradient, TERMS[term], through_softplus)
+    assert result.max() <= 2e-6
 
 
 def test_hard_outputs_stay_finite():

@@ -29,7 +29,7 @@ def test_student_log_prob_is_exact_in_float32():
     scale = np.resize([1e-6, 1.0, 1e6], df.shape)
     dist = student(df, 0.0, scale, torch.float32)
     value = torch.tensor(ratio * scale, dtype=torch.float32).unsqueeze(-1)
-    seen = dist.log_prob(value)
+    result = dist.log_prob(value)
     for i in range(len(df)):
         nu, s, y = (MP.mpf(v[i, 0].item()) for v in (dist.df_minus_two, dist.scale, value))
         nu += 2
@@ -37,14 +37,14 @@ def test_student_log_prob_is_exact_in_float32():
         ends = MP.loggamma((nu + 1) / 2) - MP.loggamma(nu / 2) - MP.log(nu * MP.pi) / 2
         exact = ends - MP.log(s) - tail
         # The scale of a sum of logarithms of either sign: its own size plus that of its slopes.
-        assert abs(seen[i].item() - exact) <= 1e-6 * (1 + abs(exact)), (df[i], ratio[i])
+        assert abs(result[i].item() - exact) <= 1e-6 * (1 + abs(exact)), (df[i], ratio[i])
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_student_cdf_matches_scipy(sign):
     df, ratio = (v.ravel() for v in np.meshgrid(DF_MINUS_TWO, sign * RATIOS))
-    seen = student(df, 3.0, 2.0).cdf(torch.tensor(3.0 + 2.0 * ratio).unsqueeze(-1))
-    np.testing.assert_allclose(seen[:, 0], stats.t.cdf(ratio, df + 2), rtol=0, atol=1e-8)
+    result = student(df, 3.0, 2.0).cdf(torch.tensor(3.0 + 2.0 * ratio).unsqueeze(-1))
+    np.testing.assert_allclose(result[:, 0], stats.t.cdf(ratio, df + 2), rtol=0, atol=1e-8)
 
 
 def test_student_variance_near_two_degrees_of_freedom():
@@ -72,8 +72,8 @@ def test_mixture_of_mixtures_is_the_mixture_of_all():
         torch.testing.assert_close(nested.score(name), flat.score(name))
     torch.testing.assert_close(nested.mean, flat.mean)
     for function in ("log_prob", "cdf"):
-        seen, wanted = (getattr(d.predictive, function)(target) for d in (nested, flat))
-        torch.testing.assert_close(seen, wanted)
+        result, expected = (getattr(d.predictive, function)(target) for d in (nested, flat))
+        torch.testing.assert_close(result, expected)
 
 
 def test_disagreement_of_close_members_does_not_cancel():
@@ -88,8 +88,8 @@ def test_affine_changes_the_density_by_the_scale(mixed):
     dist = random_dist(5, 3).mixture() if mixed else random_dist(5)
     scale, shift = torch.tensor([2.0, 0.1]).double(), torch.tensor([-1.0, 50.0]).double()
     target = torch.randn(5, 2, dtype=torch.float64)
-    seen = dist.affine(scale, shift).predictive.log_prob(target * scale + shift)
-    torch.testing.assert_close(seen, dist.predictive.log_prob(target) - scale.log().sum())
+    result = dist.affine(scale, shift).predictive.log_prob(target * scale + shift)
+    torch.testing.assert_close(result, dist.predictive.log_prob(target) - scale.log().sum())
     torch.testing.assert_close(dist.affine(scale, shift).variance, dist.variance * scale.square())
 
 

@@ -37,7 +37,7 @@ LOSSES: dict[str, dict[str, Any]] = {
         "prior": 0.0,
     },
 }
-#: losses whose kernels take soft targets: alpha >= 1, and no target Dirichlet made of the target
+#: losses whose kernels take soft targets: alpha >= 1, and no target Dirichlet from the target
 SOFT = ("iedl", "iedl per class", "edl mse", "edl nll", "edl cross entropy", "uce")
 
 

@@ -124,19 +124,19 @@ def test_transforms_and_modes() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     spec = spec_of("iedl")
-    given = hard_values(spec, 8, 4), labels(8, classes=4), weights_of(spec), None
-    seen: list[object] = []
+    arguments = hard_values(spec, 8, 4), labels(8, classes=4), weights_of(spec), None
+    results: list[object] = []
 
     def record(x: Tensor) -> Tensor:
-        seen.append(kernels.weighted_sums(spec, x, *given[1:]))
+        results.append(kernels.weighted_sums(spec, x, *arguments[1:]))
         return x.sum()
 
-    torch.func.vmap(record)(given[0].expand(2, 8, 4))
-    torch.func.grad(record)(given[0])
+    torch.func.vmap(record)(arguments[0].expand(2, 8, 4))
+    torch.func.grad(record)(arguments[0])
     for mode in (FlopCounterMode(display=False), dual_level(), FakeTensorMode()):
         with mode:
-            seen.append(kernels.weighted_sums(spec, *given))
-    assert seen == [None] * 5
+            results.append(kernels.weighted_sums(spec, *arguments))
+    assert results == [None] * 5
 
 
 def test_unsupported_scores(monkeypatch: pytest.MonkeyPatch) -> None:

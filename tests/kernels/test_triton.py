@@ -32,7 +32,7 @@ from tests.kernels.samples import (
 DEVICE = "cuda" if _triton_math.COMPILED.value else "cpu"
 pytestmark = [
     pytest.mark.usefixtures("_fast_interpreter"),
-    # numpy warns where a lane that is not chosen overflows
+    # numpy warns where an unused lane overflows
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(
         DEVICE == "cuda" and not torch.cuda.is_available(), reason="neither a GPU nor interpreted"
@@ -75,8 +75,8 @@ def test_soft_targets_agree_with_float64(name: str) -> None:
     values, _ = inputs(spec, 30, 7)
     by_class = torch.linspace(0, 2, 7, device=DEVICE)
     for reduction in ("mean", "none"):
-        given = spec._replace(reduction=reduction)
-        assert_agrees(given, values, soft_targets(30, 7).to(DEVICE), by_class)
+        reduced = spec._replace(reduction=reduction)
+        assert_agrees(reduced, values, soft_targets(30, 7).to(DEVICE), by_class)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -215,10 +215,10 @@ def test_ignored_rows_do_not_count_even_if_nan(name: str) -> None:
     leaf = values.requires_grad_()
     loss, sums = run(spec, leaf, target)
     (gradient,) = torch.autograd.grad(loss, leaf)
-    kept = torch.arange(6, device=DEVICE) != 2
-    alone = run(spec, values.detach()[kept], target[kept])
+    counted = torch.arange(6, device=DEVICE) != 2
+    alone = run(spec, values.detach()[counted], target[counted])
     torch.testing.assert_close((loss.detach(), sums), alone)
-    assert gradient[kept].isfinite().all()
+    assert gradient[counted].isfinite().all()
 
 
 def test_ignored_rows_have_no_gradient() -> None:
@@ -337,9 +337,9 @@ def test_compiles_without_graph_breaks(reduction: str, monkeypatch: pytest.Monke
 
     leaf = values.requires_grad_()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    (seen,) = torch.autograd.grad(compiled(leaf), leaf)
+    (result,) = torch.autograd.grad(compiled(leaf), leaf)
     (expected,) = torch.autograd.grad(step(leaf), leaf)
-    torch.testing.assert_close(seen, expected)
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -347,9 +347,9 @@ def test_operator_matches_its_schema() -> None:
     spec = spec_of("iedl")
     values, target = inputs(spec, 6, 4)
     encoded = json.dumps(spec_of("iedl", reduction="none"))
-    given = (values.requires_grad_(), target, weights_of(spec, DEVICE), None, encoded, True)
+    arguments = (values.requires_grad_(), target, weights_of(spec, DEVICE), None, encoded, True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(_triton_backend.operator, given, test_utils=tests)
+    torch.library.opcheck(_triton_backend.operator, arguments, test_utils=tests)
 
 
 # --- scores --------------------------------------------------------------------------------------

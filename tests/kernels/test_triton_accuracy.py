@@ -25,7 +25,7 @@ from tests.reference import Concentration, Point, Truth, truth
 DEVICE = "cuda" if _triton_math.COMPILED.value else "cpu"
 pytestmark = [
     pytest.mark.usefixtures("_fast_interpreter"),
-    # numpy warns where a lane that is not chosen overflows
+    # numpy warns where an unused lane overflows
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(
         DEVICE == "cuda" and not torch.cuda.is_available(), reason="neither a GPU nor interpreted"
@@ -36,7 +36,7 @@ BETA = 101.0
 #: forms with a kernel for alpha >= 1; the others use that of any alpha
 ABOVE_ONE = tuple(form for form in FORMS if form not in ("forward_kl", "kl_from_uniform"))
 #: settings without soft targets, which some kernels leave to the torch forms
-LABELS = {name: given for name, given in SETTINGS["target"].items() if "soft" not in name}
+LABELS = {name: setting for name, setting in SETTINGS["target"].items() if "soft" not in name}
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def quantity(form: str, call: Callable[..., Tensor]) -> Quantity:
 
 
 def by_kernel(form: str, evidence: str | None, prior: float) -> Callable[..., Tensor]:
-    """The form of alpha, given as it is or as evidence of relu."""
+    """The form of alpha itself or of relu evidence."""
     spec = loss_spec((form,), evidence, prior, beta=BETA, reduction="none")
 
     def call(alpha: Tensor, target: Tensor | None = None) -> Tensor:

@@ -108,8 +108,8 @@ def test_runs_on_the_current_stream() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(10_000_000)
         late = values.clone()
-        seen = loss_of(spec, late, target, weights_of(spec, "cuda"))
-        torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+        result = loss_of(spec, late, target, weights_of(spec, "cuda"))
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -134,10 +134,10 @@ def test_compiles_with_inductor(reduction: str, dtype: torch.dtype) -> None:
     def step(x: Tensor) -> Tensor:
         return loss_of(spec, x, target, weights).sum()
 
-    (seen,) = torch.autograd.grad(torch.compile(step, fullgraph=True)(leaf), leaf)
+    (result,) = torch.autograd.grad(torch.compile(step, fullgraph=True)(leaf), leaf)
     (expected,) = torch.autograd.grad(step(leaf), leaf)
     rtol = 1e-6 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(seen, expected, rtol=rtol, atol=1e-7 if rtol < 1e-3 else 1e-4)
+    torch.testing.assert_close(result, expected, rtol=rtol, atol=1e-7 if rtol < 1e-3 else 1e-4)
 
 
 def test_results_are_the_same_to_the_bit_in_every_run() -> None:

@@ -28,7 +28,7 @@ VARIANTS: dict[str, Method] = {
 }
 
 
-def made(name: str) -> Method:
+def build_method(name: str) -> Method:
     return VARIANTS[name] if name in VARIANTS else build(name, **CHEAPER.get(name, {}))
 
 
@@ -37,7 +37,7 @@ EACH_VARIANT = pytest.mark.parametrize("name", [*BUILT_IN, *VARIANTS])
 
 @EACH
 def test_learns_saves_and_predicts_the_same(name, tmp_path):
-    method = made(name)
+    method = build_method(name)
     network = trained(method)
     _, _, x, y = data_of(method)
     dist = predict(method, network, x)
@@ -57,7 +57,7 @@ def test_learns_saves_and_predicts_the_same(name, tmp_path):
 
 @EACH_VARIANT
 def test_gradients_reach_every_parameter(name):
-    method = made(name)
+    method = build_method(name)
     network = untrained(method)
     x, y = (part[:16] for part in data_of(method)[:2])
     total, sums = loss_of(method, network, x, y)
@@ -70,7 +70,7 @@ def test_gradients_reach_every_parameter(name):
 
 @EACH_VARIANT
 def test_loss_is_the_weighted_sum_of_the_term_sums(name):
-    method = made(name)
+    method = build_method(name)
     network = untrained(method).eval()
     x, y = (part[:16] for part in data_of(method)[:2])
     total, sums = loss_of(method, network, x, y)
@@ -80,7 +80,7 @@ def test_loss_is_the_weighted_sum_of_the_term_sums(name):
 
 @EACH
 def test_terms_are_functions_of_distribution_and_target(name):
-    method = made(name)
+    method = build_method(name)
     network = untrained(method).eval()
     x, y = (part[:16] for part in data_of(method)[:2])
     dist, target, members = method.distribution(network(x)).for_loss(y)
@@ -93,7 +93,7 @@ def test_terms_are_functions_of_distribution_and_target(name):
 
 @EACH
 def test_the_same_in_float64(name):
-    method = made(name)
+    method = build_method(name)
     network = untrained(method).eval()
     x, y = (part[:16] for part in data_of(method)[:2])
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_the_same_in_float64(name):
 def test_autocast_trains_and_predicts_in_float32(name, monkeypatch):
     # oneDNN trusts a virtual CPU that lists AMX instructions, and crashes where there are none.
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    method = made(name)
+    method = build_method(name)
     network = untrained(method)
     x, y = (part[:16] for part in data_of(method)[:2])
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -125,7 +125,7 @@ def test_autocast_trains_and_predicts_in_float32(name, monkeypatch):
 @EACH
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own use of torch
 def test_loss_is_one_graph(name):
-    method = made(name)
+    method = build_method(name)
     network = untrained(method).eval()
     x, y = (part[:16] for part in data_of(method)[:2])
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_loss_is_one_graph(name):
 
 @EACH_VARIANT
 def test_json_round_trip(name):
-    method = made(name)
+    method = build_method(name)
     assert from_dict(json.loads(json.dumps(method.to_dict()))) == method
     names = {name: getattr(methods, name) for name in methods.__all__}
     assert eval(repr(method), names) == method
@@ -153,15 +153,15 @@ def test_json_round_trip(name):
 
 @EACH_VARIANT
 def test_is_frozen_and_hashable(name):
-    method = made(name)
-    assert {method: name}[made(name)] == name
+    method = build_method(name)
+    assert {method: name}[build_method(name)] == name
     with pytest.raises(AttributeError):
         method.kl_weight = 1
 
 
 @EACH_VARIANT
 def test_weights_name_the_terms_in_every_epoch(name):
-    method = made(name)
+    method = build_method(name)
     for epoch in range(20):
         weights = method.weights(epoch, 20)
         assert set(weights) == {*method.terms, *method.ood_terms}
@@ -171,7 +171,7 @@ def test_weights_name_the_terms_in_every_epoch(name):
 
 @EACH_VARIANT
 def test_scores_of_the_method_exist(name):
-    method = made(name)
+    method = build_method(name)
     dist = predict(method, untrained(method), data_of(method)[2][:4])
     assert dist.confidence(method.error_score).shape == (4,)
     assert dist.confidence(method.ood_score).shape == (4,)
@@ -179,7 +179,7 @@ def test_scores_of_the_method_exist(name):
 
 @EACH
 def test_method_loss_is_the_mean_loss(name):
-    method = made(name)
+    method = build_method(name)
     network = untrained(method).eval()
     x, y = (part[:16] for part in data_of(method)[:2])
     if method.ood_terms:

@@ -77,11 +77,11 @@ def test_masks_are_as_good_as_random():
     """Over 400 samples, 20 inputs that differ in one bit, and 30 units."""
     x = torch.ones(20, 30)
     x[:, 0] += torch.finfo().eps * torch.arange(20)
-    kept = Sampled(Layer(nn.Dropout(0.3), (30,)), 400).eval()(x) > 0
-    assert kept.float().mean().item() == pytest.approx(0.7, abs=4 * (0.21 / kept.numel()) ** 0.5)
+    mask = Sampled(Layer(nn.Dropout(0.3), (30,)), 400).eval()(x) > 0
+    assert mask.float().mean().item() == pytest.approx(0.7, abs=4 * (0.21 / mask.numel()) ** 0.5)
     for axis in range(3):
-        size = kept.shape[axis] - 1
-        left, right = kept.narrow(axis, 0, size), kept.narrow(axis, 1, size)
+        size = mask.shape[axis] - 1
+        left, right = mask.narrow(axis, 0, size), mask.narrow(axis, 1, size)
         together = (left & right).float().mean().item()
         assert together == pytest.approx(0.49, abs=4 * (0.25 / left.numel()) ** 0.5)
 

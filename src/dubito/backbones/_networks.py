@@ -238,6 +238,6 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         active: Tensor = self.relu(self.norm(x))
         # As in the original, an input that grows is added after its activation.
-        kept: Tensor = x if self.shortcut is None else self.shortcut(active)
-        added: Tensor = kept + self.residual(active)
+        shortcut: Tensor = x if self.shortcut is None else self.shortcut(active)
+        added: Tensor = shortcut + self.residual(active)
         return added

@@ -1,4 +1,4 @@
-"""Distributions: what the output of a network says about the target.
+"""Distributions: predictions of a network with their uncertainty.
 
 | class | over | uncertainty in |
 | --- | --- | --- |

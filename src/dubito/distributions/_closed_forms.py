@@ -1,4 +1,4 @@
-"""Closed forms of the Dirichlet: values, gradients and the losses made of them.
+"""Closed forms of the Dirichlet: values, gradients and their losses.
 
 Each entry of `FORMS` has a value (..., 1) and its partial derivatives, both functions of `Terms`.
 `evaluate` is differentiable twice, forwards and backwards, and works under torch.func,
@@ -96,12 +96,12 @@ FORMS: dict[str, Form] = {
     "fisher_variance": Form(lambda m: m.fisher_spread_sum, _fisher_variance_slopes),
     "fisher_penalty": Form(_fisher_penalty, _fisher_penalty_slopes),
     "label_removed_kl": Form(
-        lambda m: m.label_removed.value, lambda m: Slopes(m.label_removed.slope * m.kept)
+        lambda m: m.label_removed.value, lambda m: Slopes(m.label_removed.slope * m.non_target)
     ),
     "marginal_nll": Form(lambda m: m.sum(m.y * m.surprise), lambda m: Slopes(m.residual / m.alpha)),
     "expected_cross_entropy": Form(
         lambda m: m.sum(m.y * m.digamma_differences),
-        lambda m: Slopes(m.kept * m.total.trigamma - m.y * m.trigamma_differences),
+        lambda m: Slopes(m.non_target * m.total.trigamma - m.y * m.trigamma_differences),
     ),
     "entropy_of_mean": Form(_entropy_of_mean, lambda m: Slopes(probs=m.surprise)),
     "expected_entropy": Form(lambda m: m.sum(m.probs * m.digamma_steps), _expected_entropy_slopes),
@@ -220,13 +220,13 @@ def _apply(formula: _Formula, *tensors: Tensor) -> Tensors:
 CHUNK_CPU, CHUNK = 1 << 16, 1 << 22
 
 
-def _by_rows(function: Callable[..., Tensors], alpha: Tensor, *others: Tensor) -> Tensors:
+def _by_rows(function: Callable[..., Tensors], alpha: Tensor, *more: Tensor) -> Tensors:
     """Apply a function of rows in chunks, so that its temporary tensors take little memory."""
     limit, lead = CHUNK_CPU if alpha.is_cpu else CHUNK, alpha.shape[:-1]
     if torch.compiler.is_compiling() or alpha.ndim < 2 or alpha.numel() <= limit:
-        return function(alpha, *others)
+        return function(alpha, *more)
     rows = max(limit // alpha.shape[-1], 1)
-    flat = [part.reshape(-1, *part.shape[len(lead) :]).split(rows) for part in (alpha, *others)]
+    flat = [part.reshape(-1, *part.shape[len(lead) :]).split(rows) for part in (alpha, *more)]
     outputs = [function(*parts) for parts in zip(*flat, strict=True)]
     whole = (torch.cat(parts) for parts in zip(*outputs, strict=True))
     return tuple(part.reshape(*lead, *part.shape[1:]) for part in whole)
@@ -417,7 +417,7 @@ def mean_weights(
     if reduction != "mean":
         return weights
     if row_weight is None:
-        return weights * (1 / max(like[..., 0].numel(), 1))
+        return weights * (like.shape[-1] / max(like.numel(), 1))
     total = row_weight.sum()
     # A batch without counted samples has loss 0.
     return weights * torch.where(total == 0, 0.0, 1 / total)

@@ -256,15 +256,15 @@ class Terms:
         return ConstantKL(self.alpha, self._excess(1.0), 1.0, self.single)
 
     @lazy
-    def kept(self) -> Tensor:
+    def non_target(self) -> Tensor:
         """1 - y."""
         return self.one - self.y
 
     @lazy
     def label_removed(self) -> ConstantKL:
         """KL(Dir(alpha (1 - y) + base y) || Dir(base))."""
-        alpha = self.alpha * self.kept + self.base * self.y
-        return ConstantKL(alpha, self._excess(self.base) * self.kept, self.base, self.single)
+        alpha = self.alpha * self.non_target + self.base * self.y
+        return ConstantKL(alpha, self._excess(self.base) * self.non_target, self.base, self.single)
 
     # --- divergences between two Dirichlets ---
 
@@ -500,7 +500,7 @@ class FastTerms(Terms):
         """As in `Terms`."""
         columns = slice(0, self.num_classes + 1)
         gamma = (lambda: _Columns(self._family, columns)) if self._share_removed else None
-        return FastConstantKL(self._excess(self.base) * self.kept, self.base, gamma)
+        return FastConstantKL(self._excess(self.base) * self.non_target, self.base, gamma)
 
 
 class _Constants:

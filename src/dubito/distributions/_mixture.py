@@ -21,7 +21,7 @@ class Mixture(Distribution):
 
     The aleatoric part is the mean of the members'. The epistemic part is the mean of the members'
     plus their disagreement, a divergence that matches the unit: total = aleatoric + epistemic
-    holds exactly. Other scores of the members are averaged.
+    is exact. Other scores of the members are averaged.
 
     Attributes:
         members: Distribution with batch shape (..., S).

@@ -36,7 +36,8 @@ class cached_tensor(lazy[T]):
     it later.
     """
 
-    def may_store(self, instance: Distribution) -> bool:
+    @staticmethod
+    def may_store(instance: Distribution) -> bool:
         """Return whether a loss could use the value as well."""
         if torch.is_grad_enabled():
             return True

@@ -54,8 +54,8 @@ class NormalInverseGamma(RealDistribution):
     beta: Tensor
 
     def __init__(self, gamma: Tensor, nu: Tensor, alpha_minus_one: Tensor, beta: Tensor) -> None:
-        given = {"gamma": gamma, "nu": nu, "alpha_minus_one": alpha_minus_one, "beta": beta}
-        values = [_checks.at_least_float32(_checks.tensor(v, name)) for name, v in given.items()]
+        named = {"gamma": gamma, "nu": nu, "alpha_minus_one": alpha_minus_one, "beta": beta}
+        values = [_checks.at_least_float32(_checks.tensor(v, name)) for name, v in named.items()]
         self.gamma, self.nu, self.alpha_minus_one, self.beta = torch.broadcast_tensors(*values)
 
     @classmethod

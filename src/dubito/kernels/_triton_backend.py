@@ -63,11 +63,11 @@ class Kernel:
             source = triton.compiler.ASTSource(function, signature, {(2,): option}, alignment)
             with torch.cuda.device(device):
                 target = triton.runtime.driver.active.get_current_target()
-                made = triton.compile(source, target, {"num_warps": warps, "num_stages": 1})
-                self.run = made.run  # loads the binary onto the current device
-            self.handle, self.metadata = made.function, made.packed_metadata
+                compiled = triton.compile(source, target, {"num_warps": warps, "num_stages": 1})
+                self.run = compiled.run  # loads the binary onto the current device
+            self.handle, self.metadata = compiled.function, compiled.packed_metadata
             properties: Any = torch.cuda.get_device_properties(device)
-            registers = -(-made.n_regs // 8) * 8 * 32 * warps
+            registers = -(-compiled.n_regs // 8) * 8 * 32 * warps
             each = min(properties.regs_per_multiprocessor // registers, 32)
             self.resident = each * properties.multi_processor_count
 
@@ -75,8 +75,8 @@ class Kernel:
         """Launch on the current stream."""
         if self.run is None:  # interpreted
             unused = torch.empty(1, device=self.device)
-            given = Tensors(*(unused if t is None else t for t in tensors))
-            self.function[(programs,)](given, sizes, self.option)
+            tensors = Tensors(*(unused if t is None else t for t in tensors))
+            self.function[(programs,)](tensors, sizes, self.option)
         elif self.device.index != torch._C._cuda_getDevice():
             with torch.cuda.device(self.device):
                 self(programs, tensors, sizes)
@@ -97,7 +97,7 @@ kernel = cache(Kernel)
 
 
 class Plan:
-    """How to compute a loss for tensors of given shapes, strides and types."""
+    """How to compute a loss for tensors of certain shapes, strides and types."""
 
     def __init__(
         self,
@@ -146,16 +146,16 @@ class Plan:
         types = tuple(torch.float32 if t is None else t.dtype for t in tensors)
         # values, target and gradient: their alignment is the same in every call
         aligned = tuple(i for i in (0, 1, 6) if (t := tensors[i]) is None or t.data_ptr() % 16 == 0)
-        given = (types, aligned)
-        main = kernel(_triton_loss.loss_rows, config, *given, self.warps, self.device)
+        inputs = (types, aligned)
+        main = kernel(_triton_loss.loss_rows, config, *inputs, self.warps, self.device)
         # as many programs as run at once: more would leave multiprocessors idle at the end
         self.programs = min(self.programs, main.resident)
         self.kernels = [(main, self.programs)]
         if config.factor == "totals":
-            weigh = kernel(_triton_rows.weigh, config, *given, 8, self.device)
+            weigh = kernel(_triton_rows.weigh, config, *inputs, 8, self.device)
             self.kernels.insert(0, (weigh, WEIGHERS.value))
         if not config.single:
-            self.kernels.append((kernel(_triton_rows.finish, config, *given, 8, self.device), 1))
+            self.kernels.append((kernel(_triton_rows.finish, config, *inputs, 8, self.device), 1))
         self.sizes = Sizes(self.count, self.programs, *self.strides)
         return self.kernels
 

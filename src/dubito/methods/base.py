@@ -333,11 +333,11 @@ def from_dict(values: Mapping[str, Any]) -> Method:
 
 
 def to_method(value: Method | str | Mapping[str, Any]) -> Method:
-    """Build a method that is given by its name or a dict; leave a method as it is."""
+    """Build a method from its name or a dict; return a method as it is."""
     if isinstance(value, str):
         return build(value)
     return from_dict(value) if isinstance(value, Mapping) else value
 
 
-#: field that holds a method, given as a method, a name or a dict
+#: field for a method: a method, its name, or a dict with its name
 AnyMethod = Annotated[InstanceOf[Method], BeforeValidator(to_method)]
