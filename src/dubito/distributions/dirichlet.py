@@ -31,15 +31,17 @@ def _has_prior(dist: Dirichlet) -> bool:
 class Dirichlet(ClassDistribution):
     r"""Dirichlet distribution Dir(alpha) over class probabilities.
 
-    Values and gradients keep their relative accuracy in float32 for alpha from 1e-6 to 1e30, where
-    the textbook formulas cancel. Half precision is computed in float32. Uncertainty is in nats.
+    Values and gradients are accurate in float32 for alpha from 1e-6 to 1e30; the usual formulas
+    lose digits to cancellation at both ends. Half precision is computed in float32. Entropies are
+    in nats.
 
     Notation: alpha0 is the sum of alpha, p = alpha/alpha0, psi the digamma function.
 
     Args:
-        alpha: Concentrations > 0, (..., K).
-        prior: Part of alpha that is not evidence; 0 if there is none. Vacuity, belief and
-            dissonance need a prior.
+        alpha: Concentrations > 0, (..., K). Values are not checked here: see `validate`.
+        prior: Concentration of each class without evidence, so that evidence = alpha - prior; at
+            most alpha. Use 0 if alpha does not come from evidence: then there is no vacuity and no
+            dissonance.
 
     >>> dist = Dirichlet(torch.tensor([[9.0, 1.0, 1.0], [1.0, 1.0, 1.0]]))
     >>> dist.probs[0]
@@ -62,20 +64,22 @@ class Dirichlet(ClassDistribution):
     ) -> Dirichlet:
         """Create from a network's logits: alpha = evidence(logits) + prior.
 
-        The logits are kept as they are, without a copy: fused kernels read them.
+        The logits are not copied, since fused kernels read them: do not modify them in place.
 
         Args:
             logits: Outputs of a network.
-            evidence: "softplus"; "relu", under which a sample whose logits are all negative gets
-                no gradient and never learns; or "exp", of logits up to 60.
+            evidence: "softplus"; "relu", whose gradient is zero for a sample with only negative
+                logits; or "exp" of min(logit, 60), whose gradient is zero above 60.
             prior: Constant added to the evidence.
             class_dim: Axis of the classes; 1 for images (N, K, H, W).
 
         >>> Dirichlet.from_logits(torch.tensor([0.0, 100.0])).alpha
         tensor([  1.6931, 101.0000])
         """
-        dist = cls(_checks.classes_last(logits, class_dim, "logits"), prior)
-        _checks.entry(_closed_forms.EVIDENCE, evidence, "evidence function")
+        _checks.one_of(_closed_forms.EVIDENCE, evidence, "evidence function")
+        dist = cls(
+            _checks.shaped(_checks.classes_last(logits, class_dim, "logits"), "logits"), prior
+        )
         if evidence == "relu" and dist.prior == 0:
             raise DubitoError("evidence 'relu' without a prior gives alpha = 0; use prior > 0")
         dist._evidence = evidence
@@ -121,7 +125,7 @@ class Dirichlet(ClassDistribution):
 
     @cached_tensor
     def log_probs(self) -> Tensor:
-        """Logarithms of `probs`, exact near 0 and near 1: (..., K)."""
+        """Logarithms of `probs`, accurate near 0 and near 1: (..., K)."""
         return _closed_forms.log_mean(self.alpha)
 
     @cached_tensor
@@ -155,7 +159,7 @@ class Dirichlet(ClassDistribution):
         return -self._form("fisher_penalty")
 
     def kl_divergence(self, other: Dirichlet) -> Tensor:
-        """KL divergence from `other` to this distribution, KL(self || other): (...).
+        """Kullback-Leibler divergence KL(self || other): (...).
 
         Args:
             other: Dirichlet over the same classes; batch shapes broadcast.
@@ -204,7 +208,7 @@ class Dirichlet(ClassDistribution):
 
     @uncertainty_score("Vacuity", when=_has_prior)
     def vacuity(self) -> Tensor:
-        """Uncertainty mass prior K/alpha0, 1 without evidence: (...)."""
+        """Vacuity prior K/alpha0, 1 without evidence: (...)."""
         return self.prior * self.alpha.shape[-1] / self.alpha0
 
     @uncertainty_score("Dissonance", when=_has_prior, expensive=True)
@@ -234,9 +238,10 @@ class Dirichlet(ClassDistribution):
 
     @property
     def calibration_bounds(self) -> tuple[float, ...]:
-        """Bounds on the logs of the factor and the power of the evidence.
+        """Bounds on theta in the map evidence -> exp(theta_0) evidence^exp(theta_1).
 
-        Without a prior neither changes the probabilities beyond a temperature: one bound.
+        Without a prior the factor cancels and the exponent is a temperature, so the family is that
+        of the base class.
         """
         return (12.0, 3.0) if self.prior > 0 else super().calibration_bounds
 
@@ -245,7 +250,7 @@ class Dirichlet(ClassDistribution):
         if self.prior == 0:
             return super()._calibrated_logits(theta)
         evidence = self.evidence.to(theta.dtype).clamp_min(0)  # alpha - prior may round below 0
-        positive = evidence > 0  # a power has no gradient at 0
+        positive = evidence > 0  # log(0) would give NaN gradients: replaced here, masked below
         log_evidence = torch.where(positive, evidence, 1).log()
         log_prior = torch.full_like(evidence, math.log(self.prior))
         scaled = torch.logaddexp(log_prior, theta[0] + theta[1].exp() * log_evidence)

@@ -28,7 +28,7 @@ class Terms(NamedTuple):
 #: closed forms a loss may use
 FORMS = Terms._fields
 #: forms that grow with the number of classes, which `per_class` multiplies by 10/K
-PER_CLASS = ("fisher_penalty", "label_removed_kl")
+PER_CLASS = ("fisher_penalty", "label_removed_kl", "kl_to_uniform", "reverse_kl")
 REDUCTIONS = ("mean", "sum", "none")
 #: logits above this give no more evidence under "exp"
 EXP_BOUND = 60.0

@@ -1,11 +1,18 @@
 r"""EDL: evidential deep learning (Sensoy et al., NeurIPS 2018).
 
 .. math::
-    L = L_\mathrm{likelihood}
+    L = L_\mathrm{data}
         + \lambda_t \mathrm{KL}(\mathrm{Dir}(\tilde\alpha)\,\|\,\mathrm{Dir}(1))
 
 with alpha = evidence + 1, y the one-hot target and alpha~ = alpha (1 - y) + y, that is alpha with
-the evidence of the target removed.
+the evidence of the target removed. The data term is
+
+- mse: the expected squared error, sum_j (y_j - p_j)^2 + Var[p_j]
+- marginal: type II maximum likelihood, ln alpha0 - ln alpha_y
+- cross_entropy: the expected cross entropy, psi(alpha0) - psi(alpha_y)
+
+This is the loss with `scale="paper"`. The default, `scale="per_class"`, multiplies the KL term by
+10/K.
 """
 
 from __future__ import annotations
@@ -39,13 +46,14 @@ class EvidentialMethod(Method):
     """Base of methods that learn evidence under a KL term, whose weight ramps up."""
 
     kl_weight: NonNegative = 1.0
-    """Final weight of the KL term."""
+    """Weight of the KL term after the ramp."""
     kl_ramp: Ramp = 10
-    """Epochs over which the KL weight rises from 0; "all" uses the whole training."""
+    """Epochs over which the KL weight rises linearly from 0; "all" is the number of epochs."""
     evidence: Evidence = "softplus"
     """Evidence function of the logits."""
     scale: Scale = "per_class"
-    """Scale of the terms that grow with the number of classes; see `dubito.losses`."""
+    """"per_class" multiplies the terms that grow with the number of classes K by 10/K, so that
+    weights tuned for ten classes carry over; "paper" leaves them unscaled."""
 
     def distribution(self, outputs: Tensor) -> Dirichlet:
         """Dir(evidence(outputs) + 1)."""
@@ -57,13 +65,16 @@ class EvidentialMethod(Method):
         return losses.ramp(self.kl_weight, rise, epoch)
 
     def warning(self, task: TaskLike) -> str | None:
-        """Warn if `fisher_weight` is so large that an untrained network loses all evidence."""
+        """Return a warning if `fisher_weight` would drive all evidence to zero, else None."""
         weight = self.weights(0, 1).get("fisher_penalty", 0.0)
-        if weight == 0 or weight < (limit := fisher_limit(self, task.size)):
+        if not weight:
+            return None
+        limit = fisher_limit(self, task.size)
+        if weight < limit:
             return None
         return (
             f"fisher_weight={weight:g} removes all evidence of an untrained network, which may "
-            f"then learn nothing; with {task.size} classes the limit is {round(limit, 9):.2g}"
+            f"then learn nothing; with {task.size} classes the limit is {limit:.3g}"
         )
 
 
@@ -76,7 +87,7 @@ class EDL(EvidentialMethod):
     """
 
     likelihood: Literal["mse", "marginal", "cross_entropy"] = "mse"
-    """Expected squared error, type II maximum likelihood, or expected cross entropy."""
+    """Data term: expected squared error, type II maximum likelihood or expected cross entropy."""
     fisher_weight: NonNegative = 0.0
     """Weight of I-EDL's log-determinant, to study it apart from the rest of I-EDL."""
 
@@ -87,7 +98,7 @@ class EDL(EvidentialMethod):
         return {**terms, "fisher_penalty": losses.fisher_penalty} if self.fisher_weight else terms
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """Return the weights of an epoch; the KL weight ramps up."""
+        """Return the weight of each loss term in an epoch; the KL weight ramps up."""
         weights = dict.fromkeys(self.terms, 1.0)
         weights["label_removed_kl"] = self.kl_weight_at(epoch, epochs)
         if self.fisher_weight:
@@ -96,18 +107,20 @@ class EDL(EvidentialMethod):
 
 
 def fisher_limit(method: Method, num_classes: int) -> float:
-    """Return the `fisher_weight` from which an untrained network loses all its evidence.
+    """Return the smallest `fisher_weight` that drives all evidence to zero.
 
-    An untrained network gives all samples the same output. The mean gradient over the labels at
-    alpha = 1, where the KL term has none, either raises the evidence of all classes or lowers it.
+    At alpha = 1 (no evidence) and with balanced labels, the gradient averaged over labels is the
+    same for every class: the sum over classes of the gradient for any one label, divided by K. If
+    the log-determinant outweighs the other terms there, gradient descent from an untrained network
+    ends without evidence. Terms have the weights of the first epoch.
     """
     alpha = torch.ones(1, num_classes, dtype=torch.float64, requires_grad=True)
     terms: dict[str, Term] = {**method.terms, "fisher_penalty": losses.fisher_penalty}
     weights = method.weights(0, 1)
-    slopes = {}
+    grads = {}
     for name, term in terms.items():
         value = term(Dirichlet(alpha), torch.tensor([0]))
-        slopes[name] = torch.autograd.grad(value.sum(), alpha)[0].sum().item()
-    gain = -sum(weights[name] * slopes[name] for name in weights if name != "fisher_penalty")
-    growth = 10 / num_classes if method.per_class else 1.0
-    return max(gain, 0.0) / (slopes["fisher_penalty"] * growth)
+        grads[name] = torch.autograd.grad(value.sum(), alpha)[0].sum().item()
+    raised = -sum(weights[name] * grads[name] for name in weights if name != "fisher_penalty")
+    class_scale = 10 / num_classes if method.per_class else 1.0
+    return max(raised, 0.0) / (grads["fisher_penalty"] * class_scale)

@@ -7,6 +7,9 @@ r"""I-EDL: Fisher information-based evidential deep learning (Deng et al., ICML 
 
 with alpha = evidence + 1, p = alpha/alpha0, psi_1 the trigamma function and y the one-hot target.
 alpha~ is alpha with the evidence of the target removed, alpha (1 - y) + y.
+
+This is the loss with `scale="paper"`. The default, `scale="per_class"`, multiplies the
+log-determinant and the KL term by 10/K.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ class IEDL(EvidentialMethod):
     fisher_weight: NonNegative = 0.005
     """Weight of the log-determinant."""
     kl_beta: Positive | None = None
-    """Prior concentration of the labeled class: replaces the label-removed KL by KL(Dir(alpha) ||
-    Dir(1 + (kl_beta - 1) y)), as in the paper's bound."""
+    """Prior concentration of the labeled class. If set, the KL term is KL(Dir(alpha) || Dir(1 +
+    (kl_beta - 1) y)), the one of the paper's PAC-Bayesian bound."""
 
     @property
     def _kl(self) -> ClosedForm:
@@ -47,7 +50,7 @@ class IEDL(EvidentialMethod):
         )
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """Return the weights of an epoch; the KL weight ramps up."""
+        """Return the weight of each loss term in an epoch; the KL weight ramps up."""
         return {
             "fisher_bias": 1.0,
             "fisher_variance": 1.0,
