@@ -59,8 +59,8 @@ def errors(inputs, value, gradient, function, outer):
         sizes = [abs(c) * MP.fsum(map(abs, t)) for c, t in zip(chain, terms, strict=True)]
         moved = MP.fsum(abs(x * MP.fsum(t)) for x, t in zip(point[1:4], terms[1:], strict=True))
         scale = abs(exact) + moved + abs((point[4] - point[0]) * slopes[0])
-        result = [value[i].item(), *gradient[i].tolist()]
-        pairs = zip(result, [exact, *slopes], [scale, *sizes], strict=True)
+        computed = [value[i].item(), *gradient[i].tolist()]
+        pairs = zip(computed, [exact, *slopes], [scale, *sizes], strict=True)
         result.append([float(abs(s - e) / max(c, TINY)) for s, e, c in pairs])
     return np.array(result)
 
