@@ -84,7 +84,7 @@ def opened(browser: Browser, address: Callable[[str], str]) -> Iterator[Callable
             page = context.new_page()
             page.add_init_script(NOTE)
             watched = Watched(page, url)
-            page.on("request", watched.requests.append)
+            page.on("request", lambda request: watched.requests.append(request))
             page.on("pageerror", lambda error: watched.errors.append(str(error)))
             page.on("console", watched.console)
             stack.callback(watched.check)

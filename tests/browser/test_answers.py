@@ -179,6 +179,7 @@ def test_regression_has_value_and_interval(opened: Callable[..., Watched]) -> No
     page = opened("regression").page
     assert answered(page) == "accept"
     value = float(text(page, "headline").removeprefix("age: "))
+    assert "90% interval: " in text(page, "why")
     words = page.locator("#intervals .reading").inner_text().rstrip(".").split()
     low, high = float(words[-3]), float(words[-1])
     assert low < value < high

@@ -33,8 +33,8 @@ class Watched:
     def check(self) -> None:
         """Check that all requests went to the service, and that no error was unexpected."""
         home = urlsplit(self.url).netloc
-        places = {urlsplit(one.url).netloc for one in self.requests if one.url.startswith("http")}
-        assert places == {home}
-        schemes = {urlsplit(one.url).scheme for one in self.requests}
+        urls = [request.url for request in self.requests]
+        assert {urlsplit(url).netloc for url in urls if url.startswith("http")} == {home}
+        schemes = {urlsplit(url).scheme for url in urls}
         assert schemes <= {"http", "blob", "data"}
         assert not [e for e in self.errors if not any(text in e for text in self.expected)]
