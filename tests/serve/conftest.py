@@ -155,16 +155,23 @@ serve(sys.argv[1], port=0, config=config, on_start=lambda url: print(url, flush=
 
 
 @pytest.fixture
-def process() -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
+def log(tmp_path: Path) -> Path:
+    """Return the log of the processes: a file, because a pipe that nobody reads blocks them."""
+    return tmp_path / "log.txt"
+
+
+@pytest.fixture
+def process(log: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
     """Return a function that runs `serve` in a process and returns it and its port."""
     started: list[subprocess.Popen[str]] = []
 
     def start(folder: Path, **options: Any) -> tuple[Any, int]:
-        running = subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(folder), json.dumps({**PATIENT, **options})],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")},
-        )  # fmt: skip
+        with log.open("a") as file:
+            running = subprocess.Popen(
+                [sys.executable, "-c", PROCESS, str(folder), json.dumps({**PATIENT, **options})],
+                stdout=subprocess.PIPE, stderr=file, text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")},
+            )  # fmt: skip
         started.append(running)
         assert running.stdout is not None
         address = re.search(r":(\d+)/", running.stdout.readline())

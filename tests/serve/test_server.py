@@ -21,6 +21,7 @@ from dubito.data import ArrayFormat
 from dubito.errors import DubitoError
 from dubito.model import Model, Preprocessing
 from dubito.serve import serve
+from tests.serve.conftest import wait_until
 
 BODY = {"inputs": [[1.0, 2.0, 3.0, 4.0]]}
 NETWORK = """
@@ -32,16 +33,14 @@ def make():
 """
 
 
-def read_until(stream: Any, text: str) -> str:
-    """Read lines until one has a text."""
-    for line in stream:
-        if text in line:
-            return line
-    raise AssertionError(f"no line has {text!r}")
+def wait_for_line(log: Path, text: str) -> str:
+    """Wait until a line of a log has a text, and return the line."""
+    wait_until(lambda: text in log.read_text().rpartition("\n")[0])
+    return next(line for line in log.read_text().splitlines() if text in line)
 
 
 def test_sigterm_answers_every_request_whose_headers_were_read(
-    array_model: Model, tmp_path: Path, process: Callable[..., Any]
+    array_model: Model, tmp_path: Path, process: Callable[..., Any], log: Path
 ) -> None:
     running, port = process(array_model.save(tmp_path / "model"))
     body = json.dumps(BODY).encode()
@@ -59,7 +58,7 @@ def test_sigterm_answers_every_request_whose_headers_were_read(
         for client in sockets:  # the service has read the headers once it asks for the body
             assert client.recv(1000).startswith(b"HTTP/1.1 100 ")
         running.send_signal(signal.SIGTERM)
-        read_until(running.stderr, "Shutting down")
+        wait_for_line(log, "Shutting down")
         for client in sockets:
             client.sendall(body)
         assert all(client.recv(1000).startswith(b"HTTP/1.1 200 ") for client in sockets)
@@ -67,7 +66,7 @@ def test_sigterm_answers_every_request_whose_headers_were_read(
 
 
 def test_sighup_reloads_the_model(
-    array_model: Model, tmp_path: Path, process: Callable[..., Any]
+    array_model: Model, tmp_path: Path, process: Callable[..., Any], log: Path
 ) -> None:
     folder = array_model.save(tmp_path / "model")
     running, port = process(folder, log_json=True)
@@ -80,7 +79,7 @@ def test_sighup_reloads_the_model(
 
     (folder / "model.json").write_text("{")
     running.send_signal(signal.SIGHUP)
-    line = json.loads(read_until(running.stderr, "not reloaded"))
+    line = json.loads(wait_for_line(log, "not reloaded"))
     assert (line["levelname"], "damaged" in line["message"]) == ("ERROR", True)
     assert version() == before
 
@@ -89,7 +88,7 @@ def test_sighup_reloads_the_model(
     changed.policy = None
     changed.save(folder)
     running.send_signal(signal.SIGHUP)
-    read_until(running.stderr, "reloaded the model")
+    wait_for_line(log, "reloaded the model")
     assert version() != before
 
 
