@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -198,7 +198,9 @@ def python(code: str, *arguments: object) -> None:
 @contextmanager
 def process(command: list[str], env: dict[str, str]) -> Iterator[tuple[int, int]]:
     """Run a server; return its port, from the address that it prints first, and its process id."""
-    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        command, env=env, text=True, stdout=subprocess.PIPE, start_new_session=True
+    ) as running:
         assert running.stdout is not None
         try:
             address = re.search(r":(\d+)/", running.stdout.readline())
@@ -208,6 +210,8 @@ def process(command: list[str], env: dict[str, str]) -> Iterator[tuple[int, int]
         finally:
             running.send_signal(signal.SIGTERM)
             running.wait(60)
+            with suppress(ProcessLookupError):  # LitServe leaves processes behind
+                os.killpg(running.pid, signal.SIGKILL)
 
 
 @contextmanager
