@@ -87,10 +87,7 @@ def _tuning(choice: Choice) -> dict[str, Any]:
     for trial in choice.trials:
         fields = dict(trial)
         values = {
-            name: {
-                "mean": fields.pop(name),
-                "interval": fields.pop(f"{name}_interval"),
-            }
+            name: {"mean": fields.pop(name), "interval": fields.pop(f"{name}_interval")}
             for name in ("accuracy", "ood_aupr")
         }
         scaling = fields.pop("scaling")

@@ -119,11 +119,9 @@ class _Builder:
         compared = code if code is not None and code.deviation is not None else None
         if ours is None:
             return Cell(published=compared, beside=tuple(beside))
-        outcome = "" if compared is None else verdict(ours.mean, compared)
+        result = "" if compared is None else verdict(ours.mean, compared)
         seeds = len(self.records(recipe))
-        return Cell(
-            ours.mean, ours.interval, seeds, compared, outcome, tuple(beside), ours.episodes
-        )
+        return Cell(ours.mean, ours.interval, seeds, compared, result, tuple(beside), ours.episodes)
 
     def records(self, recipe: Recipe | None) -> list[Record]:
         return [] if recipe is None else self.results.by_recipe[recipe.name]

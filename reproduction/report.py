@@ -89,10 +89,7 @@ def pages(results: Results, docs: Path = DOCS) -> dict[Path, str]:
     blocks = _blocks(results)
     texts = {docs / name: (docs / name).read_text("utf-8") for name in PAGES}
     return {
-        path: BLOCK.sub(
-            lambda match: f"{match[1]}\n{blocks[match[2]]}\n\n{match[3]}",
-            text,
-        )
+        path: BLOCK.sub(lambda match: f"{match[1]}\n{blocks[match[2]]}\n\n{match[3]}", text)
         for path, text in texts.items()
     }
 

@@ -59,9 +59,8 @@ FIRST_EDITION = {
 def test_figures_are_those_of_the_first_edition(name: str, shots: int) -> None:
     method, options = METHODS[name]
     setting = Setting(ways=4, shots=shots)
-    engine = Engine(
-        build(method, **options), draw_features(), draw_features(5, 60, 64, 1), setting=setting
-    )
+    features, ood = draw_features(), draw_features(5, 60, 64, 1)
+    engine = Engine(build(method, **options), features, ood, setting=setting)
     values = summarize([engine.values(0, 100)])
     expected = iter(FIRST_EDITION[name, shots])
     for metric in ("accuracy", "ood/max_prob/aupr", "confidence/max_prob/aupr"):

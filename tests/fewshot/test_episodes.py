@@ -15,7 +15,7 @@ from fewshot.samples import draw_features
 
 
 @pytest.mark.parametrize(
-    ("ways", "shots", "apart", "wanted"),
+    ("ways", "shots", "apart", "expected"),
     [
         (4, 1, True, "c8b07538890dee48"),
         (4, 5, True, "167d7d4a0bfb4365"),

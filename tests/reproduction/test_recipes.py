@@ -70,12 +70,8 @@ def test_fewshot_weights_are_those_of_each_setting(recipes: Recipes) -> None:
         for recipe in recipes.values()
         if recipe.group == "fewshot-iedl"
     }
-    assert (weights[5, 1], weights[5, 5], weights[5, 20], weights[10, 1]) == (
-        0.01,
-        0.05,
-        0.005,
-        0.1,
-    )
+    settings = [(5, 1), (5, 5), (5, 20), (10, 1)]
+    assert [weights[setting] for setting in settings] == [0.01, 0.05, 0.005, 0.1]
 
 
 @pytest.mark.parametrize(
