@@ -1,4 +1,7 @@
-"""Pictures for the documentation, of running services: python screenshots.py FOLDER NAME=URL ..."""
+"""Take the pictures of the documentation from running services.
+
+    PYTHONPATH=tests python tools/screenshots.py FOLDER NAME=URL ...
+"""
 
 from __future__ import annotations
 
