@@ -1,6 +1,6 @@
 """Take the pictures of the documentation from running services.
 
-    PYTHONPATH=tests python tools/screenshots.py FOLDER NAME=URL ...
+PYTHONPATH=tests python tools/screenshots.py FOLDER NAME=URL ...
 """
 
 from __future__ import annotations
