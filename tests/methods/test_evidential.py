@@ -48,9 +48,10 @@ def test_iedl_is_the_textbook_loss():
 def test_iedl_with_beta_is_regularized_toward_the_papers_prior():
     alpha = softplus(LOGITS) + 1
     target = kl_divergence(Dirichlet(alpha), Dirichlet(1 + 9 * Y)).sum()
-    with_beta = IEDL(kl_beta=10.0, kl_ramp=0)
-    without = IEDL(kl_weight=0.0)
-    torch.testing.assert_close(loss(with_beta) - loss(without), target)
+    for scale, factor in {"paper": 1, "per_class": 10 / LOGITS.shape[-1]}.items():
+        with_beta = IEDL(kl_beta=10.0, kl_ramp=0, scale=scale)
+        without = IEDL(kl_weight=0.0, scale=scale)
+        torch.testing.assert_close(loss(with_beta) - loss(without), factor * target)
 
 
 @pytest.mark.parametrize("likelihood", ["mse", "marginal", "cross_entropy"])

@@ -72,6 +72,7 @@ class EvidentialMethod(Method):
         limit = fisher_limit(self, task.size)
         if weight < limit:
             return None
+        limit = round(limit, 9)  # where the terms cancel, a remainder of 1e-18 means zero
         return (
             f"fisher_weight={weight:g} removes all evidence of an untrained network, which may "
             f"then learn nothing; with {task.size} classes the limit is {limit:.3g}"
