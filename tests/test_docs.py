@@ -76,7 +76,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         home = folder / ("photos" if i % 5 else "new") / str(digits.target[i])
         home.mkdir(parents=True, exist_ok=True)
         image.fromarray((pixels * 15.9375).astype("uint8")).save(home / f"{i}.png")
-    shutil.copytree(folder / "new", folder / "new_photos")  # the name in README
     photo = image.fromarray(datasets.load_sample_images().images[0]).convert("L")
     (folder / "unknown").mkdir()
     for i in range(20):

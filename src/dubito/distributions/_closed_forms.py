@@ -237,7 +237,7 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lamb
 
 
 def _is_wide(alpha: Tensor) -> bool:
-    """Whether to compute in float64: of float32, where the device has it and a file may use it."""
+    """Return whether to compute float32 in float64, which not every device or file supports."""
     has_float64 = alpha.device.type in ("cpu", "cuda")
     return alpha.dtype == torch.float32 and has_float64 and not _is_exporting()
 
@@ -332,7 +332,7 @@ def uncertainty(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _above_one(alpha: Tensor) -> bool:
-    """Whether to use `FastTerms`: plain float32 values on a CPU that are all at least 1."""
+    """Return whether to use `FastTerms`: plain float32 values on a CPU that are all at least 1."""
     if not (alpha.is_cpu and alpha.dtype == torch.float32 and _eager.is_eager(alpha)):
         return False
     return alpha.numel() > 0 and alpha.min().item() >= 1
@@ -532,7 +532,7 @@ def value_and_gradient(
 
 
 def _is_fast(spec: LossSpec, values: Tensor) -> bool:
-    """Whether `FastTerms` has the forms of float32: alpha is at least 1, if a form needs that."""
+    """Return whether `FastTerms` has the forms: of float32, with alpha >= 1 if one needs that."""
     if values.dtype != torch.float32 or not FAST_FORMS.issuperset(spec.forms):
         return False
     if spec.evidence is None:

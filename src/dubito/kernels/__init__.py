@@ -37,7 +37,7 @@ _TRITON = (3, 6)  # the oldest release that the kernels were run with
 
 
 def switched_on() -> bool:
-    """Whether DUBITO_KERNELS enables the kernels.
+    """Return whether DUBITO_KERNELS enables the kernels.
 
     Raises:
         ValueError: If it is not one of `MODES`.
@@ -93,7 +93,7 @@ def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str,
 
 
 def _applies(values: Tensor) -> bool:
-    """Whether the kernels may compute functions of a tensor."""
+    """Return whether the kernels may compute functions of a tensor."""
     if values.device.type != _DEVICE or not _available():
         return False
     return torch.compiler.is_compiling() or (type(values) in PLAIN and not is_transformed())
@@ -117,7 +117,7 @@ def _triton() -> bool:
 
 
 def _available() -> bool:
-    """Whether the kernels are switched on and can be compiled; then loads them."""
+    """Return whether the kernels are switched on and can be compiled; then loads them."""
     return switched_on() and _triton() and _backend() is not None
 
 

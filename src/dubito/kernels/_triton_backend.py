@@ -201,7 +201,7 @@ def _gradient_format(values: Tensor) -> torch.memory_format:
 def applies(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> bool:
-    """Whether the kernels support these tensors, whatever their values."""
+    """Return whether the kernels support these tensors, whatever their values."""
     soft = target.is_floating_point()
     if not is_supported(spec, soft) or values.dtype not in FLOATS or values.ndim == 0:
         return False

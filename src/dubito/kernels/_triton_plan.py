@@ -116,13 +116,13 @@ def layout(shape: torch.Size, strides: tuple[int, ...], unit: bool = False) -> L
 
 
 def below_one(spec: LossSpec) -> bool:
-    """Whether a loss needs the kernel for any alpha: it may be below 1, or a form needs it."""
+    """Return whether a loss needs the kernel for any alpha: below 1, or for one of its forms."""
     forward = "forward_kl" in spec.forms or "kl_from_uniform" in spec.forms
     return spec.evidence is None or spec.prior != 1 or forward
 
 
 def is_supported(spec: LossSpec, soft: bool) -> bool:
-    """Whether the kernels compute this loss: one target Dirichlet at a time, prior at most 1."""
+    """Return whether the kernels compute a loss: one target Dirichlet, and a prior up to 1."""
     forms = set(spec.forms)
     if spec.prior > 1 or {"forward_kl", "kl_from_uniform"} <= forms:
         return False

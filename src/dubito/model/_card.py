@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from dubito.methods.base import name_of
 
 if TYPE_CHECKING:
-    from dubito.data.base import InputFormat
     from dubito.model.model import Model
     from dubito.policy import Policy
 
@@ -78,15 +77,6 @@ def format_metric(name: str, value: float) -> str:
     return f"{value:.2%}" if name in PERCENT else f"{value:.4g}"
 
 
-def describe_input(format: InputFormat) -> str:
-    """Describe the inputs of a model in a few words.
-
-    Args:
-        format: Format of the inputs.
-    """
-    return str(format)
-
-
 def guarantee_text(policy: Policy | None) -> str:
     """Word the guarantee of a policy; "" if there is none."""
     if policy is None or policy.guarantee is None:
@@ -112,7 +102,7 @@ def _data(model: Model) -> Iterator[str]:
     task, record = model.task, model.record
     yield "## Data"
     yield ""
-    yield f"- Inputs: {describe_input(model.preprocessing.inputs)}"
+    yield f"- Inputs: {model.preprocessing.inputs}"
     yield f"- {'Classes' if task.kind == 'classification' else 'Targets'}: {_names(task.names)}"
     if record is not None:
         yield (

@@ -62,7 +62,7 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (percent, number, duration, _card.describe_input, _card.guarantee_text, name_of)
+    filters = (percent, number, duration, _card.guarantee_text, name_of)
     environment.filters |= {function.__name__: function for function in filters}
     environment.filters |= {"metric_name": _card.metric_name, "metric": _card.format_metric}
     page: str = environment.get_template(template).render(**content)

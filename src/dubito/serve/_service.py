@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from dubito.api import AnyModel, load_model
-from dubito.distributions import Dirichlet, Distribution
+from dubito.distributions import Distribution
 from dubito.model import Model
 from dubito.model._folder import MODEL
 from dubito.model.model import NOT_FINITE
@@ -193,14 +193,14 @@ class LoadedModel:
 
 
 def _evidence(dist: Distribution, classes: Sequence[str]) -> list[Row]:
-    """Return vacuity, belief and alpha for each input; nothing if it is not a Dirichlet."""
-    if not isinstance(dist, Dirichlet) or "vacuity" not in dist.scores:
+    """Return vacuity, belief and alpha for each input; nothing if there is no belief."""
+    if "vacuity" not in dist.scores or not hasattr(dist, "belief"):
         return []
-    shares = {"belief": dist.belief.tolist(), "alpha": dist.alpha.tolist()}
+    shares = {name: getattr(dist, name).tolist() for name in ("belief", "alpha")}
     return [
         {"vacuity": vacuity}
         | {name: dict(zip(classes, values[row], strict=True)) for name, values in shares.items()}
-        for row, vacuity in enumerate(dist.vacuity.tolist())
+        for row, vacuity in enumerate(dist.score("vacuity").tolist())
     ]
 
 
