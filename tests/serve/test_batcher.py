@@ -33,9 +33,7 @@ async def is_gone() -> bool:
     return True
 
 
-async def submit_while_busy(
-    double: Doubler, *requests: list[int], **options: object
-) -> list[object]:
+async def submit_while_busy(double: Doubler, *requests: list[int]) -> list[object]:
     """Submit requests while a first batch runs."""
     batcher = Batcher(double, 4)
     first = asyncio.create_task(batcher.submit([0], stays))
@@ -93,3 +91,23 @@ def test_a_request_without_client_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
 
     asyncio.run(run())
     assert double.batches == []
+
+
+def test_a_brief_function_runs_in_the_loop() -> None:
+    threads = []
+
+    def double(items: list[int]) -> list[int]:
+        threads.append(threading.current_thread())
+        return [2 * item for item in items]
+
+    async def run() -> list[object]:
+        batcher, order = Batcher(double, 2, in_thread=False), []
+
+        async def submit(items: list[int]) -> None:
+            order.extend(await batcher.submit(items, stays))
+
+        await asyncio.gather(submit([1, 2, 3, 4]), submit([5]))
+        return order
+
+    assert asyncio.run(run()) == [2, 4, 6, 8, 10]
+    assert threads == [threading.current_thread()] * 3

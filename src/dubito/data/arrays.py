@@ -7,6 +7,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -110,9 +111,13 @@ class ArrayFormat(InputFormat, frozen=True):
         return super().in_range(inputs) if self.low is None else self._near(inputs).all(-1)
 
     def _near(self, inputs: Tensor) -> Tensor:
-        bounds = margins(self.low or (), self.high or ())
-        low, high = (inputs.new_tensor(bound) for bound in bounds)
-        return (inputs >= low) & (inputs <= high)
+        low, high = self._bounds.to(inputs.device)
+        near: Tensor = (inputs >= low) & (inputs <= high)
+        return near
+
+    @cached_property
+    def _bounds(self) -> Tensor:
+        return torch.tensor(margins(self.low or (), self.high or ()))
 
     def refit(self, items: Any, indices: Sequence[int]) -> ArrayFormat:
         """Fit the range to some of the inputs; see `InputFormat.refit`."""

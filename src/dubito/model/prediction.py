@@ -146,24 +146,11 @@ class Prediction:
             scores: Names of further scores.
             probs: Include a column of calibrated probabilities for each class.
         """
-        tensors = self.tensors(scores)
-        wide = tensors.pop("probs", None)
-        columns: dict[str, list[Any]] = {}
-        for name, values in tensors.items():
-            columns |= self._split(name, values) if values.ndim > 1 else {name: values.tolist()}
-        if "prediction" in columns:
-            columns["prediction"] = self.labels.tolist()
-        if self.codes is not None:
-            columns["reason"] = [REASONS[code] for code in columns["reason"]]
-        shares = self._split("probs", wide) if probs and wide is not None else {}
-        for row in self.errors:
-            for cells in (*columns.values(), *shares.values()):
-                cells[row] = None
-        notes = {row: text for row, text in self.notes.items() if row not in self.errors}
-        for name, texts in (("note", notes), ("error", self.errors)):
-            columns[name] = [texts.get(row) for row in range(len(self))]
-        names = {} if self.inputs is None else {"input": list(self.inputs)}
-        return {**names, **columns, **shares}
+        columns, wide = self._lists(scores)
+        if probs and wide is not None:
+            for place, name in enumerate(self.task.names):
+                columns[f"probs.{name}"] = [cells[place] for cells in wide]
+        return columns
 
     def rows(
         self, scores: Sequence[str] | None = None, *, probs: bool = True
@@ -174,12 +161,11 @@ class Prediction:
             scores: Names of further scores.
             probs: Include the calibrated probabilities of all classes.
         """
-        columns = self.columns(scores, probs=probs)
-        for values in zip(*columns.values(), strict=True):
+        columns, wide = self._lists(scores)
+        for index, values in enumerate(zip(*columns.values(), strict=True)):
             row = {name: v for name, v in zip(columns, values, strict=True) if v is not None}
-            parts = [name for name in row if name.startswith("probs.")]
-            if parts:
-                row["probs"] = {name.removeprefix("probs."): row.pop(name) for name in parts}
+            if probs and wide is not None and index not in self.errors:
+                row["probs"] = dict(zip(self.task.names, wide[index], strict=True))
             yield row
 
     def to_pandas(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Any:
@@ -191,10 +177,31 @@ class Prediction:
         """
         return need("pandas", "data").DataFrame(self.columns(scores, probs=probs))
 
-    def _split(self, name: str, values: Tensor) -> dict[str, list[Any]]:
-        """Return a column for each class or target value."""
-        columns = zip(self.task.names, values.unbind(-1), strict=True)
-        return {f"{name}.{part}": column.tolist() for part, column in columns}
+    def _lists(self, scores: Sequence[str] | None) -> tuple[dict[str, list[Any]], Any]:
+        """Return the columns but for probs, and probs as a list of rows; None without classes."""
+        tensors = self.tensors(scores)
+        wide = tensors.pop("probs").tolist() if "probs" in tensors else None
+        columns: dict[str, list[Any]] = {}
+        for name, values in tensors.items():
+            if values.ndim > 1:
+                parts = zip(self.task.names, values.unbind(-1), strict=True)
+                columns |= {f"{name}.{part}": column.tolist() for part, column in parts}
+            else:
+                columns[name] = values.tolist()
+        if "prediction" in columns:
+            columns["prediction"] = self.labels.tolist()
+        if self.codes is not None:
+            columns["reason"] = [REASONS[code] for code in columns["reason"]]
+        for row in self.errors:
+            for cells in columns.values():
+                cells[row] = None
+            if wide is not None:
+                wide[row] = [None] * self.task.size
+        notes = {row: text for row, text in self.notes.items() if row not in self.errors}
+        for name, texts in (("note", notes), ("error", self.errors)):
+            columns[name] = [texts.get(row) for row in range(len(self))]
+        names = {} if self.inputs is None else {"input": list(self.inputs)}
+        return {**names, **columns}, wide
 
     def __repr__(self) -> str:
         accepted = self.accepted

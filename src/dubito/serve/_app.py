@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,19 +82,19 @@ class _Predict:
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, metrics = Request(scope, receive), self.service.metrics
-        with metrics.seconds.time():
-            try:
-                response = await self._respond(request)
-            except HTTPException as error:
-                response = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
-            except TimeoutError:
-                response = JSONResponse({"detail": "the model did not answer in time"}, 504)
-            except (ClientDisconnect, ConnectionError):
-                response = Response(status_code=499)  # as in nginx; nobody receives it
-            except Exception:
-                log.exception("the model failed")
-                response = JSONResponse({"detail": "the model failed"}, 500)
+        metrics, start = self.service.metrics, time.perf_counter()
+        try:
+            response = await self._respond(Request(scope, receive))
+        except HTTPException as error:
+            response = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+        except TimeoutError:
+            response = JSONResponse({"detail": "the model did not answer in time"}, 504)
+        except (ClientDisconnect, ConnectionError):
+            response = Response(status_code=499)  # as in nginx; nobody receives it
+        except Exception:
+            log.exception("the model failed")
+            response = JSONResponse({"detail": "the model failed"}, 500)
+        metrics.seconds.observe(time.perf_counter() - start)
         metrics.requests.labels(response.status_code).inc()
         if response.status_code == 503:
             await asyncio.sleep(BUSY_DELAY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,13 +27,13 @@ from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.model import NOT_FINITE
 
-__all__ = ["Engine", "OnnxEngine", "choose"]
+__all__ = ["Engine", "OnnxEngine", "choose", "measure"]
 
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 #: function from inputs to predictions
 Engine = Callable[[Any], Prediction]
-#: calls that measure an engine
-CALLS = 20
+#: seconds of calls that measure an engine
+MEASURED = 0.1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,11 +72,11 @@ class OnnxEngine:
         model, format = self.model, self.model.preprocessing.inputs
         encoded = Encoded(items, {}, {}) if isinstance(items, Tensor) else format.encode(items)
         inputs, errors, notes = encoded
-        values = self._session.run(self._outputs, {self._input: inputs.numpy()})
-        known = {n: torch.from_numpy(v) for n, v in zip(self._outputs, values, strict=True)}
+        arrays = self._session.run(self._outputs, {self._input: inputs.numpy()})
+        known = dict(zip(self._outputs, map(torch.from_numpy, arrays), strict=True))
         dist = model.task.to_user_units(model.method.distribution(known.pop("outputs")))
         label = known["prediction"]
-        for row in known["total"].isnan().nonzero().flatten().tolist():
+        for row in np.flatnonzero(np.isnan(known["total"].numpy())).tolist():
             errors.setdefault(row, NOT_FINITE)
         return _Computed(
             model.task,
@@ -110,16 +112,21 @@ def choose(
     except DubitoError as error:  # such as a method that samples
         logging.getLogger(__name__).info("engine torch: %s", error)
         return "torch", by_torch
-    faster = _seconds(by_onnx, model, batch_size) < _seconds(by_torch, model, batch_size)
-    return ("onnx", by_onnx) if faster else ("torch", by_torch)
+    by_onnx_takes, by_torch_takes = (
+        measure(engine, model, 1) + measure(engine, model, batch_size)
+        for engine in (by_onnx, by_torch)
+    )
+    return ("onnx", by_onnx) if by_onnx_takes < by_torch_takes else ("torch", by_torch)
 
 
-def _seconds(engine: Engine, model: Model, batch_size: int) -> float:
-    """Measure calls with one input and with a full batch."""
-    format, seconds = model.preprocessing.inputs, 0.0
+def measure(engine: Engine, model: Model, count: int) -> float:
+    """Return the seconds that a prediction of some inputs takes, the least of several calls."""
+    format = model.preprocessing.inputs
     pixels = format.kind == "image" or getattr(format, "dtype", "") == "uint8"
-    for count in (1, batch_size):
-        inputs = torch.zeros(count, *format.shape, dtype=torch.uint8 if pixels else torch.float32)
-        engine(inputs)  # the first call is slow
-        seconds += timeit.timeit(lambda: list(engine(inputs).rows()), number=CALLS)  # noqa: B023
-    return seconds
+    inputs = torch.zeros(count, *format.shape, dtype=torch.uint8 if pixels else torch.float32)
+    engine(inputs)  # the first call is slow
+    times: list[float] = []
+    end = time.perf_counter() + MEASURED
+    while not times or time.perf_counter() < end:
+        times.append(timeit.timeit(lambda: list(engine(inputs).rows()), number=1))
+    return min(times)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import gc
 import hashlib
 import logging
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from dubito.model._folder import MODEL
 from dubito.model.model import NOT_FINITE
 from dubito.serve._batcher import Batcher, Question
 from dubito.serve._config import ServeConfig
-from dubito.serve._engine import choose
+from dubito.serve._engine import choose, measure
 from dubito.serve._inputs import JSON, InputReader, media_type
 from dubito.serve._schema import ModelInfo
 
@@ -42,6 +44,9 @@ BUSY_DELAY = 0.5
 #: buckets of histograms
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 UNCERTAINTIES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+#: Seconds that a batch may take in the thread of the event loop. A thread would not be better: it
+#: keeps the interpreter for as long (`sys.getswitchinterval`), and waking it takes time.
+BRIEF = 0.005
 Row = dict[str, Any]
 
 
@@ -66,11 +71,16 @@ class Metrics:
             rows: Rows of `Prediction.rows`.
         """
         self.batches.observe(len(rows))
+        for labels, count in collections.Counter(map(_labels, rows)).items():
+            self.predictions.labels(*labels).inc(count)
         for row in rows:
-            label, reason = row.get("prediction"), row.get("reason", "")
-            self.predictions.labels(label if isinstance(label, str) else "", reason).inc()
             if "epistemic" in row:
                 self.epistemic.observe(row["epistemic"])
+
+
+def _labels(row: Row) -> tuple[str, str]:
+    label = row.get("prediction")
+    return label if isinstance(label, str) else "", row.get("reason", "")
 
 
 class Lease:
@@ -106,7 +116,8 @@ class Slots(asyncio.Semaphore):
 
     async def __aenter__(self) -> None:
         try:
-            async with asyncio.timeout(BUSY_DELAY):
+            # None if a slot is free: a timeout takes more time than the rest of this method.
+            async with asyncio.timeout(BUSY_DELAY) if self.locked() else nullcontext():
                 await self.acquire()
         except TimeoutError:
             raise _busy("requests") from None
@@ -135,7 +146,8 @@ class LoadedModel:
             self.version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         self.engine, self.run = choose(self.model, config.engine, config.threads, config.batch_size)
         self.reader = InputReader(self.model.preprocessing.inputs, config)
-        self.batcher = Batcher(self._predict, config.batch_size)
+        takes = measure(self.run, self.model, config.batch_size)
+        self.batcher = Batcher(self._predict, config.batch_size, in_thread=takes > BRIEF)
         self.input_bytes = 4 * torch.Size(self.model.preprocessing.shape).numel()
 
     async def predict(self, items: Sequence[Any], evidence: bool, is_gone: Question) -> list[Row]:
