@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dubito import metrics
+from dubito import kernels, metrics
 from dubito._threads import one_thread
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
@@ -147,7 +147,7 @@ class Engine:
         return self.objective(torch.zeros(shape, device=self.device), start)[1][0]
 
     def _batch(self, numbers: tuple[int, int]) -> dict[str, Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), kernels.disabled():
             outputs = self.outputs(self.sampler.draw(*numbers))
             bad = (~outputs.isfinite()).flatten(1).any(-1).nonzero().flatten().tolist()
             if bad:

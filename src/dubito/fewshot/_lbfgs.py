@@ -1,7 +1,7 @@
 """L-BFGS for many small problems at once, each with its own steps and its own end.
 
 The rules are those of `torch.optim.LBFGS` with the strong Wolfe search and one optimizer for all
-rounds. `_tick` evaluates every problem once, wherever it is in its line search, and advances it. So
+rounds. A tick evaluates every problem once, wherever it is in its line search, and advances it. So
 no problem waits for the line search of another, and the slowest one determines the number of ticks.
 """
 
@@ -22,7 +22,7 @@ Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 #: ticks between two checks of how many problems are done, for which a GPU has to wait
 CHECK_EVERY = 4
 #: share of unfinished problems below which the finished ones are removed
-REMOVE_BELOW = 0.8
+REMOVE_BELOW = {"cpu": 0.8, "cuda": 0.5}
 
 #: what a problem does next: start a round, bracket a minimum, narrow the bracket, nothing
 START, BRACKET, ZOOM, DONE = range(4)
@@ -99,9 +99,11 @@ def minimize(loss: Loss, factor: Tensor, outputs: int, scale: Tensor, solver: So
         state = _start(factor, outputs, scale, solver)
         result = torch.empty_like(state.x)
         while len(state.x):
-            for _ in range(CHECK_EVERY):
-                _tick(state, loss, solver)
-            state = _remove_done(state, result)
+            tick, last = _compiled(state, loss, solver), state
+            while state is last and len(state.x):
+                for _ in range(CHECK_EVERY):
+                    tick()
+                state = _remove_done(state, result)
     return result.view(len(factor), outputs, -1)
 
 
@@ -131,19 +133,45 @@ def _start(factor: Tensor, outputs: int, scale: Tensor, solver: Solver) -> State
     )
 
 
+def _compiled(state: State, loss: Loss, solver: Solver) -> Callable[[], None]:
+    """Return a function that runs a tick; on a GPU a graph, because launches take the time."""
+    if state.x.device.type != "cuda":
+        return lambda: _advance(state, *_evaluate(state, loss), solver)
+    _advance(state, *_evaluate(state, loss), solver)  # initializes what a graph cannot
+    for name, value in vars(state).items():  # buffers of the graph, of which none share memory
+        setattr(state, name, value.clone(memory_format=torch.contiguous_format))
+    after, graph = State(**vars(state)), torch.cuda.CUDAGraph()
+    f, slopes = (value.clone() for value in _evaluate(state, loss))
+    with torch.cuda.graph(graph):
+        _advance(after, f, slopes, solver)
+        for name, value in vars(state).items():
+            value.copy_(getattr(after, name))
+
+    def tick() -> None:
+        for buffer, value in zip((f, slopes), _evaluate(state, loss), strict=True):
+            buffer.copy_(value)  # the loss is not in the graph, since it may be any method's
+        graph.replay()
+
+    return tick
+
+
 def _remove_done(state: State, result: Tensor) -> State:
     """Move finished problems to the result once they are many."""
     live = state.phase != DONE
-    if int(live.sum()) > REMOVE_BELOW * len(live):
+    if int(live.sum()) > REMOVE_BELOW[live.device.type] * len(live):
         return state
     result[state.ids] = state.x
     return State(**{name: value[live] for name, value in vars(state).items()})
 
 
-def _tick(z: State, loss: Loss, solver: Solver) -> None:
-    """Evaluate at x + t d, and decide for each problem how to continue."""
+def _evaluate(z: State, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Compute the loss (E,) at x + t d, and its gradient in the outputs (E, M, N)."""
     point = (z.x + _scaled(z.d, z.t)).unflatten(-1, (-1, z.factor.shape[-1]))
-    f, slopes = loss(point @ z.factor.mT, z.round)
+    return loss(point @ z.factor.mT, z.round)
+
+
+def _advance(z: State, f: Tensor, slopes: Tensor, solver: Solver) -> None:
+    """Decide for each problem how to continue."""
     g = (slopes @ z.factor).flatten(-2)
     starting = z.phase == START
     z.evals = (z.evals + 1).masked_fill(starting, 1)
@@ -317,8 +345,9 @@ def _update_inverse(
 
     Rows and columns are in the order of the slots, a permutation of both that changes no product.
     """
-    z.inverse[rows, slot] = 0
-    z.inverse.mT[rows, slot] = 0
+    zeros = torch.zeros_like(products)  # a number would be copied to the GPU
+    z.inverse[rows, slot] = zeros
+    z.inverse.mT[rows, slot] = zeros
     inverse = torch.where(keep, along, 1).reciprocal()
     border = -_times(products, z.inverse.mT) * inverse[:, None]
     border.scatter_(-1, slot[:, None], inverse[:, None])

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 
@@ -32,6 +34,8 @@ calls: Counter[str] = Counter()
 
 _Loss = Callable[[LossSpec, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor] | None]
 _Scores = Callable[[Tensor, str], dict[str, Tensor] | None]
+_functions: list[tuple[_Loss, _Scores]] = []
+_disabled = ContextVar("disabled", default=False)
 _DEVICE = "cuda"  # of the kernels; tests interpret them elsewhere
 _TRITON = (3, 6)  # the oldest release that the kernels were run with
 
@@ -47,6 +51,16 @@ def switched_on() -> bool:
         known = ", ".join(map(repr, MODES))
         raise ValueError(f"unknown DUBITO_KERNELS {mode!r}; known: {known}")
     return mode != "off"
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Compute with the torch forms, where loading the kernels takes longer than they save."""
+    token = _disabled.set(True)
+    try:
+        yield
+    finally:
+        _disabled.reset(token)
 
 
 def weighted_sums(
@@ -118,15 +132,16 @@ def _triton() -> bool:
 
 def _available() -> bool:
     """Return whether the kernels are switched on and can be compiled; then loads them."""
-    return switched_on() and _triton() and _backend() is not None
+    return not _disabled.get() and switched_on() and _triton() and _backend() is not None
 
 
 # torch.compile calls this while it traces, and treats the result as a constant
 _available.__dict__["_dynamo_marked_constant"] = True
 
 
-@cache
 def _backend() -> tuple[_Loss, _Scores]:
-    from dubito.kernels import _triton_backend, _triton_scores
+    if not _functions:  # not a cache of functools, about which torch.compile warns
+        from dubito.kernels import _triton_backend, _triton_scores
 
-    return _triton_backend.weighted_sums, _triton_scores.uncertainty
+        _functions.append((_triton_backend.weighted_sums, _triton_scores.uncertainty))
+    return _functions[0]
