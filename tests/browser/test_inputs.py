@@ -251,7 +251,7 @@ def test_sample_is_dragged_to_the_canvas(demo: Watched) -> None:
     page.locator(".group.known .sample").nth(1).drag_to(page.locator("#surface"))
     page.wait_for_selector(".sample[aria-pressed=true]")
     answered(page)
-    assert text(page, "source") == "Test digits: class 0."
+    assert text(page, "source") == "Known classes: class 0."
 
 
 def test_noise_and_rotation(demo: Watched) -> None:

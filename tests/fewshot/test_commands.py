@@ -26,7 +26,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_fewshot_writes_a_result(file: Path, tmp_path: Path) -> None:
     result = fewshot(
-        file, ood=write_features(draw_features(5, 60, 64, 1), tmp_path / "ood.safetensors"),
+        file, ood=write_features(draw_features(5, 60, 64, 1), tmp_path / "ood.npz"),
         method={"name": "edl", "kl_weight": 0.5}, ways=4, shots=2, queries=3, episodes=30,
         device="cpu", out=tmp_path / "run",
     )  # fmt: skip

@@ -38,4 +38,4 @@ def test_scaling_needs_a_reference() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_name_known_methods(name: str) -> None:
-    from_dict(PRESETS[name].method)
+    from_dict(PRESETS[name][0])

@@ -18,7 +18,7 @@ from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Features, Sampler, Setting
 from dubito.fewshot._files import read_features, write_features
 from dubito.fewshot._results import run
-from dubito.fewshot._scalings import PRESETS, Preset, scale
+from dubito.fewshot._scalings import PRESETS, scale
 from dubito.fewshot._tuning import tune as choose
 from dubito.methods.base import from_dict
 from dubito.model import Model
@@ -55,7 +55,7 @@ def fewshot(
     Start the same command again to continue an interrupted run.
 
     Args:
-        features: Features of the classes to distinguish, an .npz, .safetensors or .pkl file.
+        features: Features of the classes to distinguish, an .npz or .pkl file.
         ood: Features of out-of-distribution queries; default: the classes outside an episode.
         method: Name of a method of classification, or its name and hyperparameters; default: iedl.
         preset: Method and scaling by name, in place of both: published or centered.
@@ -86,10 +86,9 @@ def fewshot(
             f"preset {preset!r} sets method and scaling: pass either preset, or method and scaling"
         )
     named = {"name": method or "iedl"} if not isinstance(method, dict) else method
-    chosen = Preset(named, scaling or "none")
-    if preset is not None:
-        chosen = _checks.entry(PRESETS, preset, "preset")
-    built, scaling_name, place = from_dict(chosen.method), chosen.scaling, find_device(device)
+    entry = None if preset is None else _checks.entry(PRESETS, preset, "preset")
+    chosen, scaling_name = entry or (named, scaling or "none")
+    built, place = from_dict(chosen), find_device(device)
     folder = None if out is None else Path(out)
     if validation is not None:
         built = choose(
@@ -124,7 +123,7 @@ def features(
             arguments that builds a network for pixels from 0 to 1. The features of a network are
             those of its method `features`, otherwise its outputs.
         data: Image folder with a folder per class, a known name, or an .npz file.
-        out: Features file to write, .npz or .safetensors.
+        out: Features file to write, .npz.
         split: Part of the data: train, test or all.
         size: Side to resize images to, for a network; a model has its own.
         mode: L (gray) or RGB, for a network; a model has its own.

@@ -1,14 +1,12 @@
-"""Files of features: .npz, .safetensors, and the published pickles.
+"""Files of features: .npz, and the published pickles.
 
-A file has `features` (N, D) and `labels` (N,). Names of the classes are an array `classes`, or in
-.safetensors a JSON list in the metadata; then labels may be indices. A pickle contains a dictionary
-of these, or one from labels to lists of feature vectors.
+A file has `features` (N, D) and `labels` (N,), and may have names of the `classes`; then labels may
+be indices. A pickle contains a dictionary of these, or one from labels to lists of feature vectors.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 
 from dubito import _checks
 from dubito._files import atomic_write, make_folder
@@ -33,7 +29,7 @@ def read_features(path: str | os.PathLike[str]) -> Features:
     """Read a file of features.
 
     Args:
-        path: .npz, .safetensors or .pkl file.
+        path: .npz or .pkl file.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -71,15 +67,6 @@ def _read_npz(file: Path) -> Mapping[str, Any]:
         return dict(arrays)
 
 
-def _read_safetensors(file: Path) -> Mapping[str, Any]:
-    with safe_open(file, framework="pt") as content:
-        tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
-        names = (content.metadata() or {}).get("classes")
-    # numpy has no bfloat16.
-    arrays = {k: (t.float() if t.is_floating_point() else t).numpy() for k, t in tensors.items()}
-    return arrays if names is None else {**arrays, "classes": json.loads(names)}
-
-
 def _read_pickle(file: Path) -> Mapping[str, Any]:
     content = unpickle(file)
     if not isinstance(content, Mapping):
@@ -94,7 +81,6 @@ def _read_pickle(file: Path) -> Mapping[str, Any]:
 #: suffix -> reader
 READERS: dict[str, Callable[[Path], Mapping[str, Any]]] = {
     ".npz": _read_npz,
-    ".safetensors": _read_safetensors,
     **dict.fromkeys((".pkl", ".plk", ".pickle"), _read_pickle),
 }
 
@@ -104,25 +90,12 @@ def write_features(features: Features, path: str | os.PathLike[str]) -> Path:
 
     Args:
         features: Features.
-        path: .npz or .safetensors file.
+        path: .npz file.
     """
-    file = Path(path)
-    content = _checks.entry(WRITERS, file.suffix, f"kind of feature file, {file}:")(features)
-    make_folder(file.parent)
-    return atomic_write(file, content)
-
-
-def _npz(features: Features) -> bytes:
-    buffer = io.BytesIO()
+    file, buffer = Path(path), io.BytesIO()
+    if file.suffix != ".npz":
+        raise DubitoError(f"features are written to .npz files, not to {file}")
     arrays = {"features": features.values.numpy(), "labels": features.labels.numpy()}
     np.savez(buffer, **arrays, classes=np.array(features.classes))  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
-def _safetensors(features: Features) -> bytes:
-    tensors = {"features": features.values, "labels": features.labels}
-    return bytes(save(tensors, {"classes": json.dumps(features.classes)}))
-
-
-#: suffix -> content of a file
-WRITERS: dict[str, Callable[[Features], bytes]] = {".npz": _npz, ".safetensors": _safetensors}
+    make_folder(file.parent)
+    return atomic_write(file, buffer.getvalue())

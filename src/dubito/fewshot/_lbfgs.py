@@ -99,8 +99,8 @@ def minimize(loss: Loss, factor: Tensor, outputs: int, scale: Tensor, solver: So
         state = _start(factor, outputs, scale, solver)
         result = torch.empty_like(state.x)
         while len(state.x):
-            tick, last = _compiled(state, loss, solver), state
-            while state is last and len(state.x):
+            tick, count = _compiled(state, loss, solver), len(state.x)
+            while len(state.x) == count:
                 for _ in range(CHECK_EVERY):
                     tick()
                 state = _remove_done(state, result)
@@ -147,9 +147,10 @@ def _compiled(state: State, loss: Loss, solver: Solver) -> Callable[[], None]:
         for name, value in vars(state).items():
             value.copy_(getattr(after, name))
 
-    def tick() -> None:
-        for buffer, value in zip((f, slopes), _evaluate(state, loss), strict=True):
-            buffer.copy_(value)  # the loss is not in the graph, since it may be any method's
+    def tick() -> None:  # the loss is not in the graph, since it may be any method's
+        new_f, new_slopes = _evaluate(state, loss)
+        f.copy_(new_f)
+        slopes.copy_(new_slopes)
         graph.replay()
 
     return tick

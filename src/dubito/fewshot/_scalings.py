@@ -19,9 +19,8 @@ The second was chosen on validation classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.nn.functional import normalize
 
@@ -29,23 +28,16 @@ from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.fewshot._episodes import Features
 
-__all__ = ["PRESETS", "SCALINGS", "Preset", "scale"]
+__all__ = ["PRESETS", "SCALINGS", "scale"]
 
 #: names of the scalings
 SCALINGS = ("none", "unit", "centered")
 
 
-class Preset(NamedTuple):
-    """A method and a scaling."""
-
-    method: Mapping[str, Any]
-    scaling: str = "none"
-
-
-#: name -> preset
-PRESETS = {
-    "published": Preset({"name": "iedl", "fisher_weight": 0.01, "scale": "paper"}),
-    "centered": Preset({"name": "iedl", "fisher_weight": 0.0, "kl_weight": 0.0}, "centered"),
+#: name -> method and scaling
+PRESETS: dict[str, tuple[dict[str, Any], str]] = {
+    "published": ({"name": "iedl", "fisher_weight": 0.01, "scale": "paper"}, "none"),
+    "centered": ({"name": "iedl", "fisher_weight": 0.0, "kl_weight": 0.0}, "centered"),
 }
 
 

@@ -63,7 +63,9 @@ def create_app(
         `state.service.reload()` loads the folder again.
     """
     service = Service(model, network, config or ServeConfig())
-    samples = Gallery() if gallery is None else read(gallery, service.loaded.model.task.names)
+    samples = Gallery((), {}, None)
+    if gallery is not None:
+        samples = read(gallery, service.loaded.model.task.names)
     app = FastAPI(title="dubito", version=__version__, openapi_url=None)
     app.state.service = service
 
@@ -152,7 +154,7 @@ def _add_routes(app: FastAPI, service: Service, gallery: Gallery) -> None:
 
     @app.get("/v1/gallery", summary="List samples to try", **guarded)
     async def samples() -> dict[str, Any]:
-        return gallery.as_dict()
+        return {"groups": gallery.groups}
 
     @app.get("/healthz", summary="Whether the process runs")
     @app.get("/readyz", summary="Whether the service answers requests")
@@ -172,7 +174,6 @@ def _add_routes(app: FastAPI, service: Service, gallery: Gallery) -> None:
 
 def _add_page(app: FastAPI, gallery: Gallery) -> None:
     files = {path.name: path for path in PAGE.glob("*.*")}
-    pictures = gallery.pngs()
 
     @app.get("/", include_in_schema=False)
     @app.get("/static/{name}", include_in_schema=False)
@@ -183,6 +184,6 @@ def _add_page(app: FastAPI, gallery: Gallery) -> None:
 
     @app.get("/gallery/{name}.png", include_in_schema=False)
     async def picture(name: str) -> Response:
-        if name not in pictures:
+        if name not in gallery.pictures:
             raise HTTPException(404)
-        return Response(pictures[name], media_type="image/png", headers=PAGE_HEADERS)
+        return Response(gallery.pictures[name], media_type="image/png", headers=PAGE_HEADERS)

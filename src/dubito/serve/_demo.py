@@ -32,7 +32,8 @@ from dubito.losses import Term
 from dubito.methods import IEDL
 from dubito.methods.base import CONFIG
 from dubito.model import Model, Preprocessing
-from dubito.serve._gallery import FILE, Drawing, Gallery, Group, Item
+from dubito.serve._gallery import DRAWING as DRAWING_FILE
+from dubito.serve._gallery import Drawing
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
 
@@ -206,28 +207,17 @@ def _write_gallery(folder: Path, digits: Source) -> None:
     names, images = np.asarray(digits.target), _enlarge(digits)
     shown = np.concatenate([np.flatnonzero(names == name)[:2] for name in np.unique(names)])
     first = images[shown[::2]]
-    unknown = {
-        "Letters": ("Drawn like digits.", _drawings("letters")),
-        "Signs": ("Drawings of other things.", _drawings("signs")),
-        "Two at once": ("One digit over another.", torch.maximum(first[:6], first[4:])),
-        "Noise": ("Coarse and fine.", _noise(8)),
-    }
-    groups = [_group(folder, "Test digits", "Not used in training.", images[shown], names[shown])]
-    groups += [_group(folder, name, *group) for name, group in unknown.items()]
-    content = Gallery(groups=tuple(groups), drawing=DRAWING)
-    atomic_write(folder / FILE, content.model_dump_json(indent=2))
+    _write_group(folder, names[shown], images[shown])
+    for key in ("letters", "signs"):
+        drawn = [_draw(_points(text)) for text in SHAPES[key]]
+        _write_group(folder, [key.title()] * len(drawn), torch.stack(drawn))
+    _write_group(folder, ["Two at once"] * 6, torch.maximum(first[:6], first[4:]))
+    _write_group(folder, ["Noise"] * 8, _noise(8))
+    atomic_write(folder / DRAWING_FILE, json.dumps(DRAWING))
 
 
-def _drawings(key: str) -> Tensor:
-    return torch.stack([_draw(_points(text)) for text in SHAPES[key]])
-
-
-def _group(folder: Path, name: str, about: str, images: Tensor, truths: Any = ()) -> Group:
-    """Write the images of a group."""
-    items = []
-    for place, image in enumerate(_pixels(images)):
-        file = f"{name.lower().replace(' ', '-')}-{place}.png"
-        need("PIL.Image", "data").fromarray(image[0].numpy()).save(folder / file)
-        items.append(Item(file=file, truth=str(truths[place]) if len(truths) else None))
-    kind = "known" if len(truths) else "unknown"
-    return Group.model_validate({"name": name, "kind": kind, "about": about, "items": items})
+def _write_group(folder: Path, names: Sequence[str], images: Tensor) -> None:
+    """Write each image to the sub-folder of its name."""
+    for place, (name, image) in enumerate(zip(names, _pixels(images), strict=True)):
+        file = make_folder(folder / str(name)) / f"{place:02}.png"
+        need("PIL.Image", "data").fromarray(image[0].numpy()).save(file)

@@ -21,13 +21,10 @@ function part(group, pick) {
   section.className = `group ${group.kind}`;
   const title = document.createElement("h3");
   title.textContent = group.name;
-  const about = document.createElement("p");
-  about.className = "soft";
-  about.textContent = group.about;
   const samples = document.createElement("div");
   samples.className = "samples";
   samples.append(...group.items.map((item, i) => card(item, group, i + 1, pick)));
-  section.append(title, about, samples);
+  section.append(title, samples);
   return section;
 }
 
