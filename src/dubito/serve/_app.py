@@ -125,19 +125,18 @@ class _Predict:
     async def _read_body(self, request: Request, length: int, memory: Lease) -> bytes:
         """Read a body within its limits; memory is taken as it arrives."""
         most, seconds = self.service.config.max_body, self.service.config.body_timeout
-        too_large = HTTPException(413, f"a body may have at most {most} bytes")
-        if length > most:
-            raise too_large
         body = bytearray()
         try:
             async with asyncio.timeout(seconds):
-                async for chunk in request.stream():
+                stream = request.stream()
+                while length <= most and (chunk := await anext(stream, None)) is not None:
                     memory.take(len(chunk))
                     body += chunk
-                    if len(body) > most:
-                        raise too_large
+                    length = max(length, len(body))
         except TimeoutError:
             raise HTTPException(408, f"the body took more than {seconds:g} s") from None
+        if length > most:
+            raise HTTPException(413, f"a body may have at most {most} bytes")
         return bytes(body)
 
 

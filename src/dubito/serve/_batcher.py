@@ -12,7 +12,7 @@ __all__ = ["Batcher", "Question"]
 
 Question = Callable[[], Awaitable[bool]]
 #: Seconds in the queue after which a request may have lost its client.
-IMPATIENT = 0.05
+IMPATIENT = 0.5
 
 
 class _Part(NamedTuple):
