@@ -10,7 +10,9 @@ WORKERS ?= 2
 NAMES ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Without compiling every module of every package, which takes longer than the tests of some of them.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile \
+  --constraint constraints.txt
 DECLARED := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
