@@ -243,6 +243,13 @@ class Gamma:
 
 
 @cache
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Numbers as a tensor, which is made once; not for code that is compiled."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
+
+
+@cache
 def constants(
     values: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
@@ -251,7 +258,7 @@ def constants(
     Not for code that is compiled, exported or differentiated.
     """
     with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device).unbind()
+        return constant(values, device, dtype).unbind()
 
 
 def short_horner(coefficients: tuple[Tensor, ...], x: Tensor) -> Tensor:

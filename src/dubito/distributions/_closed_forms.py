@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dubito import _eager
-from dubito._special import constants
+from dubito._special import constant, constants
 from dubito.distributions._dirichlet_terms import KL, FastTerms, Terms
 from dubito.distributions._dissonance import dissonance_slope, dissonance_value
 from dubito.kernels._spec import EXP_BOUND, PER_CLASS, LossSpec
@@ -453,8 +453,10 @@ def _factors(spec: LossSpec, like: Tensor, num_classes: int) -> Tensor | None:
     """Return the factors of the forms, (T,); None if all are 1."""
     if not spec.per_class:
         return None
-    factors = [10 / num_classes if form in PER_CLASS else 1.0 for form in spec.forms]
-    return torch.tensor(factors, dtype=like.dtype, device=like.device)
+    factors = tuple(10 / num_classes if form in PER_CLASS else 1.0 for form in spec.forms)
+    if torch.compiler.is_compiling():
+        return torch.tensor(factors, dtype=like.dtype, device=like.device)
+    return constant(factors, like.device, like.dtype)
 
 
 def weighted_sums_reference(
