@@ -435,6 +435,16 @@ def test_a_mixture_of_one_member_has_its_loss():
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("reduce", [torch.mean, lambda values: values.unsqueeze(-1)])
+def test_terms_return_one_value_per_sample(reduce: Callable[[Tensor], Tensor]):
+    def bias(dist: Dirichlet, target: Tensor) -> Tensor:
+        return reduce((one_hot(target, 3) - dist.probs).square().sum(-1))
+
+    dist, target = Dirichlet(torch.ones(2, 3)), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"bias returned shape .*; a term returns one value per"):
+        losses.weighted_sums({"bias": bias}, dist, target, torch.ones(1))
+
+
 def test_terms_of_a_dirichlet_reject_other_distributions():
     with pytest.raises(TypeError, match=r"mse_bias is a term of a Dirichlet, not of Categorical"):
         losses.mse_bias(Categorical(LOGITS), LABELS)

@@ -24,12 +24,23 @@ V = TypeVar("V")
 # --- names ----------------------------------------------------------------------------------------
 
 
+#: what plug-ins register
+PLUGINS = ("method", "score", "backbone")
+
+
 def entry(table: Mapping[str, V], name: str, what: str) -> V:
     """Return table[name], after loading plug-ins if need be; raise if the name is unknown."""
     if name not in table:
         load_plugins()
-    one_of(table, name, what)
+    hint = "; --import loads a file or module with others" if what in PLUGINS else ""
+    one_of(table, name, what, hint)
     return table[name]
+
+
+def not_built_in(entry: Any, name: str, what: str) -> None:
+    """Raise if a registered entry is one of this package."""
+    if getattr(entry, "__module__", "").startswith("dubito."):
+        raise DubitoError(f"there is a {what} {name!r} already: choose another name")
 
 
 def listed(names: Iterable[str]) -> str:
@@ -37,10 +48,10 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def one_of(names: Iterable[str], name: str, what: str) -> None:
+def one_of(names: Iterable[str], name: str, what: str, hint: str = "") -> None:
     """Raise unless `name` is one of the names."""
     if name not in names:
-        raise DubitoError(f"unknown {what} {name!r}; known: {listed(names)}")
+        raise DubitoError(f"unknown {what} {name!r}; known: {listed(names)}{hint}")
 
 
 # --- numbers --------------------------------------------------------------------------------------

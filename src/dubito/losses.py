@@ -278,7 +278,13 @@ def _spec(
 def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> Tensor:
     """Evaluate one term; closed forms go back through `weighted_sums`."""
     if not isinstance(term, ClosedForm):
-        return term(dist, target)
+        value = term(dist, target)
+        if value.shape != dist.batch_shape:
+            raise DubitoError(
+                f"{getattr(term, '__name__', term)} returned shape {tuple(value.shape)}; a term "
+                f"returns one value per sample, {tuple(dist.batch_shape)}, without a mean or sum"
+            )
+        return value
     if dist.kernel_input() is None:
         raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
     weights = _constant((1.0,), dist.device)

@@ -79,6 +79,7 @@ def register(name: str) -> Callable[[S], S]:
     """
 
     def add(score: S) -> S:
+        _checks.not_built_in(SCORES.get(name), name, "score")
         SCORES[name] = score
         return score
 

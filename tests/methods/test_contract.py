@@ -224,6 +224,12 @@ def test_unknown_method_lists_the_known():
         build("i-edl")
 
 
+def test_names_of_the_package_are_taken():
+    with pytest.raises(ValueError, match="there is a method 'edl' already: choose another name"):
+        methods.register("edl")(type("Mine", (methods.EDL,), {}))
+    assert METHODS["edl"] is methods.EDL
+
+
 def test_weights_with_other_names_are_an_error():
     class Misnamed(methods.Softmax):
         def weights(self, epoch, epochs):

@@ -28,6 +28,7 @@ def register(name: str) -> Callable[[B], B]:
     """
 
     def add(builder: B) -> B:
+        _checks.not_built_in(BACKBONES.get(name), name, "backbone")
         BACKBONES[name] = builder
         return builder
 

@@ -270,6 +270,7 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
     """
 
     def add(method: type[T]) -> type[T]:
+        _checks.not_built_in(METHODS.get(name), name, "method")
         method = dataclass(frozen=True, kw_only=True, config=CONFIG)(method)  # type: ignore[assignment]
         _inherit_descriptions(method)
         METHODS[name] = method  # type: ignore[assignment]

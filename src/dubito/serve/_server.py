@@ -24,6 +24,7 @@ from dubito.serve._config import TOKEN, ServeConfig
 
 __all__ = ["serve"]
 
+log = logging.getLogger(__name__)
 #: Seconds for the next request on a connection; longer than a proxy keeps idle connections.
 KEEP_ALIVE = 65
 #: Seconds that a stopping service may take to answer accepted requests.
@@ -60,7 +61,9 @@ def serve(
             raise DubitoError("DUBITO_TOKEN must be at least 16 visible ASCII characters")
     _configure_logging(config.log_json)
     torch.set_num_threads(config.threads)
+    log.info("loading %s", model)
     app = create_app(model, config, network=network, gallery=gallery)
+    log.info("engine: %s", app.state.service.loaded.engine)
     settings = uvicorn.Config(
         app,
         ws="none",
