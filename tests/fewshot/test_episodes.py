@@ -71,6 +71,11 @@ def test_impossible_episodes_are_errors(setting: Setting, message: str) -> None:
         Sampler(draw_features(), None, setting)
 
 
+def test_all_samples_of_a_class_can_be_used() -> None:
+    drawn = Sampler(draw_features(), None, Setting(2, 25, 15)).draw(0, 1)
+    assert len({*drawn.support[0].tolist(), *drawn.query[0].tolist()}) == 80
+
+
 def test_features_of_another_width_are_an_error() -> None:
     with pytest.raises(DubitoError, match="sample-0 has 64 features and sample-1 32"):
         Sampler(draw_features(), draw_features(size=32, seed=1), Setting())

@@ -39,6 +39,8 @@ def test_interrupted_search_continues(tmp_path: Path) -> None:
     assert len(few.trials) == 2
     assert more.trials[:2] == few.trials
     assert len(more.trials) == 3
+    same = tune(draw_features(), SETTING, build("iedl"), trials=3, **options)
+    assert same.trials == more.trials
 
 
 def test_score_of_the_objective_can_be_chosen() -> None:

@@ -9,6 +9,7 @@ from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
+from dubito.training._batches import Data
 from tests.training.helpers import SHORT, TRAIN, VALIDATION, Stream, small_model, weights
 
 TASK = Classification(classes=tuple("abc"))
@@ -65,3 +66,17 @@ def test_each_epoch_sees_each_sample_once_in_another_order() -> None:
     for epoch in epochs:
         assert torch.equal(epoch.sort(0).values, TRAIN[0].sort(0).values)
     assert not torch.equal(epochs[0], epochs[1])
+
+
+@pytest.mark.parametrize(("standardized", "low", "high"), [(False, 0, 1), (True, -3, 3)])
+def test_noise_in_place_of_ood_inputs(standardized: bool, low: float, high: float) -> None:
+    stats = {"mean": (0.0,) * 4, "std": (1.0,) * 4} if standardized else {}
+    inputs = Preprocessing(inputs=ArrayFormat(shape=(4,)), **stats)  # type: ignore[arg-type]
+    model = Model.build("rkl_pn", Classification(classes=("a", "b")), inputs, "mlp")
+    data = Data(model, SHORT, torch.device("cpu"), TRAIN, VALIDATION, None, None)
+    batch = torch.zeros(1000, 4)
+    noise = data.with_ood(batch, torch.Generator().manual_seed(0))[1000:]
+    assert noise.shape == batch.shape
+    width = high - low
+    assert low <= noise.min() < low + 0.01 * width
+    assert high - 0.01 * width < noise.max() <= high

@@ -71,7 +71,7 @@ def train(
         out: Folder of the model.
         config: Configuration, or the path of a .toml or .json file with its sections; settings
             override it.
-        seeds: Train a model for each of these seeds, in OUT/seed-1, OUT/seed-2, ...
+        seeds: Train a model for each of these seeds, in OUT/seed-0 and so on.
         device: "auto", "cpu" or "cuda".
         report: Write report.html.
         tensorboard: Write scalars for TensorBoard.

@@ -68,7 +68,7 @@ def evaluation_tables(result: Result) -> Iterator[Table]:
             name: {**values, "aurc": result["aurc"][name]}
             for name, values in result["error_detection"].items()
         }
-        yield _detection("Detection of errors (%)", scores)
+        yield _detection("Detection of errors (%; positives: correct predictions)", scores)
     for name, part in {**ood, **noise}.items():
         yield _detection(f"Detection of {name} (%)", part["detection"])
 
@@ -175,7 +175,7 @@ def train_progress(console: Console, verbose: bool) -> Iterator[Callable[[State]
         verbose: Show the terms of the loss and all validation metrics.
     """
     tasks: dict[int, Any] = {}
-    metrics: dict[int, dict[str, str]] = {}  # those of a validation stay until the next one
+    metrics: dict[int, dict[str, str]] = {}
     text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1))
 
     def update(state: State) -> None:
@@ -183,11 +183,13 @@ def train_progress(console: Console, verbose: bool) -> Iterator[Callable[[State]
         if seed not in tasks:
             tasks[seed], metrics[seed] = bars.add_task("", total=state.epochs), {}
         if state.record is not None:
-            metrics[seed] |= _epoch_metrics(state.record, verbose)
+            # On a bar, those of a validation stay until the next one.
+            new, old = _epoch_metrics(state.record, verbose), metrics[seed]
+            metrics[seed] = new if bars.disable else old | new
         line = f"seed {seed}  epoch {state.epoch}/{state.epochs}  "
         line += "".join(f"{name} {value}  " for name, value in metrics[seed].items())
         left = timedelta(seconds=round(state.seconds_left))
-        line += f"{state.samples_per_second:,.0f} samples/s  {left} left"
+        line += f"{state.samples_per_second:,.0f} samples/s  at most {left} left"
         done = state.epoch - 1 + state.step / max(state.steps, 1)
         bars.update(tasks[seed], completed=done, description=line)
         if bars.disable and state.record is not None:

@@ -125,7 +125,7 @@ def _existing(source: str | os.PathLike[str]) -> Path:
     path = Path(source).expanduser()
     if not path.exists():
         raise DubitoError(
-            f"{os.fspath(source)!r} is neither a file or folder nor a known dataset; "
+            f"{os.fspath(source)!r} is not a file, a folder or a known dataset; "
             f"known: {_checks.listed(DATASETS)}"
         )
     return path
