@@ -219,6 +219,18 @@ def test_every_hyperparameter_has_a_help_text(name):
         assert info.description, field
 
 
+def test_defaults():
+    evidential = {"kl_weight": 1.0, "kl_ramp": 10, "evidence": "softplus", "scale": "per_class"}
+    defaults = {
+        "iedl": {**evidential, "fisher_weight": 0.005, "kl_beta": None},
+        "redl": {**evidential, "prior": 0.1}, "der": {"evidence_weight": 0.01},
+        "label_smoothing": {"smoothing": 0.1}, "fedl": {"hidden": 64},
+        "kl_pn": {"beta": 100.0, "ood_weight": 1.0}, "rkl_pn": {"beta": 100.0, "ood_weight": 1.0},
+        "posterior_network": {"latent_dim": 6, "flow_length": 6, "entropy_weight": 1e-5},
+    }  # fmt: skip
+    assert all(METHODS[name]() == METHODS[name](**values) for name, values in defaults.items())
+
+
 def test_unknown_method_lists_the_known():
     with pytest.raises(ValueError, match=r"unknown method 'i-edl'; known: .*'iedl'"):
         build("i-edl")

@@ -165,3 +165,9 @@ def test_networks_that_cannot_be_sampled_are_refused():
 
     with pytest.raises(ValueError, match=r"does not count the 5 inputs"):
         Sampled(Sequence(), 3).eval()(torch.randn(5, 7))
+
+
+def test_hash_is_that_of_splitmix64():
+    # the first number of the published generator from the seed 1234567
+    start = torch.tensor([1234567 + 0x9E3779B97F4A7C15 - 2**64])
+    assert mc_dropout._hash(start).item() == 6457827717110365317

@@ -100,14 +100,9 @@ def test_a_brief_function_runs_in_the_loop() -> None:
         threads.append(threading.current_thread())
         return [2 * item for item in items]
 
-    async def run() -> list[object]:
-        batcher, order = Batcher(double, 2, in_thread=False), []
+    async def run() -> list[list[int]]:
+        batcher = Batcher(double, 2, in_thread=False)
+        return await asyncio.gather(batcher.submit([1, 2, 3], stays), batcher.submit([5], stays))
 
-        async def submit(items: list[int]) -> None:
-            order.extend(await batcher.submit(items, stays))
-
-        await asyncio.gather(submit([1, 2, 3, 4]), submit([5]))
-        return order
-
-    assert asyncio.run(run()) == [2, 4, 6, 8, 10]
-    assert threads == [threading.current_thread()] * 3
+    assert asyncio.run(run()) == [[2, 4, 6], [10]]
+    assert threads == [threading.current_thread()] * 2
