@@ -175,7 +175,11 @@ class _ByFormula(torch.autograd.Function):
 
     @staticmethod
     def forward(formula: _Formula, *tensors: Tensor) -> Tensors:
-        return formula.values(*tensors)
+        values = formula.values(*tensors)
+        if not torch.compiler.is_compiling():
+            return values
+        # Compiled by torch 2.11, an output that is a view would get no gradient.
+        return tuple(value.clone() for value in values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
