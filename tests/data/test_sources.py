@@ -13,7 +13,7 @@ from dubito.errors import DubitoError
 
 
 def test_unknown_name_lists_known_ones() -> None:
-    with pytest.raises(DubitoError, match=r"'minst' is neither .* known: 'mnist'.*'digits'"):
+    with pytest.raises(DubitoError, match=r"'minst' is not a file.* known: 'mnist'.*'digits'"):
         data.open("minst")
 
 
