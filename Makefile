@@ -10,7 +10,8 @@ WORKERS ?= 2
 NAMES ?=
 
 BIN := $(VENV)/bin
-# Without compiling every module of every package, which takes longer than the tests of some of them.
+# Modules are compiled when they are imported, once for all processes: most of them never are.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile \
   --constraint constraints.txt
 DECLARED := pyproject.toml constraints.txt
