@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dubito._eager import lazy
+from dubito._eager import eager_cache, lazy
 
 __all__ = [
     "POLYNOMIALS",
@@ -242,9 +242,12 @@ class Gamma:
         return top / (1 + 0.5 * v + self.x * self.tau).square()
 
 
-@cache
+@eager_cache
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers as a tensor, which is made once; not for code that is compiled."""
+    """Return numbers as a tensor, the same one for each call."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=dtype, device=device)
+    # Cached: an inference tensor could not be used in a later training step.
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 

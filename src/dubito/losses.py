@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from dubito import _checks, kernels
 from dubito._eager import eager_cache
+from dubito._special import constant
 from dubito.distributions import Categorical, Dirichlet, Distribution, _closed_forms
 from dubito.errors import DubitoError
 from dubito.kernels._spec import REDUCTIONS, LossSpec
@@ -287,19 +288,10 @@ def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> T
         return value
     if dist.kernel_input() is None:
         raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
-    weights = _constant((1.0,), dist.device)
+    weights = constant((1.0,), dist.device, torch.float32)
     return weighted_sums(
         {term.form: term}, dist, target, weights, reduction="none", per_class=per_class
     )[0]
-
-
-@eager_cache
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    if torch.compiler.is_compiling():
-        return torch.tensor(values, dtype=torch.float32, device=device)
-    # Cached: an inference tensor could not be used in a later training step.
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 # --- functions ---
@@ -448,7 +440,7 @@ def _weight_tensor(weights: Tensor | tuple[Any, ...], dist: Distribution) -> Ten
     if isinstance(weights, Tensor):
         return weights
     if not any(isinstance(weight, Tensor) for weight in weights):
-        return _constant(weights, dist.device)
+        return constant(weights, dist.device, torch.float32)
     parts = [torch.as_tensor(w, dtype=torch.float32, device=dist.device) for w in weights]
     return torch.stack(parts).detach()
 

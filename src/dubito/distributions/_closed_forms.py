@@ -458,8 +458,6 @@ def _factors(spec: LossSpec, like: Tensor, num_classes: int) -> Tensor | None:
     if not spec.per_class:
         return None
     factors = tuple(10 / num_classes if form in PER_CLASS else 1.0 for form in spec.forms)
-    if torch.compiler.is_compiling():
-        return torch.tensor(factors, dtype=like.dtype, device=like.device)
     return constant(factors, like.device, like.dtype)
 
 

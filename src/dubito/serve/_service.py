@@ -116,7 +116,7 @@ class Slots(asyncio.Semaphore):
 
     async def __aenter__(self) -> None:
         try:
-            # None if a slot is free: a timeout takes more time than the rest of this method.
+            # Only if no slot is free: a timeout costs more than the rest of this method.
             async with asyncio.timeout(BUSY_DELAY) if self.locked() else nullcontext():
                 await self.acquire()
         except TimeoutError:
