@@ -39,7 +39,7 @@ class Quantity:
         if self.takes == "entries":
             rows = torch.arange(len(alpha))
             return self.call(alpha)[rows, tensors["row"].argmax(-1), tensors["column"].argmax(-1)]
-        if self.takes == "target" and bool((tensors["target"] == 1).any(-1).all()):
+        if "target" in tensors and bool((tensors["target"] == 1).any(-1).all()):
             return self.call(alpha, tensors["target"].argmax(-1))
         return self.call(alpha, *tensors.values())
 

@@ -153,6 +153,10 @@ SETTINGS: dict[str, dict[str, tuple[Callable[[Case], Beside], int]]] = {
         "target other": (lambda c: {"target": _mark(c, c.other)}, 10000),
         "target soft": (lambda c: {"target": _soft(c)}, 10),
     },
+    "label": {
+        "label dominant": (lambda c: {"target": _mark(c, c.dominant)}, 10000),
+        "label other": (lambda c: {"target": _mark(c, c.other)}, 10000),
+    },
     "beta": {
         "beta ones": (lambda c: {"beta": np.ones_like(c.alpha)}, 10000),
         "beta 101 at other": (lambda c: {"beta": 1 + 100 * _mark(c, c.other)}, 10000),

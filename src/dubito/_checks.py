@@ -144,7 +144,8 @@ def classes_last(values: object, class_dim: int, name: str) -> Tensor:
         raise DubitoError(
             f"class_dim={class_dim} is not an axis of {name} with shape {tuple(checked.shape)}"
         )
-    return checked.movedim(class_dim, -1)
+    # A view that changes nothing would still be a node of the autograd graph.
+    return checked if class_dim == -1 else checked.movedim(class_dim, -1)
 
 
 def finite(values: Tensor, name: str) -> None:
@@ -192,6 +193,9 @@ def targets(target: object, values: Tensor, ignore_index: int) -> None:
     if visible(checked):
         last = values.shape[-1] - 1
         labels = checked.long()
+        low, high = (value.item() for value in labels.aminmax())
+        if low >= 0 and high <= last:
+            return
         wrong = ((labels < 0) | (labels > last)) & (labels != ignore_index)
         if bool(wrong.any()):
             raise DubitoError(

@@ -18,22 +18,27 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dubito._eager import eager_cache, lazy
 
 __all__ = [
+    "MU_SLOPE",
     "POLYNOMIALS",
     "Gamma",
     "GammaAboveOne",
     "bregman_excess",
     "bregman_excess_from_one",
-    "constants",
+    "constant",
     "log_gap",
+    "namespace",
     "short_horner",
     "stirling_coefficients",
 ]
@@ -252,29 +257,26 @@ def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype
         return torch.tensor(values, dtype=dtype, device=device)
 
 
-@cache
-def constants(
-    values: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, ...]:
-    """Numbers as tensors (): with Python's numbers, operations on small tensors take twice as long.
-
-    Not for code that is compiled, exported or differentiated.
-    """
-    with torch.inference_mode(False):
-        return constant(values, device, dtype).unbind()
+# --- float32 and x >= 1, for NumPy arrays and tensors, without derivatives ---
 
 
-def short_horner(coefficients: tuple[Tensor, ...], x: Tensor) -> Tensor:
-    """Polynomial with coefficients () or (K,), one operation for each; not differentiable."""
-    *rest, second, last = coefficients
-    result = torch.addcmul(second, last, x)
-    for c in reversed(rest):
-        torch.addcmul(c, result, x, out=result)
+def namespace(x: Any) -> Any:
+    """Return the module whose functions take an array: torch or NumPy."""
+    return torch if isinstance(x, Tensor) else np
+
+
+def short_horner(coefficients: Sequence[float], x: Any) -> Any:
+    """Polynomial with coefficients in ascending powers; not differentiable."""
+    result = coefficients[-1] * x
+    for c in reversed(coefficients[1:-1]):
+        result += c
+        result *= x
+    result += coefficients[0]
     return result
 
 
 class GammaAboveOne:
-    r"""Members of `Gamma` from short polynomials, for float32 x >= 1 and without derivatives.
+    r"""Members of `Gamma` from short polynomials.
 
     With r(x) = 1/psi_1(x) - x + 1/2, which is small and smooth, psi_1 = 1/(x - 1/2 + r) and
     psi_2/psi_1 = -psi_1 (1 + r'): one polynomial and one reciprocal for each.
@@ -285,79 +287,81 @@ class GammaAboveOne:
     tensor([1.6449e+00, 1.0000e-08])
     """
 
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-        (self._half,) = constants((0.5,), x.device)
-
-    def _polynomial(self, coefficients: tuple[float, ...]) -> Tensor:
-        return short_horner(constants(coefficients, self.x.device), self.variable)
+    def __init__(self, x: Any) -> None:
+        self.x, self.xp = x, namespace(x)
 
     @lazy
-    def reciprocal(self) -> Tensor:
+    def reciprocal(self) -> Any:
         """1/x."""
-        return self.x.reciprocal()
+        return self.xp.reciprocal(self.x)
 
     @lazy
-    def variable(self) -> Tensor:
+    def variable(self) -> Any:
         """z = 1/(x + 1/2)."""
-        return (self.x + self._half).reciprocal_()
+        return self.xp.reciprocal(self.x + 0.5)
 
     @lazy
-    def inverse_trigamma_excess(self) -> Tensor:
+    def inverse_trigamma_excess(self) -> Any:
         """r(x)."""
-        return self._polynomial(POLYNOMIALS["excess"])
+        return short_horner(POLYNOMIALS["excess"], self.variable)
 
     @lazy
-    def inverse_trigamma(self) -> Tensor:
+    def inverse_trigamma(self) -> Any:
         """1/psi_1(x)."""
-        return (self.x - self._half).add_(self.inverse_trigamma_excess)
+        return (self.x - 0.5) + self.inverse_trigamma_excess
 
     @lazy
-    def trigamma(self) -> Tensor:
+    def trigamma(self) -> Any:
         """psi_1(x)."""
-        return self.inverse_trigamma.reciprocal()
+        return self.xp.reciprocal(self.inverse_trigamma)
 
     @lazy
-    def log_inverse_trigamma(self) -> Tensor:
+    def log_inverse_trigamma(self) -> Any:
         """-ln psi_1(x)."""
-        return self.inverse_trigamma.log()
+        return self.xp.log(self.inverse_trigamma)
 
     @lazy
-    def inverse_trigamma_excess_slope(self) -> Tensor:
+    def inverse_trigamma_excess_slope(self) -> Any:
         """r'(x)."""
-        return self._polynomial(_EXCESS_SLOPE).mul_(self.variable).mul_(self.variable)
+        z = self.variable
+        return short_horner(_EXCESS_SLOPE, z) * (z * z)
 
     @lazy
-    def log_trigamma_slope(self) -> Tensor:
+    def log_trigamma_slope(self) -> Any:
         """psi_2/psi_1."""
-        slope = self.inverse_trigamma_excess_slope
-        return torch.addcmul(self.trigamma, self.trigamma, slope).neg_()
+        return -self.trigamma * (1 + self.inverse_trigamma_excess_slope)
 
     @lazy
-    def delta(self) -> Tensor:
+    def delta(self) -> Any:
         """ln x - 1/(2x) - psi(x)."""
-        return self._polynomial(_MU_SLOPE).mul_(self.variable).mul_(self.variable)
+        z = self.variable
+        return short_horner(MU_SLOPE, z) * (z * z)
 
     @lazy
-    def digamma_gap_scaled(self) -> Tensor:
+    def digamma_gap_scaled(self) -> Any:
         """x (psi(x + 1) - ln x)."""
-        return self._polynomial(POLYNOMIALS["gap_moment"])
+        return short_horner(POLYNOMIALS["gap_moment"], self.variable)
 
 
 _EXCESS_SLOPE = tuple(-c for c in POLYNOMIALS["excess_slope"])
-#: mu(x) from the first power on; its second derivative is within 3e-6 of tau
+#: mu(x) from the first power of z on; its second derivative is within 3e-6 of tau
 _MU = POLYNOMIALS["stirling"]
-_MU_SLOPE = tuple((n + 1) * c for n, c in enumerate(_MU))
+#: delta(x)/z^2
+MU_SLOPE = tuple((n + 1) * c for n, c in enumerate(_MU))
 
 
+@cache
 def stirling_coefficients(b: float) -> tuple[float, ...]:
-    """Polynomial M with mu(b) - mu(x) - (x - b) delta(x) = ((x - b) z)^2 M(z), for x >= b >= 1.
+    """Polynomial M with mu(b) - mu(x) - (x - b) delta(x) = ((x - b) z)^2 M(z), for x, b >= 1.
 
     For mu = z^n the left side is ((x - b) z)^2 sum_k (k + 1) z^k z_b^(n - k) over k < n.
     """
     zb = 1 / (b + 0.5)
     terms = range(len(_MU))
     return tuple((k + 1) * sum(_MU[n] * zb ** (n + 1 - k) for n in terms[k:]) for k in terms)
+
+
+# --- logarithms ---
 
 
 # ln(1 + t) = 2 artanh(w) with w = t/(2 + t); the odd powers of w from the third on, halved

@@ -168,7 +168,7 @@ def fast(name: str) -> Quantity:
 
     if name in ("reverse_kl", "forward_kl"):
         exact = {"reverse_kl": reverse_kl, "forward_kl": forward_kl}[name](BETA)
-        return Quantity(name, call, exact, "target", "plain", "terms")
+        return Quantity(name, call, exact, "label", "plain", "terms")
     if name == "kl_from_uniform":
         return Quantity(name, call, kl_from_uniform, "alpha", "plain", "terms")
     known = QUANTITIES[name]
@@ -195,7 +195,7 @@ def test_fast_path_agrees_with_the_general_one(evidence: str, prior: float, soft
     for classes, scale in ((2, 1.0), (10, 5.0), (100, 20.0)):
         logits = scale * torch.randn(200, classes)
         target = torch.randn(200, classes).softmax(-1) if soft else torch.randint(classes, (200,))
-        assert _closed_forms._is_fast(spec, logits)
+        assert _closed_forms._is_fast(spec, logits, target)
         result = loss_and_gradient(weighted_sums, spec, logits, target, weights)
         expected = loss_and_gradient(
             weighted_sums_reference, spec, logits.double(), target, weights.double()
@@ -204,6 +204,21 @@ def test_fast_path_agrees_with_the_general_one(evidence: str, prior: float, soft
         torch.testing.assert_close(result[2].double(), expected[2], rtol=1e-5, atol=1e-5)
         error = (result[1].double() - expected[1]).abs().amax(-1)
         assert (error <= 1e-5 * expected[1].abs().amax(-1) + 1e-30).all()
+
+
+@pytest.mark.parametrize("form", sorted(form for form, prior in FAST_FORMS.items() if prior == 0))
+@pytest.mark.parametrize("low", [-18.4, -2.0])
+def test_fast_divergences_of_any_alpha(form: str, low: float) -> None:
+    spec = LossSpec((form,), evidence="exp", prior=0.0, beta=BETA, reduction="none")
+    for classes, high in ((2, 1.0), (10, 55.0), (100, 10.0)):
+        logits = torch.empty(200, classes).uniform_(low, high)
+        target = torch.randint(classes, (200,))
+        assert _closed_forms._is_fast(spec, logits, target)
+        result = loss_and_gradient(weighted_sums, spec, logits, target, torch.ones(1))
+        expected = loss_and_gradient(weighted_sums_reference, spec, logits, target, torch.ones(1))
+        for one, other in zip(result[:2], expected[:2], strict=True):
+            error = (one - other).reshape(200, -1).abs().amax(-1)
+            assert (error <= 1e-5 * other.reshape(200, -1).abs().amax(-1)).all()
 
 
 def loss_and_gradient(
@@ -582,11 +597,13 @@ def test_strided_logits() -> None:
 )
 def test_which_path_runs(spec: LossSpec, dtype: torch.dtype, is_fast: bool) -> None:
     values = torch.tensor([[0.5, 2.0, 3.0]], dtype=dtype)
-    assert _closed_forms._is_fast(spec, values) == is_fast
+    labels = torch.zeros(1, dtype=torch.long)
+    assert _closed_forms._is_fast(spec, values, labels) == is_fast
 
 
 def test_alpha_of_at_least_one_is_fast() -> None:
-    assert _closed_forms._is_fast(LossSpec(IEDL, evidence=None), torch.tensor([[1.0, 2.0, 3.0]]))
+    values, labels = torch.tensor([[1.0, 2.0, 3.0]]), torch.zeros(1, dtype=torch.long)
+    assert _closed_forms._is_fast(LossSpec(IEDL, evidence=None), values, labels)
 
 
 # --- uncertainty ---

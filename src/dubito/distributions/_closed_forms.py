@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dubito import _eager
-from dubito._special import constant, constants
-from dubito.distributions._dirichlet_terms import KL, FastTerms, Terms
+from dubito._special import constant, namespace
+from dubito.distributions._dirichlet_terms import KL, Terms
 from dubito.distributions._dissonance import dissonance_slope, dissonance_value
+from dubito.distributions._fast_terms import FastTerms
 from dubito.kernels._spec import EXP_BOUND, PER_CLASS, LossSpec
 
 Tensors = tuple[Tensor, ...]
@@ -47,15 +49,14 @@ def _fisher_variance_slopes(m: Terms) -> Slopes:
 
 
 def _fisher_penalty(m: Terms) -> Tensor:
-    total = m.total.log_inverse_trigamma - m.bracket.log()
-    return m.sum(m.each.log_inverse_trigamma) + total
+    each, total = m.sum(m.each.log_inverse_trigamma), m.total.log_inverse_trigamma
+    value: Tensor = each + (total - m.xp.log(m.bracket))
+    return value
 
 
 def _fisher_penalty_slopes(m: Terms) -> Slopes:
-    inverse = m.bracket.reciprocal()
-    each, total = m.each, m.total
-    excess_slope = total.inverse_trigamma_excess_slope
-    common = torch.addcmul(total.log_trigamma_slope, excess_slope, inverse)
+    inverse, each, total = m.xp.reciprocal(m.bracket), m.each, m.total
+    common = total.log_trigamma_slope + total.inverse_trigamma_excess_slope * inverse
     slopes = each.inverse_trigamma_excess_slope * inverse - each.log_trigamma_slope
     return Slopes(slopes - common)
 
@@ -80,7 +81,7 @@ def _mutual_information_slopes(m: Terms) -> Slopes:
 
 FORMS: dict[str, Form] = {
     "mse_bias": Form(
-        lambda m: m.sum(m.residual.square()),
+        lambda m: m.sum(m.residual * m.residual),
         lambda m: Slopes(probs=m.residual + m.residual),
     ),
     "mse_variance": Form(
@@ -114,48 +115,34 @@ FORMS: dict[str, Form] = {
     "kl_from_uniform": Form(
         lambda m: m.from_uniform.value, lambda m: Slopes(m.from_uniform.slope_second)
     ),
-    "reverse_kl": Form(lambda m: m.to_target.value, lambda m: Slopes(m.to_target.slope_first)),
+    "reverse_kl": Form(lambda m: m.to_target.value, lambda m: Slopes(m.to_target.slope)),
     "forward_kl": Form(lambda m: m.from_target.value, lambda m: Slopes(m.from_target.slope_second)),
 }
 
-#: forms that `FastTerms` has the members for, and those of them that do not need alpha >= 1
-FAST_FORMS = frozenset(FORMS) - {
-    "entropy_of_mean",
-    "expected_entropy",
-    "mutual_information",
-    "kl_from_uniform",
-    "reverse_kl",
-    "forward_kl",
+LEAST = 0.01
+#: form -> the least prior for which `FastTerms` computes it; 0: if alpha is at least 1e-8
+FAST_FORMS: dict[str, float] = {
+    **dict.fromkeys(("fisher_bias", "fisher_variance", "fisher_penalty"), 1.0),
+    "expected_cross_entropy": 1.0,
+    **dict.fromkeys(("mse_bias", "mse_variance", "marginal_nll"), LEAST),
+    **dict.fromkeys(("label_removed_kl", "kl_to_uniform", "differential_entropy"), 0.0),
+    **dict.fromkeys(("kl_from_uniform", "reverse_kl", "forward_kl"), 0.0),
 }
-FAST_FORMS_BELOW_ONE = frozenset({"mse_bias", "mse_variance", "marginal_nll", "label_removed_kl"})
 #: forms that need the gamma family at alpha
-GAMMA_FORMS = frozenset(
-    {"fisher_bias", "fisher_variance", "fisher_penalty", "expected_cross_entropy"}
-)
+GAMMA_FORMS = {form for form, prior in FAST_FORMS.items() if prior == 1}
 
 
-def _plus(total: Tensor | None, part: Tensor | None, weight: Tensor) -> Tensor | None:
-    """total + weight * part, without what is None."""
-    if part is None:
-        return total
-    return part * weight if total is None else torch.addcmul(total, part, weight)
-
-
-def _gradient(m: Terms, forms: Sequence[str], weights: Sequence[Tensor]) -> Tensor:
+def _gradient(m: Terms, forms: Sequence[str], weights: Sequence[Any]) -> Tensor:
     """Gradient of the weighted sum of forms, with weights () or (..., 1): (..., K)."""
-    direct: Tensor | None = None
-    probs: Tensor | None = None
+    direct: list[Tensor] = []
+    probs: list[Tensor] = []
     for form, weight in zip(forms, weights, strict=True):
-        slopes = FORMS[form].slopes(m)
-        direct = _plus(direct, slopes.direct, weight)
-        probs = _plus(probs, slopes.probs, weight)
-    if probs is None:
-        assert direct is not None
-        return direct.expand_as(m.alpha)
-    centered = m.centered(probs)
-    if direct is None:
-        return centered * m.inverse0
-    return torch.addcmul(direct, centered, m.inverse0)
+        for parts, slope in zip((direct, probs), FORMS[form].slopes(m), strict=True):
+            if slope is not None:
+                parts.append(slope * weight)
+    if probs:
+        direct.append(m.centered(sum(probs[1:], probs[0])) * m.inverse0)
+    return sum(direct[1:], direct[0])
 
 
 # --- differentiable functions whose gradients are formulas ---
@@ -300,7 +287,7 @@ def _kl_values(alpha: Tensor, beta: Tensor) -> Tensors:
 
 def _kl_gradients(grads: Tensors, alpha: Tensor, beta: Tensor) -> Tensors:
     kl, grad = KL(_terms(alpha), _terms(beta)), grads[0].unsqueeze(-1)
-    return tuple((grad * slope).to(alpha.dtype) for slope in (kl.slope_first, kl.slope_second))
+    return tuple((grad * slope).to(alpha.dtype) for slope in (kl.slope, kl.slope_second))
 
 
 def kl_divergence(alpha: Tensor, beta: Tensor) -> Tensor:
@@ -324,10 +311,13 @@ def uncertainty(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         entropy_of_mean, expected_entropy and mutual_information, (...) each.
     """
     wants_grad = alpha.requires_grad and torch.is_grad_enabled()
-    if not wants_grad and _above_one(alpha):
-        m = FastTerms(alpha)
+    if not wants_grad and _above(alpha, 1.0):
+        m = FastTerms(_classes_first(alpha))
         gaps = m.sum(m.each.digamma_gap_scaled) - m.total.digamma_gap_scaled
-        mutual, entropy = (gaps / m.alpha0).squeeze(-1), _entropy_of_mean(m).squeeze(-1)
+        mutual, entropy = (
+            torch.asarray(value).view(alpha.shape[:-1])
+            for value in (gaps / m.alpha0, _entropy_of_mean(m))
+        )
         return entropy, entropy - mutual, mutual
     total, aleatoric, epistemic = evaluate(
         ("entropy_of_mean", "expected_entropy", "mutual_information"), alpha
@@ -335,11 +325,11 @@ def uncertainty(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return total, aleatoric, epistemic
 
 
-def _above_one(alpha: Tensor) -> bool:
-    """Return whether to use `FastTerms`: plain float32 values on a CPU that are all at least 1."""
-    if not (alpha.is_cpu and alpha.dtype == torch.float32 and _eager.is_eager(alpha)):
+def _above(values: Tensor, bound: float) -> bool:
+    """Return whether values are plain float32 on a CPU, and all at least a bound."""
+    if not (values.is_cpu and values.dtype == torch.float32 and _eager.is_eager(values)):
         return False
-    return alpha.numel() > 0 and alpha.min().item() >= 1
+    return values.numel() > 0 and values.min().item() >= bound
 
 
 # --- moments ---
@@ -442,15 +432,20 @@ def reduced(
 def _rows(
     spec: LossSpec, values: Tensor, target: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return values (..., K) in float32 at least, y (..., K) and row weights (..., 1)."""
+    """Return values (..., K) in float32 at least, and the result of `row_weights`."""
     values = values.float() if values.element_size() < 4 else values
-    y, weight = row_weights(target, class_weight, spec.ignore_index, values)
-    if not y.is_floating_point():
-        y = torch.zeros_like(values).scatter_(-1, y, 1.0)
+    target, weight = row_weights(target, class_weight, spec.ignore_index, values)
     if weight is not None:
         # Rows without weight may contain anything; 1 is a valid logit and a valid alpha.
         values = values.masked_fill(weight == 0, 1.0)
-    return values, y, weight
+    return values, target, weight
+
+
+def _one_hot(target: Tensor, values: Tensor) -> Tensor:
+    """Return soft targets (..., K) as they are, labels (..., 1) as one-hot vectors."""
+    if target.is_floating_point():
+        return target
+    return torch.zeros_like(values).scatter_(-1, target, 1.0)
 
 
 def _factors(spec: LossSpec, like: Tensor, num_classes: int) -> Tensor | None:
@@ -465,7 +460,8 @@ def weighted_sums_reference(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the result of `weighted_sums` through `evaluate` and autograd."""
-    alpha, y, row_weight = _rows(spec, values, target, class_weight)
+    alpha, target, row_weight = _rows(spec, values, target, class_weight)
+    y = _one_hot(target, alpha)
     if spec.evidence is not None:
         alpha = EVIDENCE[spec.evidence][0](alpha) + spec.prior
     wide = spec.evidence is None or spec.prior < 1
@@ -477,34 +473,63 @@ def weighted_sums_reference(
     return reduced(terms, row_weight, weights, spec.reduction)
 
 
+def _classes_first(values: Tensor) -> Any:
+    """Return values (..., K) as the array (K, N) that `FastTerms` takes."""
+    rows = values.detach().reshape(-1, values.shape[-1]).T.contiguous()
+    return rows.numpy() if rows.is_cpu else rows
+
+
+def _fast_terms(spec: LossSpec, values: Tensor, evidence: Tensor | None, target: Tensor) -> Terms:
+    """Return `FastTerms` of values or evidence (..., K), labels (..., 1) or soft targets."""
+    array = _classes_first(values if evidence is None else evidence)
+    share, xp = False, namespace(array)
+    if target.is_floating_point():
+        y = _classes_first(target)
+    else:
+        labels = target.flatten()
+        y = xp.eye(len(array), dtype=array.dtype)[:, labels.numpy() if xp is np else labels]
+        share = "label_removed_kl" in spec.forms and not GAMMA_FORMS.isdisjoint(spec.forms)
+    options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "share_removed": share}
+    if evidence is None:
+        return FastTerms(array, y, **options)
+    return FastTerms(array + spec.prior, y, evidence=array, **options)
+
+
 def _value_and_gradient(
-    spec: LossSpec,
-    fast: bool,
-    one_hot: bool,
-    weights: Sequence[Tensor] | None,
-    values: Tensor,
-    y: Tensor,
+    spec: LossSpec, fast: bool, weights: Sequence[Any] | None, values: Tensor, target: Tensor
 ) -> Tensors:
-    """Forms (..., T) and, with weights, the gradient of their weighted sum in the values."""
-    evidence: Tensor | None = None
-    alpha = values
+    """Forms (..., T) and, with weights, the gradient of their weighted sum in the values.
+
+    Args:
+        spec: Forms, evidence function and prior.
+        fast: Whether to use `FastTerms`.
+        weights: Weight of each form, () or one per row; None: no gradient.
+        values: Logits, or alpha if the spec has no evidence function, (..., K).
+        target: Labels (..., 1) or soft targets (..., K).
+    """
+    evidence, lead = None, values.shape[:-1]
     if spec.evidence is not None:
         function, derivative = EVIDENCE[spec.evidence]
         evidence = function(values)
-        single = evidence.dtype == torch.float32
-        alpha = evidence + (constants((spec.prior,), evidence.device)[0] if single else spec.prior)
-    options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "evidence": evidence}
     if fast:
-        share = one_hot and "label_removed_kl" in spec.forms
-        share = share and not GAMMA_FORMS.isdisjoint(spec.forms)
-        m: Terms = FastTerms(alpha, y, share_removed=share, **options)
+        m = _fast_terms(spec, values, evidence, target)
+        forms = m.xp.concatenate([FORMS[form].value(m) for form in spec.forms])
+        terms = torch.asarray(forms, dtype=values.dtype).T.reshape(*lead, len(spec.forms))
     else:
-        m = Terms(alpha, y, wide=_is_wide(alpha), **options)
-    terms = torch.cat([FORMS[form].value(m) for form in spec.forms], -1).to(alpha.dtype)
+        alpha = values if evidence is None else evidence + spec.prior
+        m = Terms(
+            alpha, _one_hot(target, alpha), prior=spec.prior, beta=spec.beta, evidence=evidence,
+            wide=_is_wide(alpha),
+        )  # fmt: skip
+        terms = torch.cat([FORMS[form].value(m) for form in spec.forms], -1).to(values.dtype)
     if weights is None:
         return (terms,)
-    gradient = _gradient(m, spec.forms, weights).to(alpha.dtype)
-    return terms, gradient if evidence is None else gradient * derivative(values, evidence)
+    gradient = _gradient(m, spec.forms, weights)
+    if fast:
+        gradient = torch.asarray(gradient).T.reshape(values.shape)
+    if evidence is not None:
+        gradient = derivative(values, evidence) * gradient
+    return terms, gradient.to(values.dtype)
 
 
 def value_and_gradient(
@@ -513,7 +538,7 @@ def value_and_gradient(
     """Compute a weighted sum of closed forms of each row, and its gradient in the values.
 
     Sums of `FastTerms` have their accuracy, but no noise: they are computed in float64. Values with
-    the classes first in memory are several times faster on a CPU.
+    the classes first in memory are not copied.
 
     Args:
         spec: Forms, evidence function and prior.
@@ -524,24 +549,29 @@ def value_and_gradient(
     Returns:
         The sum (N,) and the gradient (N, K).
     """
-    num_classes, fast = values.shape[-1], _is_fast(spec, values)
-    exact = values.double() if fast else values
-    y = torch.eye(num_classes, dtype=exact.dtype, device=exact.device).index_select(1, target).T
+    num_classes, fast = values.shape[-1], _is_fast(spec, values, target)
     factors = _factors(spec, weights[0], num_classes)
     if factors is not None:
         weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
-    terms, gradient = _value_and_gradient(spec, fast, True, weights, exact, y)
+    exact, each = values, list[Any](weights)
+    if fast:
+        exact = values.double()
+        each = [_classes_first(w) if w.ndim else w.item() if w.is_cpu else w for w in weights]
+    terms, gradient = _value_and_gradient(spec, fast, each, exact, target.unsqueeze(-1))
     parts = [w * term for w, term in zip(weights, terms.split(1, -1), strict=True)]
     return sum(parts[1:], parts[0]).squeeze(-1), gradient.to(values.dtype)
 
 
-def _is_fast(spec: LossSpec, values: Tensor) -> bool:
-    """Return whether `FastTerms` has the forms: of float32, with alpha >= 1 if one needs that."""
-    if values.dtype != torch.float32 or not FAST_FORMS.issuperset(spec.forms):
+def _is_fast(spec: LossSpec, values: Tensor, target: Tensor) -> bool:
+    """Return whether `FastTerms` computes a loss."""
+    forms = set(spec.forms)
+    is_known = values.dtype == torch.float32 and forms <= FAST_FORMS.keys()
+    if not is_known or (target.is_floating_point() and forms & {"reverse_kl", "forward_kl"}):
         return False
+    least = max(FAST_FORMS[form] for form in forms)
     if spec.evidence is None:
-        return _above_one(values) and spec.prior in (0.0, 1.0)
-    return spec.prior >= (0.01 if FAST_FORMS_BELOW_ONE.issuperset(spec.forms) else 1)
+        return spec.prior in (0.0, 1.0) and _above(values, 1.0)
+    return spec.prior >= (least or LEAST) or (least == 0 and _above(values, math.log(1e-8)))
 
 
 def _compute(
@@ -549,13 +579,15 @@ def _compute(
     class_weight: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the loss, the sums and, with gradient, that of the loss (of each row if unreduced)."""
-    values, y, row_weight = _rows(spec, values, target, class_weight)
-    fast, one_hot = _is_fast(spec, values), not target.is_floating_point()
+    values, target, row_weight = _rows(spec, values, target, class_weight)
     weights = mean_weights(weights, row_weight, spec.reduction, values)
     factors = _factors(spec, weights, values.shape[-1])
     scaled = weights if factors is None else weights * factors
-    each = scaled.unbind() if with_gradient else None
-    terms, *gradients = _by_rows(partial(_value_and_gradient, spec, fast, one_hot, each), values, y)
+    each: Any = None
+    if with_gradient:
+        each = scaled.tolist() if scaled.is_cpu else scaled.unbind()
+    function = partial(_value_and_gradient, spec, _is_fast(spec, values, target), each)
+    terms, *gradients = _by_rows(function, values, target)
     loss, sums = reduced(
         terms if factors is None else terms * factors, row_weight, weights, spec.reduction
     )

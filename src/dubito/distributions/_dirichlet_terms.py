@@ -6,28 +6,20 @@ class with the largest alpha, which may hold nearly all of alpha0, is treated ap
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dubito._eager import lazy
-from dubito._special import (
-    Gamma,
-    GammaAboveOne,
-    bregman_excess,
-    bregman_excess_from_one,
-    constants,
-    log_gap,
-    short_horner,
-    stirling_coefficients,
-)
+from dubito._special import Gamma, bregman_excess, bregman_excess_from_one, log_gap
 
 
 class Terms:
     """Functions of alpha and the target, each computed once, when first used.
+
+    `FastTerms` inherits those that are arithmetic, for NumPy arrays too: these call functions of
+    `xp` in place of methods of tensors.
 
     Args:
         alpha: Concentrations > 0, (..., K).
@@ -37,6 +29,8 @@ class Terms:
         evidence: alpha - prior, if known better than alpha, (..., K).
         wide: Compute in float64, so that alpha far below 1 loses nothing to cancellation.
     """
+
+    xp: Any = torch
 
     def __init__(
         self,
@@ -65,11 +59,6 @@ class Terms:
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the classes: (..., K) -> (..., 1)."""
         return values.sum(-1, keepdim=True)
-
-    @lazy
-    def one(self) -> Tensor:
-        """1 as a tensor (): small tensors are twice as slow to combine with numbers."""
-        return self.alpha.new_ones(())
 
     # --- sums and probabilities ---
 
@@ -105,12 +94,14 @@ class Terms:
     @lazy
     def inverse0(self) -> Tensor:
         """1/alpha0: (..., 1)."""
-        return self.alpha0.reciprocal()
+        inverse: Tensor = self.xp.reciprocal(self.alpha0)
+        return inverse
 
     @lazy
     def inverse1(self) -> Tensor:
         """1/(alpha0 + 1): (..., 1)."""
-        return (self.alpha0 + self.one).reciprocal()
+        inverse: Tensor = self.xp.reciprocal(self.alpha0 + 1)
+        return inverse
 
     @lazy
     def probs(self) -> Tensor:
@@ -120,7 +111,7 @@ class Terms:
     @lazy
     def complement(self) -> Tensor:
         """1 - p, from the other classes where p may be close to one."""
-        return self.with_top(self.one - self.probs, self.rest / self.alpha0)
+        return self.with_top(1 - self.probs, self.rest / self.alpha0)
 
     @lazy
     def dominant(self) -> Tensor:
@@ -138,7 +129,7 @@ class Terms:
     @lazy
     def residual(self) -> Tensor:
         """p - y, from 1 - p where y is 1."""
-        return torch.lerp(self.probs, -self.complement, self.y)
+        return self.non_target * self.probs - self.y * self.complement
 
     @lazy
     def spread(self) -> Tensor:
@@ -258,7 +249,7 @@ class Terms:
     @lazy
     def non_target(self) -> Tensor:
         """1 - y."""
-        return self.one - self.y
+        return 1 - self.y
 
     @lazy
     def label_removed(self) -> ConstantKL:
@@ -355,7 +346,7 @@ class KL:
         return leading + (a.sum(bregman_excess(a.alpha, b.alpha, None, a.single)) - total)
 
     @lazy
-    def slope_first(self) -> Tensor:
+    def slope(self) -> Tensor:
         """Gradient in a: (..., K)."""
         a, b = self.a, self.b
         return kl_slope(self.d, b.alpha, a.each, self.d0, b.alpha0, a.total)
@@ -386,211 +377,3 @@ def _deficit(share: Tensor, beta: Tensor | float, gamma: Gamma) -> Tensor:
     """1 - share, share = (x - beta) psi_1(x), also where it tends to 0."""
     near_one = (share - 1).abs() < 0.5
     return torch.where(near_one, beta * gamma.trigamma - gamma.trigamma_excess, 1 - share)
-
-
-# --- float32 and alpha >= 1: fewer and larger operations ---
-
-
-def joined(parts: list[Tensor]) -> Tensor:
-    """Concatenate along the last axis, which comes first in memory if it does in the first part."""
-    if parts[0].stride(-1) <= 1:
-        return torch.cat(parts, -1)
-    return torch.cat([part.movedim(-1, 0) for part in parts]).movedim(0, -1)
-
-
-class _Columns:
-    """Members of a gamma family at some columns of its argument."""
-
-    def __init__(self, family: GammaAboveOne, columns: slice) -> None:
-        self._family, self._columns = family, columns
-
-    def __getattr__(self, name: str) -> Tensor:
-        member: Tensor = getattr(self._family, name)[..., self._columns]
-        self.__dict__[name] = member
-        return member
-
-
-class FastTerms(Terms):
-    """`Terms` for float32, alpha >= 1 and evidence >= 0, without derivatives.
-
-    Forms that need the gamma family only at alpha without the label allow any prior > 0.
-
-    The gamma family is evaluated once, at alpha, alpha0 and, with `share_removed`, the total of
-    alpha without the label. That requires y to be one-hot: then alpha without the label differs
-    from alpha only where the divergence has no term.
-    """
-
-    def __init__(self, *args: Any, share_removed: bool = False, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._share_removed = share_removed
-
-    @lazy
-    def one(self) -> Tensor:
-        """As in `Terms`."""
-        return constants((1.0,), self.alpha.device)[0]
-
-    @lazy
-    def _family(self) -> GammaAboveOne:
-        points = [self.alpha, self.alpha0]
-        if self._share_removed:
-            points.insert(1, self.label_removed.alpha0)
-        return GammaAboveOne(joined(points))
-
-    @lazy
-    def each(self) -> Any:
-        """Gamma family at alpha."""
-        return _Columns(self._family, slice(0, self.num_classes))
-
-    @lazy
-    def total(self) -> Any:
-        """Gamma family at alpha0."""
-        return _Columns(self._family, slice(-1, None))
-
-    # Arithmetic with a mask of numbers is several times faster than an index or a mask of bool.
-
-    @lazy
-    def _top(self) -> tuple[Tensor, Tensor]:
-        """Largest alpha, (..., 1), and a mask (..., K) of the classes: 0 where they have it."""
-        largest = self.alpha.amax(-1, keepdim=True)
-        return largest, (largest - self.alpha).sign_()
-
-    def at_top(self, values: Tensor) -> Tensor:
-        """As in `Terms` for a dominant class."""
-        return self.sum(torch.addcmul(values, values, self._top[1], value=-1))
-
-    def with_top(self, values: Tensor, top: Tensor) -> Tensor:
-        """As in `Terms`; also for several classes that are equal."""
-        return torch.lerp(top, values, self._top[1])
-
-    @lazy
-    def rest(self) -> Tensor:
-        """As in `Terms`."""
-        largest, lower = self._top
-        equal = (self.num_classes - 1) - self.sum(lower)
-        return torch.addcmul(self.sum(self.alpha * lower), largest, equal)
-
-    @lazy
-    def surprise(self) -> Tensor:
-        """-ln p; p >= 1e-34 does not underflow."""
-        return self.with_top(self.probs.log().neg_(), torch.log1p(self.rest / self._top[0]))
-
-    @lazy
-    def trigamma_differences(self) -> Tensor:
-        """As in `Terms`: the inverses of both trigammas differ by more than 1/2."""
-        excess = self.total.inverse_trigamma_excess - self.each.inverse_trigamma_excess
-        inverse = torch.addcmul(excess, self.complement, self.alpha0)
-        return inverse.mul_(self.total.trigamma).mul_(self.each.trigamma)
-
-    @lazy
-    def bracket(self) -> Tensor:
-        """As in `Terms`."""
-        excess = self.sum(self.each.inverse_trigamma_excess)
-        (halves,) = constants(((self.num_classes - 1) / 2,), self.alpha.device)
-        bracket: Tensor = (self.total.inverse_trigamma_excess - excess).add_(halves)
-        return bracket
-
-    @lazy
-    def from_one(self) -> FastConstantKL:  # type: ignore[override]
-        """As in `Terms`."""
-        gamma = None if self._share_removed else lambda: self._family
-        return FastConstantKL(self._excess(1.0), 1.0, gamma)
-
-    @lazy
-    def label_removed(self) -> FastConstantKL:  # type: ignore[override]
-        """As in `Terms`."""
-        columns = slice(0, self.num_classes + 1)
-        gamma = (lambda: _Columns(self._family, columns)) if self._share_removed else None
-        return FastConstantKL(self._excess(self.base) * self.non_target, self.base, gamma)
-
-
-class _Constants:
-    """Vectors (K + 1,) for the classes and their total; `base0` is (1,).
-
-    `upper` is the base, or base + 1 if that is below 1.
-    """
-
-    def __init__(self, num_classes: int, base: float, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.sign = torch.ones(num_classes + 1, dtype=torch.float64, device=device)
-            self.base64 = base * self.sign
-            self.sign[-1], self.base64[-1] = -1, base * num_classes
-            self.upper64 = self.base64 + (1.0 if base < 1 else 0.0)
-            self.base, self.upper = self.base64.float(), self.upper64.float()
-            self.base0 = self.base[-1:]
-            self.log_weight = (0.5 - self.upper64) * self.sign
-            self.share_weight = -0.5 * self.sign
-            self.half_less_upper = (0.5 - self.upper64).float()
-            each, total = (stirling_coefficients(self.upper64[i].item()) for i in (0, -1))
-            polynomial = self.sign.new_tensor(each).repeat(num_classes + 1, 1)
-            polynomial[-1] = self.sign.new_tensor(total)
-            self.polynomial = (polynomial.T * self.sign).float().unbind()
-
-
-_constants = lru_cache(maxsize=64)(_Constants)
-
-
-class FastConstantKL:
-    r"""`ConstantKL` for float32 and excess >= 0, without derivatives.
-
-    With b the base and e = alpha - b, the Bregman divergence of ln Gamma is e - f_b(e),
-
-    .. math:: f_b(e) = (b - \tfrac12)\ln(1 + e/b) + \frac{e}{2 (b + e)} - \mu(b) + \mu(b + e)
-              + e\,\delta(b + e)
-
-    for a class and for the total alike, and e cancels between them. The remaining terms of first
-    order in e cancel too, so they are computed in float64; those of mu and delta are of second
-    order. For b < 1, f_b(e) = f_{b + 1}(e) - ln(1 + e/b) + e/(b + e).
-
-    Below e = 1e-10 the value, then less than 1e-20, is exact only to 1e-16 e; the slope still is.
-
-    Args:
-        excess: alpha - base >= 0, (..., K).
-        base: Concentration of all classes of the other Dirichlet.
-        gamma: Returns the gamma family at alpha and alpha0, (..., K + 1), if it is known.
-    """
-
-    def __init__(self, excess: Tensor, base: float, gamma: Callable[[], Any] | None = None) -> None:
-        self.stepped, self._gamma = base < 1, gamma
-        self.constants = _constants(excess.shape[-1], base, excess.device)
-        # Of the classes and of their sum, (..., K + 1).
-        exact = excess.double()
-        self.excess64 = joined([exact, exact.sum(-1, keepdim=True)])
-        self.excess = self.excess64.to(excess.dtype)
-        self.excess0 = self.excess[..., -1:]
-
-    @lazy
-    def alpha0(self) -> Tensor:
-        """(..., 1)."""
-        return self.excess0 + self.constants.base0
-
-    @lazy
-    def gamma(self) -> Any:
-        """Gamma family at alpha and alpha0: (..., K + 1)."""
-        if self._gamma is not None:
-            return self._gamma()
-        return GammaAboveOne(self.excess + self.constants.upper)
-
-    @lazy
-    def value(self) -> Tensor:
-        """As in `ConstantKL`."""
-        c, variable, excess = self.constants, self.gamma.variable, self.excess64
-        main = (excess / c.upper64).log1p_() @ c.log_weight
-        main += (excess / (excess + c.upper64)) @ c.share_weight
-        if self.stepped:
-            main += (excess / c.base64).log1p_().sub_(excess / (excess + c.base64)) @ c.sign
-        smooth = (self.excess * variable).square_()
-        smooth.mul_(short_horner(c.polynomial, variable))
-        value: Tensor = main.add_(smooth.sum(-1)).to(smooth.dtype).unsqueeze(-1)
-        return value
-
-    @lazy
-    def slope(self) -> Tensor:
-        """As in `ConstantKL`."""
-        c, excess = self.constants, self.excess
-        # share = e psi_1(b + e), less 1 where it tends to 1
-        far = c.half_less_upper - self.gamma.inverse_trigamma_excess
-        share = torch.where(self.excess0 < c.base0, excess, far).mul_(self.gamma.trigamma)
-        if self.stepped:
-            alpha = excess + c.base
-            share += (excess / alpha).div_(alpha)
-        return share[..., :-1] - share[..., -1:]

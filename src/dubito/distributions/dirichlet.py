@@ -77,9 +77,7 @@ class Dirichlet(ClassDistribution):
         tensor([  1.6931, 101.0000])
         """
         _checks.one_of(_closed_forms.EVIDENCE, evidence, "evidence function")
-        dist = cls(
-            _checks.shaped(_checks.classes_last(logits, class_dim, "logits"), "logits"), prior
-        )
+        dist = cls(_checks.classes_last(logits, class_dim, "logits"), prior)
         if evidence == "relu" and dist.prior == 0:
             raise DubitoError("evidence 'relu' without a prior gives alpha = 0; use prior > 0")
         dist._evidence = evidence
