@@ -9,6 +9,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from dubito import _checks
+from dubito.backbones._spectral import SpectralConv2d
 from dubito.backbones.base import Shape, dropout_rate, image_shape, positive_size, register
 from dubito.errors import DubitoError
 
@@ -89,9 +90,10 @@ class ConvNet(nn.Module):
         channels, height, width = image_shape(shape, 8, "convnet")
         _checks.one_of(("torch", "he"), init, "init")
         layers: list[nn.Module] = []
-        for inputs in (channels, 64, 64):
+        first = nn.Conv2d(channels, 64, 5, padding=2)
+        for convolution in (first, SpectralConv2d(64, 64, 5), SpectralConv2d(64, 64, 5)):
             # Pool first: the same values and gradients, and a quarter of the ReLU's work.
-            layers += [nn.Conv2d(inputs, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()]
+            layers += [convolution, nn.MaxPool2d(2), nn.ReLU()]
         self.convolutions = nn.Sequential(*layers)
         pooled = 64 * (height // 8) * (width // 8)  # three poolings by two
         self.dense = dense((pooled, 64, 64, self.out_features), dropout_rate(dropout))
