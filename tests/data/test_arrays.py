@@ -13,12 +13,6 @@ from dubito.data.sources import parts
 from dubito.errors import DubitoError
 
 
-def test_numbers_become_float32() -> None:
-    encoded = ArrayFormat(shape=(2,)).encode([[1, 2], [3, 4]])
-    assert encoded.inputs.dtype == torch.float32
-    assert encoded.inputs.tolist() == [[1, 2], [3, 4]]
-
-
 def test_range_of_flat_inputs_is_kept() -> None:
     source = data.open(np.array([[0.0, 5.0], [2.0, 5.0]]))
     assert source.format == ArrayFormat(shape=(2,), low=(0, 5), high=(2, 5))
@@ -119,7 +113,7 @@ def test_npz_parts(tmp_path: Path) -> None:
     assert data.open(path).target.tolist() == ["cat", "dog", "dog"]
     assert data.open(path, "test").load().tolist() == [[1, 1]]
     assert data.open(path, "all").target.tolist() == ["cat", "dog", "dog", "cat"]
-    with pytest.raises(DubitoError, match="no part 'valid'; known: 'train', 'test', 'all'"):
+    with pytest.raises(DubitoError, match=r"part of .*: 'valid'; known: 'train', 'test', 'all'"):
         data.open(path, "valid")
 
 
@@ -144,6 +138,7 @@ def test_large_npz_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"x": np.zeros((2, 2)), "y": [0, 1, 1]}, "2 inputs, but 3 targets"),
         ({"x": np.zeros((0, 2)), "y": []}, "there are no inputs in bad.npz"),
         ({"x": np.array([{}, {}]), "y": [0, 1]}, "cannot be read.*Store numbers"),
+        ({"x": np.array([["a"], ["b"]]), "y": [0, 1]}, "inputs must be numbers, not <U1"),
     ],
 )
 def test_unfit_npz(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:

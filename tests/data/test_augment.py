@@ -82,23 +82,11 @@ def test_draws_have_their_distributions() -> None:
     assert set(np.unique(flip)) == {0.0, 1.0}
 
 
-def test_zero_options_change_nothing() -> None:
-    images = torch.rand(5, 2, 7, 6)
-    still = Augment(flip=0, padding=0, degrees=0)
-    assert torch.equal(still(images, torch.Generator().manual_seed(0)), images)
-
-
-def test_flip_alone() -> None:
-    images = torch.rand(5, 2, 7, 6)
-    always = Augment(flip=1, padding=0, degrees=0)
-    assert torch.equal(always(images, torch.Generator().manual_seed(0)), images.flip(-1))
-
-
-def test_result_depends_on_generator() -> None:
-    images = torch.rand(4, 1, 8, 8)
-    one, two, three = (Augment()(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(one, two)
-    assert not torch.equal(one, three)
+@pytest.mark.parametrize("flip", [0, 1])
+def test_flip_alone(flip: int) -> None:
+    images, augment = torch.rand(5, 2, 7, 6), Augment(flip=flip, padding=0, degrees=0)
+    moved = augment.apply(images, augment.draw(5, torch.Generator().manual_seed(0)))
+    assert torch.equal(moved, images.flip(-1) if flip else images)
 
 
 class Recorder(TorchDispatchMode):
@@ -140,4 +128,4 @@ def test_bad_options(options: dict[str, float]) -> None:
 
 def test_bad_shapes() -> None:
     with pytest.raises(DubitoError, match=r"\(N, C, H, W\).*not \(2, 64\) and \(2, 4\)"):
-        Augment()(torch.zeros(2, 64), torch.Generator())
+        Augment().apply(torch.zeros(2, 64), torch.zeros(2, 4))

@@ -36,7 +36,7 @@ def test_digits() -> None:
 def test_names_and_parts() -> None:
     assert {*PUBLISHED, "svhn", "digits"} <= set(DATASETS)
     assert parts("cifar-10") == ("train", "test")
-    with pytest.raises(DubitoError, match="digits has no part 'valid'; known: 'train', 'test'"):
+    with pytest.raises(DubitoError, match="part of digits: 'valid'; known: 'train', 'test'"):
         data.open("digits", "valid")
 
 

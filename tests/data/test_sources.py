@@ -52,7 +52,7 @@ def test_images_of_another_size_are_converted_on_request() -> None:
         (np.zeros((2, 2)), {"format": ImageFormat(size=(2, 2), mode="L")}, "takes 2 x 2 L images"),
         ([{"n": 1}, {"n": 2}], {"format": ArrayFormat(shape=(1,))}, "table, but the model takes"),
         ("digits", {"on_error": "ignore"}, "unknown on_error 'ignore'; known: 'skip', 'raise'"),
-        (np.zeros((2, 2)), {"split": "test"}, "data in memory has no part 'test'"),
+        (np.zeros((2, 2)), {"split": "test"}, "part of data in memory: 'test'"),
         ((np.zeros((2, 2)), [1]), {}, "2 inputs, but 1 targets"),
     ],
 )

@@ -221,7 +221,7 @@ def test_unreadable_rows_raise_unless_reported(put: Any) -> None:
     ("content", "message"),
     [
         ("", "is empty"),
-        ("a,b\n", "has a header, but no rows"),
+        ("a,b\n", "there are no inputs in bad.csv"),
         ("a,a\n1,2\n", "has the column 'a' twice"),
         ("1.5,x\n2.5,y\n", "line 1 has '1.5' among the names"),
         ("a,b\n1,2,3\n", r"cannot be read as a table: .*Expected 2 fields in line 2, saw 3"),

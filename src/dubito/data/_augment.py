@@ -36,15 +36,6 @@ class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
     degrees: Annotated[float, Field(ge=0, le=180)] = 15.0
     """Largest angle of the rotation about the center."""
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Change images (N, C, H, W) of any type, each in its own way.
-
-        Args:
-            images: Images.
-            generator: Source of random numbers.
-        """
-        return self.apply(images, self.draw(len(images), generator).to(images.device))
-
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw changes (count, 4), float32 on the generator's device.
 
@@ -68,7 +59,7 @@ class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
         )
 
     def apply(self, images: Tensor, changes: Tensor) -> Tensor:
-        """Change images; shapes are static.
+        """Change images of any type, each in its own way; shapes are static.
 
         Args:
             images: Images (N, C, H, W).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import warnings
@@ -86,15 +85,13 @@ def _download(folder: Path, release: Release, file: str) -> None:
 
 def _checked(path: Path, release: Release) -> Path:
     published = release.md5.get(path.name)
-    if published is not None:
-        with path.open("rb") as file:
-            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if md5 != published:
-            warnings.warn(
-                f"{path} is not the published file: its md5 is {md5}, expected {published}; "
-                "delete it to download it again",
-                stacklevel=2,
-            )
+    md5 = need("pooch", "data").file_hash(path, alg="md5") if published else published
+    if md5 != published:
+        warnings.warn(
+            f"{path} is not the published file: its md5 is {md5}, expected {published}; "
+            "delete it to download it again",
+            stacklevel=2,
+        )
     return path
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -52,20 +51,21 @@ class ArrayFormat(InputFormat, frozen=True):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for bound in (self.low, self.high):
-            if bound is not None and self.shape != (len(bound),):
-                raise ValueError(f"{len(bound)} bounds for inputs of shape {self.shape}")
-        if (self.low is None) is not (self.high is None):
-            raise ValueError("low and high go together")
+        if self.low is not None or self.high is not None:
+            counts = (len(self.low or ()),), (len(self.high or ()),)
+            if counts != (self.shape, self.shape):
+                raise ValueError(f"low and high need a value for each input of {self.shape}")
         return self
 
     @classmethod
-    def fit(cls, values: Array) -> ArrayFormat:
+    def fit(cls, values: Array, rows: Sequence[int] | None = None) -> ArrayFormat:
         """Create from the training data.
 
         Args:
             values: Inputs (N, *shape); uint8 values are pixels, the range of flat inputs is kept.
+            rows: Rows that determine the range; None: all.
         """
+        values = values if rows is None else base.take(values, rows)
         shape = values.shape[1:]
         if values.dtype == np.uint8:
             return cls(shape=shape, dtype="uint8")
@@ -96,9 +96,7 @@ class ArrayFormat(InputFormat, frozen=True):
                 "them as the training data was"
             )
         inputs, errors = as_tensor(values)
-        low, high = self.low, self.high
-        if low is None or high is None:
-            return Encoded(inputs, errors, {})
+        low, high = self.low or (), self.high or ()
 
         def note(row: int, place: int) -> str:
             span = f"[{low[place]:g}, {high[place]:g}]"
@@ -106,11 +104,9 @@ class ArrayFormat(InputFormat, frozen=True):
 
         return Encoded(inputs, errors, base.joined(~self._near(inputs), note))
 
-    def in_range(self, inputs: Tensor) -> Tensor:
-        """Return whether each feature is near its training range: bool (N,)."""
-        return super().in_range(inputs) if self.low is None else self._near(inputs).all(-1)
-
     def _near(self, inputs: Tensor) -> Tensor:
+        if self.low is None:
+            return super()._near(inputs)
         low, high = self._bounds.to(inputs.device)
         near: Tensor = (inputs >= low) & (inputs <= high)
         return near
@@ -118,10 +114,6 @@ class ArrayFormat(InputFormat, frozen=True):
     @cached_property
     def _bounds(self) -> Tensor:
         return torch.tensor(margins(self.low or (), self.high or ()))
-
-    def refit(self, items: Any, indices: Sequence[int]) -> ArrayFormat:
-        """Fit the range to some of the inputs; see `InputFormat.refit`."""
-        return ArrayFormat.fit(base.take(items, indices))
 
     def __str__(self) -> str:
         return f"arrays of shape (N, {', '.join(map(str, self.shape))})"
@@ -150,12 +142,15 @@ def check_resolution(name: str, mean: float, std: float, low: float, high: float
         )
 
 
+def as_numpy(values: Any) -> Array:
+    """Return an array, a tensor or a list as an array."""
+    return np.asanyarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+
+
 def as_array(values: Any) -> Array:
     """Return numbers (N, *shape) as an array."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
     try:
-        array = values if isinstance(values, np.ndarray) else np.asarray(values)
+        array = as_numpy(values)
     except ValueError as error:  # rows of different lengths
         raise DubitoError(f"inputs are not an array of numbers: {error}") from error
     if array.dtype.kind not in "biuf":
@@ -195,12 +190,20 @@ def as_tensor(values: Array) -> tuple[Tensor, dict[int, str]]:
 
 def npz_parts(path: Path) -> tuple[str, ...]:
     """Return which of "train" and "test" a file has, by the names of its arrays."""
-    with _opened(path) as arrays:
+    with path.open("rb") as file:  # numpy leaves a damaged file open
+        try:
+            arrays = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DubitoError(f"{path} is not an .npz file of plain arrays: {error}") from error
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise DubitoError(
+                f"{path} has a single array: write it with np.savez(file, inputs=..., labels=...)"
+            )
         return tuple(part for part in base.PARTS if _key(arrays, INPUTS, part))
 
 
 def read_npz(path: Path, parts: Sequence[str], labeled: bool) -> tuple[Array, Array | None]:
-    """Read inputs (N, *shape) and targets.
+    """Read inputs (N, *shape) and targets of a file that `npz_parts` accepts.
 
     The arrays are named as in INPUTS and TARGETS, with train or test before or after the name if
     the file has parts.
@@ -210,7 +213,7 @@ def read_npz(path: Path, parts: Sequence[str], labeled: bool) -> tuple[Array, Ar
         parts: Parts to read; empty: arrays without a part.
         labeled: Whether to read targets.
     """
-    with _opened(path) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:
 
         def read(known: Sequence[str]) -> Array:
             values = [_read(arrays, known, part, path) for part in parts or [""]]
@@ -221,21 +224,6 @@ def read_npz(path: Path, parts: Sequence[str], labeled: bool) -> tuple[Array, Ar
             return inputs, None
         target = read(TARGETS)
         return inputs, target[:, 0] if target.ndim == 2 and target.shape[1] == 1 else target
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Mapping[str, Array]]:
-    with path.open("rb") as file:  # numpy leaves a damaged file open
-        try:
-            content = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise DubitoError(f"{path} is not an .npz file of plain arrays: {error}") from error
-        if not isinstance(content, np.lib.npyio.NpzFile):
-            raise DubitoError(
-                f"{path} has a single array: write it with np.savez(file, inputs=..., labels=...)"
-            )
-        with content:
-            yield content
 
 
 def _key(arrays: Mapping[str, Array], known: Sequence[str], part: str) -> str | None:

@@ -18,7 +18,6 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.tasks import Classification
 
@@ -80,16 +79,11 @@ class InputFormat(BaseModel, ABC, frozen=True, extra="forbid", use_attribute_doc
         Args:
             inputs: Encoded inputs, (N, *shape).
         """
-        return torch.ones(inputs.shape[0], dtype=torch.bool, device=inputs.device)
+        return self._near(inputs).all(-1)
 
-    def refit(self, items: Any, indices: Sequence[int]) -> InputFormat:
-        """Fit ranges and categories to some of the inputs.
-
-        Args:
-            items: Inputs that the format was fitted to.
-            indices: Positions of the training samples.
-        """
-        return self
+    def _near(self, inputs: Tensor) -> Tensor:
+        """Return which columns of inputs are near their training range: bool (N, columns)."""
+        return torch.ones(inputs.shape[0], 1, dtype=torch.bool, device=inputs.device)
 
 
 class Source(ABC):
@@ -171,8 +165,8 @@ class Items(Source):
     """Name of each input for users."""
     encoded: Encoded | None = None
     """Encoded inputs in memory; None: `items` are read when they are needed."""
-    is_fitted: bool = False
-    """Whether the format was fitted to these inputs."""
+    fit: Callable[[Any, Sequence[int]], InputFormat] | None = None
+    """Fits a format to some of the items; None: the format was given."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -182,9 +176,9 @@ class Items(Source):
         return replace(self, encoded=self.format.encode(self.items))
 
     def refit(self, indices: Sequence[int]) -> Source:
-        if not self.is_fitted:
+        if self.fit is None:
             return self
-        fitted = replace(self, format=self.format.refit(self.items, indices))
+        fitted = replace(self, format=self.fit(self.items, indices))
         return fitted if self.encoded is None else fitted.in_memory()
 
     def encode(self, indices: Sequence[int]) -> Encoded:
@@ -195,20 +189,6 @@ class Items(Source):
         inputs, errors, notes = self.encoded
         selected = inputs[torch.as_tensor(indices)]
         return Encoded(selected, take_texts(errors, indices), take_texts(notes, indices))
-
-    def select(self, rows: Sequence[int]) -> Items:
-        """Return some of the samples, without the others.
-
-        Args:
-            rows: Positions of the samples.
-        """
-        return replace(
-            self,
-            items=take(self.items, rows),
-            target=None if self.target is None else take(self.target, rows),
-            names=None if self.names is None else [self.names[row] for row in rows],
-            encoded=None if self.encoded is None else self.encode(rows),
-        )
 
     def item(self, index: int) -> str:
         return f"{self.name}[{index}]" if self.names is None else self.names[index]
@@ -232,7 +212,7 @@ class Subset(Source):
     def __init__(self, source: Source, indices: list[int]) -> None:
         self.source, self.indices = source, indices
         self.name, self.format = source.name, source.format
-        self.target = None if source.target is None else take(source.target, indices)
+        self.target = take(source.target, indices)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -248,7 +228,9 @@ class Subset(Source):
 
 
 def take(values: Any, indices: Sequence[int]) -> Any:
-    """Return some of the rows of a list, an array or a table."""
+    """Return some of the rows of a list, an array or a table; None for None."""
+    if values is None:
+        return None
     if isinstance(values, list):
         return [values[index] for index in indices]
     return values.iloc[indices] if hasattr(values, "iloc") else values[np.asarray(indices)]
@@ -285,17 +267,6 @@ def joined(outside: Tensor, text: Callable[[int, int], str]) -> dict[int, str]:
     for row, column in outside.nonzero().tolist():
         texts[row] = f"{texts[row]}; {text(row, column)}" if row in texts else text(row, column)
     return texts
-
-
-def check_split(split: str, parts: Sequence[str], name: str) -> None:
-    """Raise if a source has no such part."""
-    if parts and split not in (*parts, "all"):
-        raise DubitoError(f"{name} has no part {split!r}; known: {_checks.listed([*parts, 'all'])}")
-    if not parts and split not in ("train", "all"):
-        raise DubitoError(
-            f"{name} has no part {split!r}: read all of it (split='all') and divide it with "
-            "dubito.data.split"
-        )
 
 
 def split(
@@ -338,11 +309,9 @@ def _stratified(order: Tensor, labels: Tensor, classes: int, size: int) -> Tenso
     # Samples that rounding leaves over go to the classes that lose most by it.
     left = size - int(quota.sum())
     quota[(share - quota).argsort(descending=True, stable=True)[:left]] += 1
-    # Rank of each sample among those of its class, in the drawn order.
-    drawn = labels[order]
-    by_class = drawn.argsort(stable=True)
-    rank = torch.empty_like(order)
-    start = counts.cumsum(0) - counts
-    rank[by_class] = torch.arange(len(order)) - start[drawn[by_class]]
-    first = rank < quota[drawn]
+    # Positions of each class in the drawn order, class after class.
+    by_class = labels[order].argsort(stable=True).split(counts.tolist())
+    first = torch.zeros(len(order), dtype=torch.bool)
+    for positions, number in zip(by_class, quota, strict=True):
+        first[positions[:number]] = True
     return torch.cat([order[first], order[~first]])

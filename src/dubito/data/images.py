@@ -20,7 +20,7 @@ from torch import Tensor
 from dubito import _checks
 from dubito._extras import need
 from dubito.data import base
-from dubito.data.arrays import CHANNELS, channels_first
+from dubito.data.arrays import CHANNELS, as_numpy, channels_first
 from dubito.data.base import Encoded, InputFormat, Items, Source
 from dubito.errors import DubitoError
 
@@ -31,7 +31,6 @@ Array = np.ndarray[Any, Any]
 
 #: mode -> number of channels
 MODES = {"L": 1, "RGB": 3}
-THREADS = min(8, os.cpu_count() or 1)
 #: extensions of image files; other files in a folder are ignored
 EXTENSIONS = (
     *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png"),
@@ -40,7 +39,6 @@ EXTENSIONS = (
 GRAY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"}
 #: side of decoded images whose own sizes differ or exceed LARGEST
 SIDE, LARGEST = 32, 64
-LAYOUT = "expected one sub-folder of images per class, at least two"
 
 
 class ImageFormat(InputFormat, frozen=True):
@@ -81,12 +79,10 @@ class ImageFormat(InputFormat, frozen=True):
             items: List of paths, bytes of image files, Pillow images or uint8 arrays; or a uint8
                 array or tensor (N, C, H, W), (N, H, W, C) or (N, H, W).
         """
-        if isinstance(items, Tensor):
-            items = items.detach().cpu().numpy()
-        if isinstance(items, np.ndarray):
+        if isinstance(items, Tensor | np.ndarray):
+            items = channels_first(as_numpy(items))
             if items.dtype != np.uint8:
                 raise DubitoError(f"arrays of images must be uint8, not {items.dtype}")
-            items = channels_first(items)
             if items.shape[1:] == self.shape:
                 return Encoded(torch.from_numpy(np.array(items, order="C")), {}, {})
         elif isinstance(items, str | os.PathLike | bytes):
@@ -162,7 +158,7 @@ def each(function: Callable[[Any], T], items: Iterable[Any]) -> list[T | Excepti
         except Exception as error:  # decoders raise errors of many kinds for a damaged file
             return error
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(attempt, items))
 
 
@@ -194,7 +190,8 @@ def class_files(folder: Path, parts: Sequence[str]) -> tuple[list[Path], Array]:
     classes = [place for part in parts or [""] for place in _folders(folder / part)]
     if not classes:
         raise DubitoError(
-            f"{folder} has no sub-folders, and {len(image_files([folder]))} images: {LAYOUT}"
+            f"{folder} has no sub-folders, and {len(image_files([folder]))} images: expected one "
+            "sub-folder of images per class, at least two"
         )
     images = {place: image_files([place]) for place in classes}
     empty = [str(place) for place, files in images.items() if not files]
@@ -251,12 +248,14 @@ def open_images(
     message = f"{name}: {len(errors)} of {len(files)} images cannot be read: {problems}"
     if on_error == "raise" or len(errors) == len(files):
         raise DubitoError(message)
-    readable = source.select([row for row in range(len(files)) if row not in errors])
-    lost = set() if target is None else {*target.tolist()} - {*np.asarray(readable.target).tolist()}
+    rows = [row for row in range(len(files)) if row not in errors]
+    files, names, labels = (base.take(values, rows) for values in (files, names, target))
+    lost = set() if target is None else {*target.tolist()} - {*labels.tolist()}
     if lost:
         raise DubitoError(f"{name}: no image of {_checks.listed(sorted(lost))} can be read")
     warnings.warn(f"{message}; they are skipped", stacklevel=3)
-    return readable
+    encoded = source.encoded and source.encode(rows)
+    return Items(name, format, files, labels, names, encoded)
 
 
 def common_format(files: list[Path], size: int | tuple[int, int] | None, mode: Any) -> ImageFormat:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dubito import _checks, _plugins
 from dubito.data import arrays, images, tables
 from dubito.data.arrays import ArrayFormat
-from dubito.data.base import InputFormat, Items, Source, check_split
+from dubito.data.base import InputFormat, Items, Source
 from dubito.data.images import ImageFormat
 from dubito.data.known import DATASETS
 from dubito.data.tables import TableFormat
@@ -74,11 +74,17 @@ def open(
         ignore, categories, size, mode = (), (), None, None
     _checks.one_of(("skip", "raise", "report"), on_error, "on_error")
     name, content, labels = _read(source, split, labeled)
-    labels = _as_target(labels) if labeled else None
     if not len(content):
         raise DubitoError(f"there are no inputs in {name}")
-    if labels is not None and len(labels) != len(content):
+    if not labeled:
+        labels = None
+    elif labels is not None and len(labels) != len(content):
         raise DubitoError(f"{name} has {len(content)} inputs, but {len(labels)} targets")
+    elif labels is None and isinstance(content, list):
+        raise DubitoError(
+            "image files have no targets: pass a folder with one sub-folder of images per class, "
+            "or labeled=False"
+        )
     if hasattr(content, "iloc"):
         _reject(name, "images", size=size, mode=mode)
         columns = (target,) if isinstance(target, str) else tuple(target or ())
@@ -109,7 +115,12 @@ def parts(source: Any) -> tuple[str, ...]:
         return ()
     if _is_known(source):
         return DATASETS[str(source)].parts
-    path = _existing(source)
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise DubitoError(
+            f"{os.fspath(source)!r} is not a file, a folder or a known dataset; "
+            f"known: {_checks.listed(DATASETS)}"
+        )
     if path.is_dir():
         return images.folder_parts(path)
     return arrays.npz_parts(path) if path.suffix.lower() == ".npz" else ()
@@ -121,72 +132,52 @@ def _is_known(source: str | os.PathLike[str]) -> bool:
     return source in DATASETS
 
 
-def _existing(source: str | os.PathLike[str]) -> Path:
-    path = Path(source).expanduser()
-    if not path.exists():
-        raise DubitoError(
-            f"{os.fspath(source)!r} is not a file, a folder or a known dataset; "
-            f"known: {_checks.listed(DATASETS)}"
-        )
-    return path
-
-
 def _read(source: Any, split: str, labeled: bool) -> tuple[str, Any, Any]:
     """Return the name, the inputs (a table, image files, an array or a source) and the targets."""
-    if isinstance(source, list) and len(source) == 1 and isinstance(source[0], str | os.PathLike):
-        source = source[0]
-    if isinstance(source, str | os.PathLike) and _is_known(source):
-        source = _load(str(source), split)
     if isinstance(source, Source):
         return source.name, source, source.target
-    if isinstance(source, str | os.PathLike):
-        return _read_path(_existing(source), split, labeled)
-    check_split(split, (), "data in memory")
+    if _all_are(source, str | os.PathLike) and len(source) == 1:
+        source = source[0]
+    is_path, known = isinstance(source, str | os.PathLike), parts(source)
+    hint = "" if known else "; divide all of it with dubito.data.split"
+    what = f"part of {os.fspath(source) if is_path else 'data in memory'}:"
+    _checks.one_of([*(known or ["train"]), "all"], split, what, hint)
+    if is_path:
+        selected = [part for part in known if split in (part, "all")]
+        if _is_known(source):
+            return _load(str(source), selected)
+        return _read_path(Path(source).expanduser(), selected, labeled)
     if _all_are(source, str | os.PathLike):
-        return "images", _unlabeled_files([Path(path) for path in source], labeled), None
+        return "images", images.image_files(source), None
     inputs, labels = source if isinstance(source, tuple) else (source, None)
+    labels = labels if labels is None or hasattr(labels, "iloc") else arrays.as_numpy(labels)
     if hasattr(inputs, "iloc") or _all_are(inputs, Mapping):
         return "table", tables.as_frame(inputs), labels
     return "data", arrays.as_array(inputs), labels
 
 
-def _read_path(path: Path, split: str, labeled: bool) -> tuple[str, Any, Any]:
-    suffix, name, known = path.suffix.lower(), path.resolve().name, parts(path)
-    check_split(split, known, str(path))
-    selected = [part for part in known if split in (part, "all")]
+def _load(name: str, parts: list[str]) -> tuple[str, Any, Any]:
+    sources = [DATASETS[name].load(part) for part in parts]
+    if len(sources) == 1:
+        return sources[0].name, sources[0], sources[0].target
+    inputs = torch.cat([source.load() for source in sources])
+    targets = [np.asarray(source.target) for source in sources if source.target is not None]
+    return name, inputs.numpy(), np.concatenate(targets) if len(targets) == len(sources) else None
+
+
+def _read_path(path: Path, parts: list[str], labeled: bool) -> tuple[str, Any, Any]:
+    suffix, name = path.suffix.lower(), path.resolve().name
+    if path.is_dir() and labeled:
+        return name, *images.class_files(path, parts)
     if path.is_dir():
-        if labeled:
-            return name, *images.class_files(path, selected)
-        return name, images.image_files([path / part for part in selected] or [path]), None
+        return name, images.image_files([path / part for part in parts or [""]]), None
     if suffix == ".npz":
-        return name, *arrays.read_npz(path, selected, labeled)
+        return name, *arrays.read_npz(path, parts, labeled)
     if suffix in TABLES:
         return name, tables.as_frame(path), None
     if suffix in images.EXTENSIONS:
-        return name, _unlabeled_files([path], labeled), None
+        return name, images.image_files([path]), None
     raise DubitoError(f"{path} is neither a folder nor a table ({' '.join(TABLES)}), .npz or image")
-
-
-def _unlabeled_files(paths: list[Path], labeled: bool) -> list[Path]:
-    if labeled:
-        raise DubitoError(
-            "image files have no targets: pass a folder with one sub-folder of images per class, "
-            "or labeled=False"
-        )
-    return images.image_files(paths)
-
-
-def _load(name: str, split: str) -> Source:
-    """Load a part of a known dataset, or all parts."""
-    dataset = DATASETS[name]
-    check_split(split, dataset.parts, name)
-    if split != "all":
-        return dataset.load(split)
-    sources = [dataset.load(part) for part in dataset.parts]
-    inputs = torch.cat([source.load() for source in sources])
-    targets = [np.asarray(source.target) for source in sources if source.target is not None]
-    target = np.concatenate(targets) if len(targets) == len(sources) else None
-    return Items(name, sources[0].format, inputs.numpy(), target).in_memory()
 
 
 def _open_array(
@@ -216,8 +207,8 @@ def _open_array(
     elif format is None:
         size = own.size if size is None else images.pair(size)
         format = ImageFormat(size=size, mode=mode or own.mode)
-    fitted = format or ArrayFormat.fit(values)
-    items = Items(name, fitted, values, target, is_fitted=format is None)
+    fit = ArrayFormat.fit if format is None else None
+    items = Items(name, format or ArrayFormat.fit(values), values, target, fit=fit)
     return items if isinstance(values, np.memmap) else items.in_memory()
 
 
@@ -240,14 +231,15 @@ def _open_table(
         _checks.one_of(list(frame.columns), column, f"column of {name}")
     if labeled and target is None and not columns:
         columns = tuple(column for column in frame.columns if column not in ignore)[-1:]
-    readers = [lambda: format or TableFormat.fit(frame, columns, ignore, categories)]
+    fit = partial(TableFormat.fit, target=columns, ignore=ignore, categories=categories)
+    readers = [lambda: format or fit(frame)]
     if labeled and target is None:
         readers.append(lambda: tables.target_columns(frame, columns))
     fitted, *labels = tables.collected(readers, name)
-    if labels:
-        target = labels[0]
-    names = tables.row_names(frame, name)
-    return Items(name, fitted, frame, target, names, is_fitted=format is None).in_memory()
+    target, names = labels[0] if labels else target, tables.row_names(frame, name)
+    return Items(
+        name, fitted, frame, target, names, fit=fit if format is None else None
+    ).in_memory()
 
 
 def _reject(name: str, kind: str, **options: Any) -> None:
@@ -259,9 +251,3 @@ def _reject(name: str, kind: str, **options: Any) -> None:
 
 def _all_are(source: Any, kind: Any) -> bool:
     return isinstance(source, list) and all(isinstance(item, kind) for item in source)
-
-
-def _as_target(values: Any) -> Any:
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-    return values if values is None or hasattr(values, "iloc") else np.asarray(values)

@@ -154,14 +154,19 @@ class TableFormat(InputFormat, frozen=True):
     def fit(
         cls,
         frame: Any,
+        rows: Sequence[int] | None = None,
+        *,
         target: Sequence[str] = (),
         ignore: Sequence[str] = (),
         categories: Sequence[str] = (),
     ) -> TableFormat:
         """Create from the training data.
 
+        Types of columns and whether values are missing follow from all rows.
+
         Args:
             frame: DataFrame.
+            rows: Rows that determine ranges, medians and categories; None: all.
             target: Target columns, which are not inputs.
             ignore: Columns to leave out.
             categories: Columns of numbers to read as categories.
@@ -169,7 +174,9 @@ class TableFormat(InputFormat, frozen=True):
         names = [name for name in frame.columns if name not in (*target, *ignore)]
         if not names:
             raise DubitoError("the table has no input columns")
-        columns = collected(partial(Column.fit, frame[name], name in categories) for name in names)
+        columns = collected(
+            partial(Column.fit, frame[name], name in categories, rows) for name in names
+        )
         return cls(columns=tuple(columns), target=tuple(target))
 
     @property
@@ -218,28 +225,12 @@ class TableFormat(InputFormat, frozen=True):
         cells = zip(self.columns, parts, strict=True)
         return {column.name: column.decode(part.numpy()) for column, part in cells}
 
-    def in_range(self, inputs: Tensor) -> Tensor:
-        """Return whether numbers are near their training range and categories known: bool (N,)."""
-        return self._near(inputs).all(-1)
-
     def _near(self, inputs: Tensor) -> Tensor:
-        """Return which columns of inputs are in range: bool (N, columns)."""
         bounds = [pair for column in self.columns for pair in column.bounds]
         low, high = inputs.new_tensor(bounds).unbind(-1)
         within = (inputs >= low) & (inputs <= high)
         widths = [column.width for column in self.columns]
         return torch.stack([part.any(-1) for part in within.split(widths, -1)], -1)
-
-    def refit(self, items: Any, indices: Sequence[int]) -> TableFormat:
-        """Fit ranges, medians and categories to some of the rows; see `InputFormat.refit`.
-
-        Types of columns and whether values are missing follow from all rows.
-        """
-        columns = collected(
-            partial(Column.fit, items[column.name], column.categories is not None, indices)
-            for column in self.columns
-        )
-        return TableFormat(columns=tuple(columns), target=self.target)
 
     def __str__(self) -> str:
         return f"tables with the columns {_checks.listed(c.name for c in self.columns[:10])}"
@@ -283,8 +274,7 @@ def _short(cell: Any) -> str:
 
 def _is_numeric(series: Any) -> bool:
     """Return whether a column has numbers; True and False are categories, as in a file."""
-    types = need("pandas", "data").api.types
-    return bool(types.is_numeric_dtype(series) and not types.is_bool_dtype(series))
+    return series.dtype.kind in "iuf"
 
 
 def _has_codes(series: Any) -> bool:
@@ -380,10 +370,7 @@ def read_table(path: Path) -> Any:
     cells.columns = _header(cells, path)
     cells.index = pandas.RangeIndex(1, len(cells) + 1, name=LINE)
     frame = cells.iloc[1:]
-    frame = frame[(frame != "").any(axis=1)]
-    if not len(frame):
-        raise DubitoError(f"{path} has a header, but no rows")
-    return frame
+    return frame[(frame != "").any(axis=1)]
 
 
 def _header(cells: Any, path: Path) -> list[str]:
