@@ -18,9 +18,9 @@ psi_1 the trigamma function.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -43,6 +43,7 @@ Reduction = Literal["mean", "sum", "none"]
 #: function (distribution, target) -> (...)
 Term = Callable[[Any, Tensor], Tensor]
 Weight = float | Tensor
+LAST_EPOCH = 10**6  # of any training
 
 # --- terms ---
 
@@ -470,10 +471,10 @@ class LossOptions(TypedDict, total=False):
 class LossModule(nn.Module):
     """Loss of the outputs of a network, in place of `nn.CrossEntropyLoss`.
 
-    A subclass sets what `weights_at` reads before it calls this constructor.
-
     Args:
         terms: Terms by name.
+        weights_at: Function from an epoch to the weight of each term, (M,).
+        distribution: Function from outputs (..., M) to a distribution.
         per_class: Multiply the terms that grow with the number of classes by 10/K.
         weight: Weight of each class, (K,), as in `nn.CrossEntropyLoss`.
         ignore_index: Samples with this label do not count.
@@ -487,6 +488,8 @@ class LossModule(nn.Module):
     def __init__(
         self,
         terms: Mapping[str, Term],
+        weights_at: Callable[[int], Tensor],
+        distribution: Callable[[Tensor], Distribution],
         per_class: bool,
         *,
         weight: Tensor | None = None,
@@ -497,21 +500,14 @@ class LossModule(nn.Module):
         super().__init__()
         _check_options(reduction, ignore_index)
         _checks.whole_number(class_dim, "class_dim")
-        self.terms, self.per_class, self.class_dim = terms, per_class, class_dim
+        self.terms, self.weights_at, self.distribution = terms, weights_at, distribution
+        self.per_class, self.class_dim = per_class, class_dim
         self.ignore_index, self.reduction = ignore_index, reduction
         # A buffer, so that a new KL weight needs no recompilation and reaches captured CUDA graphs.
-        self.register_buffer("weights", self.weights_at(0), persistent=False)
+        self.register_buffer("weights", weights_at(0), persistent=False)
         self.register_buffer("weight", weight, persistent=False)
         # A flag, not the epoch: torch.compile would recompile for every value.
-        self.epoch_is_set = torch.equal(self.weights, self.weights_at(10**6))
-
-    @abstractmethod
-    def distribution(self, outputs: Tensor) -> Distribution:
-        """Read outputs (..., M)."""
-
-    @abstractmethod
-    def weights_at(self, epoch: int) -> Tensor:
-        """Return the weight of each term in an epoch."""
+        self.epoch_is_set = torch.equal(self.weights, weights_at(LAST_EPOCH))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the weights of an epoch; call it at the start of each epoch if they depend on it.
@@ -544,34 +540,26 @@ class LossModule(nn.Module):
             self.ignore_index, self.reduction, self.per_class,
         )  # fmt: skip
 
-
-class _EvidentialLoss(LossModule):
-    def __init__(
-        self,
-        terms: Mapping[str, Term],
-        weights: tuple[Any, ...],
-        kl_ramp: int,
-        evidence: str,
-        scale: str,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        if kl_ramp < 0:
-            raise DubitoError(f"kl_ramp must be a number of epochs >= 0, not {kl_ramp!r}")
-        Dirichlet.from_logits(torch.zeros(2), evidence)  # Raises for an unknown evidence function.
-        self.final_weights = torch.tensor([float(weight) for weight in weights]).tolist()
-        self.kl_ramp, self.evidence = kl_ramp, evidence
-        super().__init__(terms, _per_class(scale), **options)
-
-    def distribution(self, outputs: Tensor) -> Dirichlet:
-        return Dirichlet.from_logits(outputs, self.evidence)
-
-    def weights_at(self, epoch: int) -> Tensor:
-        *fixed, kl = self.final_weights
-        return torch.tensor([*fixed, ramp(kl, self.kl_ramp, epoch)])
-
     def extra_repr(self) -> str:
-        weights = (f"{n}={w:g}" for n, w in zip(self.terms, self.final_weights, strict=True))
-        return f"{', '.join(weights)}, kl_ramp={self.kl_ramp}"
+        """Return the final weight of each term."""
+        weights = zip(self.terms, self.weights_at(LAST_EPOCH).tolist(), strict=True)
+        return ", ".join(f"{name}={weight:g}" for name, weight in weights)
+
+
+def _evidential(
+    weights: tuple[Any, ...], kl_ramp: int, evidence: str, scale: str
+) -> tuple[Callable[[int], Tensor], Callable[[Tensor], Distribution], bool]:
+    """Return the arguments of `LossModule` after the terms, of which the last one is the KL."""
+    if kl_ramp < 0:
+        raise DubitoError(f"kl_ramp must be a number of epochs >= 0, not {kl_ramp!r}")
+    read = partial(Dirichlet.from_logits, evidence=evidence)
+    read(torch.zeros(2))  # Raises for an unknown evidence function.
+    return partial(_ramped, tuple(map(float, weights)), kl_ramp), read, _per_class(scale)
+
+
+def _ramped(weights: tuple[float, ...], kl_ramp: int, epoch: int) -> Tensor:
+    *fixed, kl = weights
+    return torch.tensor([*fixed, ramp(kl, kl_ramp, epoch)])
 
 
 def ramp(weight: float, rise: int, epoch: int) -> float:
@@ -588,7 +576,7 @@ def ramp(weight: float, rise: int, epoch: int) -> float:
     return weight * min(1.0, epoch / rise) if rise else weight
 
 
-class IEDLLoss(_EvidentialLoss):
+class IEDLLoss(LossModule):
     """I-EDL loss of logits, in place of `nn.CrossEntropyLoss`; see `iedl`.
 
     Args:
@@ -618,10 +606,10 @@ class IEDLLoss(_EvidentialLoss):
     ) -> None:
         fisher = _checks.non_negative(fisher_weight, "fisher_weight")
         weights = (1.0, 1.0, fisher, _checks.non_negative(kl_weight, "kl_weight"))
-        super().__init__(_IEDL, weights, kl_ramp, evidence, scale, **options)
+        super().__init__(_IEDL, *_evidential(weights, kl_ramp, evidence, scale), **options)
 
 
-class EDLLoss(_EvidentialLoss):
+class EDLLoss(LossModule):
     """EDL loss of logits, in place of `nn.CrossEntropyLoss`; see `edl`.
 
     Args:
@@ -649,4 +637,4 @@ class EDLLoss(_EvidentialLoss):
     ) -> None:
         terms = _checks.entry(EDL_TERMS, likelihood, "likelihood")
         weights = (*[1.0] * (len(terms) - 1), _checks.non_negative(kl_weight, "kl_weight"))
-        super().__init__(terms, weights, kl_ramp, evidence, scale, **options)
+        super().__init__(terms, *_evidential(weights, kl_ramp, evidence, scale), **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Unpack, dataclass_transform
 
 import torch
@@ -236,20 +237,8 @@ class MethodLoss(LossModule):
                 f"{type(method).__name__} also has a loss of out-of-distribution inputs: "
                 "call method.loss"
             )
-        self.method, self.epochs = method, epochs
-        super().__init__(method.terms, method.per_class, **options)
-
-    def distribution(self, outputs: Tensor) -> Distribution:
-        """Read outputs as the method does."""
-        return self.method.distribution(outputs)
-
-    def weights_at(self, epoch: int) -> Tensor:
-        """Return the weights of the method."""
-        return self.method.weight_tensor(epoch, self.epochs)
-
-    def extra_repr(self) -> str:
-        """Return the method."""
-        return repr(self.method)
+        weights_at = partial(method.weight_tensor, epochs=epochs)
+        super().__init__(method.terms, weights_at, method.distribution, method.per_class, **options)
 
 
 # --- registry ---
