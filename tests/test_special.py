@@ -176,9 +176,6 @@ def test_bregman_excess_is_exact(apart: str, dtype: type) -> None:
     expected = [bregman_excess(u, v) for u, v in zip(exact(a), exact(b), strict=True)]
     first, second = torch.from_numpy(a), torch.from_numpy(b)
     check(_special.bregman_excess(first, second), expected, magnitudes(expected))
-    if apart == "one":
-        result = _special.bregman_excess_from_one(first)
-        check(result, expected, magnitudes(expected))
 
 
 @pytest.mark.parametrize("rule", [_special._GAUSS, _special._GAUSS_WIDE])

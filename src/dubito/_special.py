@@ -17,7 +17,6 @@ differentiates, compiles and exports.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -35,7 +34,6 @@ __all__ = [
     "Gamma",
     "GammaAboveOne",
     "bregman_excess",
-    "bregman_excess_from_one",
     "constant",
     "log_gap",
     "namespace",
@@ -422,25 +420,3 @@ def bregman_excess(a: Tensor, b: Tensor, d: Tensor | None = None, single: bool =
         curvature = curvature + weight * Gamma(b * (1 + node * safe), single).tau
     logs = 0.5 * (safe * safe / (1 + safe) - log_gap(safe, 1 + safe))
     return torch.where(near, logs + (curvature * (b * safe)) * (b * safe), far)
-
-
-_ZETA: list[float] = torch.special.zeta(torch.arange(2, 32, dtype=torch.float64), 1.0).tolist()
-# Taylor coefficients of R(1 + e, 1)/e^2
-_FROM_ONE = tuple((-1) ** k * (z * (k - 1) - 1) / k for k, z in enumerate(_ZETA, start=2))
-_MU_ONE = 1 - 0.5 * math.log(2 * math.pi)
-
-
-def bregman_excess_from_one(a: Tensor, e: Tensor | None = None, single: bool = False) -> Tensor:
-    """`bregman_excess(a, 1)`, faster: (...) -> (...).
-
-    >>> bregman_excess_from_one(torch.tensor([1.0, 1.001, 2.0, 1e6]))
-    tensor([0.0000e+00, 3.2203e-07, 1.1593e-01, 6.4888e+00])
-    """
-    g = Gamma(a, single)
-    e = a - 1 if e is None else e
-    near = e.abs() < 0.25
-    safe = torch.where(near, e, torch.zeros_like(e))
-    terms = 14 if single or a.dtype != torch.float64 else len(_FROM_ONE)
-    series = _horner(_FROM_ONE[:terms], safe)
-    far = 0.5 * (g.log - e * g.reciprocal) + (_MU_ONE - g.mu - e * g.delta)
-    return torch.where(near, series * safe * safe, far)

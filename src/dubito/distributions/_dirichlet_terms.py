@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dubito._eager import lazy
-from dubito._special import Gamma, bregman_excess, bregman_excess_from_one, log_gap
+from dubito._special import Gamma, bregman_excess, log_gap
 
 
 class Terms:
@@ -232,7 +232,12 @@ class Terms:
         inverses = self.sum(self.each.trigamma.reciprocal())
         return torch.where(self.alpha0 < 1, self.total.trigamma.reciprocal() - inverses, usual)
 
-    # --- divergences from constant concentrations ---
+    # --- divergences ---
+
+    @lazy
+    def non_target(self) -> Tensor:
+        """1 - y."""
+        return 1 - self.y
 
     def _excess(self, base: float) -> Tensor:
         """alpha - base."""
@@ -241,43 +246,39 @@ class Terms:
         # A float32 alpha without evidence is the base rounded to float32.
         return self.alpha - (_rounded(base) if self.single else base)
 
+    def _constant(self, base: float) -> Terms:
+        return self.beside(torch.full_like(self.alpha, base))
+
     @lazy
-    def from_one(self) -> ConstantKL:
+    def from_one(self) -> KL:
         """KL(Dir(alpha) || Dir(1))."""
-        return ConstantKL(self.alpha, self._excess(1.0), 1.0, self.single)
+        return KL(self, self._constant(1.0), self._excess(1.0))
 
     @lazy
-    def non_target(self) -> Tensor:
-        """1 - y."""
-        return 1 - self.y
-
-    @lazy
-    def label_removed(self) -> ConstantKL:
+    def label_removed(self) -> KL:
         """KL(Dir(alpha (1 - y) + base y) || Dir(base))."""
-        alpha = self.alpha * self.non_target + self.base * self.y
-        return ConstantKL(alpha, self._excess(self.base) * self.non_target, self.base, self.single)
-
-    # --- divergences between two Dirichlets ---
+        removed = self.beside(self.alpha * self.non_target + self.base * self.y)
+        return KL(removed, self._constant(self.base), self._excess(self.base) * self.non_target)
 
     @lazy
-    def target_alpha(self) -> Tensor:
-        """Target concentrations of Prior Networks."""
-        return 1 + (self.beta - 1) * self.y
+    def _target(self) -> Terms:
+        """Target of Prior Networks."""
+        return self.beside(1 + (self.beta - 1) * self.y)
 
     @lazy
     def to_target(self) -> KL:
         """KL(Dir(alpha) || target)."""
-        return KL(self, self.beside(self.target_alpha))
+        return KL(self, self._target)
 
     @lazy
     def from_target(self) -> KL:
         """KL(target || Dir(alpha))."""
-        return KL(self.beside(self.target_alpha), self)
+        return KL(self._target, self)
 
     @lazy
     def from_uniform(self) -> KL:
         """KL(Dir(1) || Dir(alpha))."""
-        return KL(self.beside(torch.ones_like(self.alpha)), self)
+        return KL(self._constant(1.0), self)
 
 
 def _rounded(x: float) -> float:
@@ -286,46 +287,12 @@ def _rounded(x: float) -> float:
     return scaled - (scaled - x)
 
 
-class ConstantKL:
-    """KL(Dir(alpha) || Dir(base)) with the same `base` for all classes; excess = alpha - base."""
-
-    def __init__(self, alpha: Tensor, excess: Tensor, base: float, single: bool) -> None:
-        self.alpha, self.excess, self.base, self.single = alpha, excess, base, single
-        self.base0 = base * alpha.shape[-1]
-        self.alpha0, self.excess0 = (x.sum(-1, keepdim=True) for x in (alpha, excess))
-
-    @lazy
-    def value(self) -> Tensor:
-        """Sum of Bregman divergences of ln Gamma: (..., 1).
-
-        Their leading parts sum to base0 KL(uniform || mean).
-        """
-        num_classes = self.alpha.shape[-1]
-        inverse = num_classes / self.alpha0
-        spread = self.excess - self.excess0 / num_classes
-        leading = self.base * log_gap(spread * inverse, self.alpha * inverse)
-        each = leading.sum(-1, keepdim=True)
-        excesses = self._bregman(self.alpha, self.base, self.excess).sum(-1, keepdim=True)
-        return each + (excesses - self._bregman(self.alpha0, self.base0, self.excess0))
-
-    def _bregman(self, alpha: Tensor, base: float, excess: Tensor) -> Tensor:
-        if base == 1:
-            return bregman_excess_from_one(alpha, excess, self.single)
-        return bregman_excess(alpha, torch.full_like(alpha, base), excess, self.single)
-
-    @lazy
-    def slope(self) -> Tensor:
-        """Gradient in alpha: (..., K)."""
-        each, total = Gamma(self.alpha, self.single), Gamma(self.alpha0, self.single)
-        return kl_slope(self.excess, self.base, each, self.excess0, self.base0, total)
-
-
 class KL:
-    """KL(Dir(a) || Dir(b)) = b0 KL(mean of b || mean of a) + Bregman excesses."""
+    """KL(Dir(a) || Dir(b)) = b0 KL(mean of b || mean of a) + Bregman excesses; d = a - b."""
 
-    def __init__(self, a: Terms, b: Terms) -> None:
+    def __init__(self, a: Terms, b: Terms, d: Tensor | None = None) -> None:
         self.a, self.b = a, b
-        self.d = a.alpha - b.alpha
+        self.d = a.alpha - b.alpha if d is None else d
         self.d0 = self.d.sum(-1, keepdim=True)
 
     @lazy
@@ -343,7 +310,7 @@ class KL:
         a, b = self.a, self.b
         leading = a.sum(b.alpha * log_gap(*self._ratio))
         total = bregman_excess(a.alpha0, b.alpha0, self.d0, a.single)
-        return leading + (a.sum(bregman_excess(a.alpha, b.alpha, None, a.single)) - total)
+        return leading + (a.sum(bregman_excess(a.alpha, b.alpha, self.d, a.single)) - total)
 
     @lazy
     def slope(self) -> Tensor:

@@ -273,7 +273,7 @@ class _FastDivergence:
 
 
 class FastKL(_FastDivergence):
-    r"""`KL` and `ConstantKL` for a constant second argument, without derivatives.
+    r"""`KL` for a constant second argument, without derivatives.
 
     With b the base and e = alpha - b, the Bregman divergence of ln Gamma is e - f_b(e),
 
