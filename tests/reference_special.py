@@ -26,8 +26,6 @@ MEMBERS: dict[str, Callable[[Real], Real]] = {
     "tau": lambda x: polygammas(x)[2] - 1 / x - 1 / (2 * x**2),
     "sigma": lambda x: -polygammas(x)[3] - 1 / x**2 - 1 / x**3,
     "reciprocal": lambda x: 1 / x,
-    "log": lambda x: MP.log(x),
-    "digamma": lambda x: polygammas(x)[1],
     "trigamma": lambda x: polygammas(x)[2],
     "log_inverse_trigamma": lambda x: -MP.log(polygammas(x)[2]),
     "log_trigamma_slope": lambda x: polygammas(x)[3] / polygammas(x)[2],

@@ -85,11 +85,6 @@ class Gamma:
         return self.x.reciprocal()
 
     @lazy
-    def log(self) -> Tensor:
-        """ln x."""
-        return self.x.log()
-
-    @lazy
     def _small(self) -> Tensor:
         return self.x < self._first
 
@@ -174,11 +169,6 @@ class Gamma:
         return self._with_increments(
             self._polynomial("sigma", 4), [u * u * u * (2 * t + 1) for t, u in steps]
         )
-
-    @lazy
-    def digamma(self) -> Tensor:
-        """psi(x)."""
-        return self.log - 0.5 * self.reciprocal - self.delta
 
     @lazy
     def trigamma(self) -> Tensor:

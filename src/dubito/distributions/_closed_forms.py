@@ -313,11 +313,10 @@ def uncertainty(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     wants_grad = alpha.requires_grad and torch.is_grad_enabled()
     if not wants_grad and _above(alpha, 1.0):
         m = FastTerms(_classes_first(alpha))
-        gaps = m.sum(m.each.digamma_gap_scaled) - m.total.digamma_gap_scaled
-        mutual, entropy = (
-            torch.asarray(value).view(alpha.shape[:-1])
-            for value in (gaps / m.alpha0, _entropy_of_mean(m))
-        )
+        with np.errstate(all="ignore"):
+            gaps = m.sum(m.each.digamma_gap_scaled) - m.total.digamma_gap_scaled
+            scores = gaps / m.alpha0, _entropy_of_mean(m)
+        mutual, entropy = (torch.asarray(score).view(alpha.shape[:-1]) for score in scores)
         return entropy, entropy - mutual, mutual
     total, aleatoric, epistemic = evaluate(
         ("entropy_of_mean", "expected_entropy", "mutual_information"), alpha
@@ -557,7 +556,8 @@ def value_and_gradient(
     if fast:
         exact = values.double()
         each = [_classes_first(w) if w.ndim else w.item() if w.is_cpu else w for w in weights]
-    terms, gradient = _value_and_gradient(spec, fast, each, exact, target.unsqueeze(-1))
+    with np.errstate(all="ignore"):
+        terms, gradient = _value_and_gradient(spec, fast, each, exact, target.unsqueeze(-1))
     parts = [w * term for w, term in zip(weights, terms.split(1, -1), strict=True)]
     return sum(parts[1:], parts[0]).squeeze(-1), gradient.to(values.dtype)
 
@@ -587,7 +587,8 @@ def _compute(
     if with_gradient:
         each = scaled.tolist() if scaled.is_cpu else scaled.unbind()
     function = partial(_value_and_gradient, spec, _is_fast(spec, values, target), each)
-    terms, *gradients = _by_rows(function, values, target)
+    with np.errstate(all="ignore"):  # values that are not finite are for the caller, as in torch
+        terms, *gradients = _by_rows(function, values, target)
     loss, sums = reduced(
         terms if factors is None else terms * factors, row_weight, weights, spec.reduction
     )
