@@ -300,7 +300,7 @@ def test_errors_of_partial_fit() -> None:
     with pytest.raises(ValueError, match="classes must be passed in the first call"):
         model.partial_fit(X, y)
     model.partial_fit(X[:1], y[:1], classes=[0, 1, 2])  # one sample is enough
-    with pytest.raises(ValueError, match=r"y has \[7\], not among \[0, 1, 2\]"):
+    with pytest.raises(ValueError, match=r"previously unseen labels: .*7"):
         model.partial_fit(X[:1], [7])
     with pytest.raises(ValueError, match=r"classes are \[0, 1\], but were \[0, 1, 2\]"):
         model.partial_fit(X, y, classes=[0, 1])
@@ -336,7 +336,7 @@ def test_callbacks(wine: Parts) -> None:
         ({"epochs": 0}, "epochs.*0"),
         ({"lr": -1.0}, "lr.*-1"),
         ({"error_rate": 1.5}, r"error_rate.*1\.5"),
-        ({"validation_fraction": 0.0}, "validation_fraction must be between 0 and 1, not 0.0"),
+        ({"validation_fraction": 0.0}, r"validation_fraction must be in \(0, 1\), not 0.0"),
         ({"class_weight": "magic"}, "class_weight"),
     ],
 )

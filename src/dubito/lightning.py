@@ -45,6 +45,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.losses import weighted_sums
 from dubito.model import Model
+from dubito.training._run import loss_function
 
 __all__ = ["EvidentialModule"]
 
@@ -95,27 +96,22 @@ class EvidentialModule(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the mean loss of a batch."""
-        ood = batch["ood"] if isinstance(batch, Mapping) else None
-        inputs, target = _pair(batch["train"] if isinstance(batch, Mapping) else batch)
-        method, count = self.model.method, len(target)
-        if ood is None and method.ood_terms:
-            raise DubitoError(
-                f"{type(method).__name__} trains with OOD inputs: pass fit() a dict of loaders, "
-                "{'train': ..., 'ood': ...}"
-            )
-        parts = [inputs] if ood is None else [inputs, _inputs(ood)]
-        _, outputs = self.model.run(torch.cat(parts))
-        dist = method.distribution(outputs[:count])
-        dist.validate()
-        if self.model.task.kind == "classification":
-            size = self.model.task.size
-            _checks.targets(target, outputs.new_zeros(*dist.batch_shape, size), -100)
-        total, sums = method.loss(
-            dist,
-            self.model.task.to_training_units(target),
-            self._weights(self.current_epoch).to(outputs.device),
-            ood=None if ood is None else method.distribution(outputs[count:]),
-        )
+        batches = batch if isinstance(batch, Mapping) else {"train": batch}
+        inputs, target = _pair(batches["train"])
+        method, task, count = self.model.method, self.model.task, len(inputs)
+        if method.ood_terms:
+            if "ood" not in batches:
+                raise DubitoError(
+                    f"{type(method).__name__} trains with OOD inputs: pass fit() a dict of "
+                    "loaders, {'train': ..., 'ood': ...}"
+                )
+            inputs = torch.cat([inputs, _inputs(batches["ood"])])
+        _, outputs = self.model.run(inputs)
+        _checks.finite(outputs, "outputs of the network")
+        if task.kind == "classification":
+            _checks.targets(target, outputs.new_zeros(count, task.size), -100)
+        weights = self._weights(self.current_epoch).to(outputs.device)
+        total, sums = loss_function(method)(outputs, task.to_training_units(target), weights)
         loss = total / count
         self._log("train_loss", loss, count)
         for name, value in zip((*method.terms, *method.ood_terms), sums, strict=True):

@@ -14,8 +14,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from dubito._extras import need
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.methods import MCDropout
+from dubito.methods.mc_dropout import Sampled
 from dubito.model import Model, Prediction
 from dubito.policy import REASONS
 
@@ -99,7 +98,11 @@ def export(
         raise DubitoError(f"path must end with .onnx, but is {str(path)!r}")
     if path.is_dir():
         raise DubitoError(f"cannot write {path}: a folder is in the way")
-    _check_method(model)
+    if any(isinstance(module, Sampled) for module in model.network.modules()):
+        raise DubitoError(
+            "mc_dropout samples its predictions, which an ONNX file cannot repeat: train with "
+            "another method, for example an ensemble"
+        )
     for package in ("onnx", "onnxruntime", "onnxscript"):
         need(package, "onnx")
     make_folder(path.parent)
@@ -109,17 +112,6 @@ def export(
     difference = _check(content, graph, samples)
     atomic_write(path, content)
     return Exported(path, len(content), metadata, difference)
-
-
-def _check_method(model: Model) -> None:
-    method: Any = model.method
-    while method is not None:
-        if isinstance(method, MCDropout):
-            raise DubitoError(
-                "mc_dropout samples its predictions, which an ONNX file cannot repeat: train with "
-                "another method, for example an ensemble"
-            )
-        method = getattr(method, "member", None)
 
 
 # --- the graph ---
@@ -200,7 +192,12 @@ def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
 def _trace(graph: _Graph, example: Tensor, names: Sequence[str]) -> Any:
     """Return the graph as an ONNX model, for batches of any size."""
     batch = torch.export.Dim(BATCH)
-    with torch.no_grad(), _quiet():
+    # Notes of torch about itself, and about packages that are not needed.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
+        )
         traced = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
         program = torch.onnx.export(
             traced,
@@ -240,22 +237,6 @@ def _log1p(x: Any) -> Any:
     log = op.Log(u)
     near = op.Where(op.Equal(u, one), x, op.Mul(log, op.Div(x, op.Sub(u, one))))
     return op.Where(op.Equal(u, x), log, near)  # also infinity
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence notes of torch about itself and about packages that are not needed."""
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
-            )
-            yield
-    finally:
-        log.setLevel(level)
 
 
 def _clean(proto: Any) -> None:
@@ -341,14 +322,24 @@ def _check(content: bytes, graph: _Graph, samples: Tensor) -> float:
     options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     if samples.is_floating_point():
-        _check_invalid(session, samples[:3])
+        _check_invalid(session, samples[:2].clone())
     return max(_compare(session, graph, samples[:count]) for count in (1, 2, len(samples)))
 
 
 def _run(session: Any, inputs: Tensor) -> dict[str, Tensor]:
     names = [output.name for output in session.get_outputs()]
     values = session.run(names, {INPUT: inputs.numpy()})
-    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
+    return dict(zip(names, map(torch.from_numpy, values), strict=True))
+
+
+def _check_invalid(session: Any, inputs: Tensor) -> None:
+    """Raise if the file answers inputs that are not finite."""
+    inputs[0].view(-1)[0], inputs[1].view(-1)[-1] = torch.nan, torch.inf
+    columns = _run(session, inputs)
+    for name in columns.keys() - {"outputs"}:
+        expected = _marked(name, columns[name], torch.zeros(2, dtype=torch.bool))
+        if not columns[name].allclose(expected, equal_nan=True):
+            raise ExportError(f"no file was written: its {name!r} hides inputs that are not finite")
 
 
 @torch.no_grad()
@@ -368,12 +359,12 @@ def _compare(session: Any, graph: _Graph, inputs: Tensor) -> float:
     reference = graph.columns(inputs, features, outputs)
     if list(columns) != list(reference):
         raise ExportError(f"no file was written: its columns would be {list(columns)}")
-    ties = _ties(graph.model, graph.predict(inputs, features, outputs), columns)
+    clear = ~_close_calls(graph.model, graph.predict(inputs, features, outputs))
     for name, values in columns.items():
+        expected = reference[name]
         if values.is_floating_point():
-            difference = _difference(name, values, reference[name], reference[name].abs())
-            largest = max(largest, difference)
-        elif bool((values != reference[name])[~ties[name]].any()):
+            largest = max(largest, _difference(name, values, expected, expected.abs()))
+        elif not torch.equal(values[clear], expected[clear]):
             raise ExportError(f"no file was written: its {name!r} would differ from torch")
     return largest
 
@@ -390,29 +381,16 @@ def _difference(name: str, values: Tensor, expected: Tensor, scale: Tensor) -> f
     return difference
 
 
-def _ties(model: Model, prediction: Prediction, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the samples where rounding decides, for each column that is not a number: (N,)."""
-    ties, policy = {}, model.policy
-    if "probs" in columns:
-        predictive: Any = prediction.distribution.predictive
-        label = columns["prediction"].clamp_min(0).unsqueeze(-1)
-        gap = predictive.probs.amax(-1, keepdim=True) - predictive.probs.gather(-1, label)
-        ties["prediction"] = gap.squeeze(-1) <= TOLERANCE
+def _close_calls(model: Model, prediction: Prediction) -> Tensor:
+    """Return for which samples rounding decides the class or the reason: bool (N,)."""
     close = torch.zeros(len(prediction), dtype=torch.bool)
+    if model.task.kind == "classification":
+        predictive: Any = prediction.distribution.predictive
+        first, second = predictive.probs.topk(2, -1).values.unbind(-1)
+        close |= first - second <= TOLERANCE
+    policy = model.policy
     for threshold in () if policy is None else (policy.threshold, policy.ood_threshold):
         if threshold is not None:
             values = prediction.score(threshold.score)
             close |= (values - threshold.value).abs() <= TOLERANCE * values.abs()
-    return {**ties, "accepted": close, "reason": close}
-
-
-def _check_invalid(session: Any, inputs: Tensor) -> None:
-    """Raise if the file answers inputs that are not finite."""
-    inputs = inputs.clone()
-    inputs[0].view(-1)[0], inputs[1].view(-1)[-1] = torch.nan, torch.inf
-    columns = _run(session, inputs)
-    for name, values in columns.items():
-        rows = values[:2]
-        answers = rows.isnan().logical_not() if rows.is_floating_point() else rows > 0
-        if name not in ("outputs", "reason") and bool(answers.any()):
-            raise ExportError(f"no file was written: its {name!r} hides inputs that are not finite")
+    return close

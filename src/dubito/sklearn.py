@@ -27,7 +27,7 @@ from torch import Tensor
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.exceptions import NotFittedError
-    from sklearn.preprocessing import MinMaxScaler, StandardScaler
+    from sklearn.preprocessing import LabelEncoder, MinMaxScaler, StandardScaler
     from sklearn.utils import check_random_state, compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -36,8 +36,10 @@ except ImportError as error:
         "scikit-learn is not installed: pip install 'dubito[sklearn]'", name=error.name
     ) from error
 
+from dubito import _checks
 from dubito.api import find_device
 from dubito.api.config import PolicyConfig, validated
+from dubito.calibration import Calibration
 from dubito.data import ArrayFormat, TableFormat
 from dubito.data.arrays import check_resolution
 from dubito.data.tables import Column
@@ -108,11 +110,9 @@ class _Estimator(BaseEstimator):
         enough = held_out.sum() >= MIN_HELD_OUT
         X_train, y_train = X[~held_out], y[~held_out]
         cross_validate = self.calibrate and not enough and len(X_train) >= MIN_CALIBRATED
-        folds = self._cross_validate(X_train, y_train, task, rng) if cross_validate else None
+        fitted = self._cross_validate(X_train, y_train, task, rng) if cross_validate else None
         self.model_ = self._trained(X_train, y_train, task(y_train), seed)
-        if folds is not None:
-            dist, target = folds
-            self.model_.calibrate(self.model_.prediction(dist), target)
+        self.model_.calibration = fitted
         if held_out.any():
             self._fit_held_out(X[held_out], y[held_out], self.calibrate and bool(enough))
         return self
@@ -164,21 +164,19 @@ class _Estimator(BaseEstimator):
 
     def _cross_validate(
         self, X: Array, y: Array, task: Callable[[Array], Task], rng: np.random.RandomState
-    ) -> tuple[Distribution, Array]:
-        """Predict each sample by a network that was not trained on it."""
+    ) -> Calibration:
+        """Calibrate on predictions of each sample by a network that was not trained on it."""
         fold = rng.permutation(len(X)) % FOLDS
         dists, targets = [], []
         for number, seed in enumerate(rng.randint(2**31 - 1, size=FOLDS)):
             train, test = fold != number, fold == number
             model = self._trained(X[train], y[train], task(y[train]), int(seed))
             dists.append(_predict(model, X[test]).distribution)
-            targets.append(y[test])
-        return Distribution.cat(dists), np.concatenate(targets)
+            targets.append(model.task.encode(y[test]))
+        return Calibration.fit(Distribution.cat(dists), torch.cat(targets))
 
     def _trained(self, X: Array, y: Array, task: Task, seed: int) -> Model:
-        model = self._untrained(X, task, seed)
-        self._train(model, X, y, self.epochs)
-        return model
+        return self._train(self._untrained(X, task, seed), X, y, self.epochs)
 
     def _untrained(self, X: Array, task: Task, seed: int) -> Model:
         self._scaler, self._span = StandardScaler(), MinMaxScaler()
@@ -202,7 +200,7 @@ class _Estimator(BaseEstimator):
             format = ArrayFormat(shape=X.shape[1:], low=tuple(low), high=tuple(high))
         return Preprocessing(inputs=format, mean=tuple(mean), std=tuple(std))
 
-    def _train(self, model: Model, X: Array, y: Array, epochs: int) -> None:
+    def _train(self, model: Model, X: Array, y: Array, epochs: int) -> Model:
         size = self.batch_size
         if size == "auto":
             size = int(np.clip(len(X) // 8, *BATCH))
@@ -227,14 +225,12 @@ class _Estimator(BaseEstimator):
             # In float64 the prediction of a sample does not depend on others in its batch.
             model.cpu().double()
         self._epochs += epochs
+        return model
 
     def _check(self, task: Task) -> None:
         """Check parameters before the training."""
         find_device(self.device)
-        if not 0 < self.validation_fraction < 1:
-            raise DubitoError(
-                f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}"
-            )
+        _checks.in_open_unit_interval(validation_fraction=self.validation_fraction)
         if self.error_rate is not None:
             validated(PolicyConfig, self._policy_options())
             if not task.defines_errors:
@@ -384,7 +380,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         X, y = self._samples(X, y, reset=True)
         check_classification_targets(y)
         self._set_classes(y)
-        self._fit(X, y, lambda target: self._task(self._counts(target)), self._codes(y))
+        self._fit(X, y, lambda target: self._task(self._counts(target)), y)
         self._class_counts = self._counts(y)
         return self
 
@@ -428,20 +424,14 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         return labels
 
     def _set_classes(self, values: Any) -> None:
-        self.classes_ = np.unique(values)
+        self._encoder = LabelEncoder().fit(values)
+        self.classes_ = self._encoder.classes_
         if len(self.classes_) < 2:
             raise DubitoError(f"a classifier needs two classes, but there is one class: {values!r}")
         self._class_counts = np.zeros(len(self.classes_), np.int64)
 
-    def _codes(self, y: Array) -> Array:
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
-            raise DubitoError(f"y has {unknown.tolist()}, not among {self.classes_.tolist()}")
-        codes: Array = np.searchsorted(self.classes_, y)
-        return codes
-
     def _counts(self, y: Array) -> Array:
-        return np.bincount(self._codes(y), minlength=len(self.classes_))
+        return np.bincount(self._encoder.transform(y), minlength=len(self.classes_))
 
     def _task(self, counts: Array) -> Classification:
         """Return the task; a class without a sample counts as one, for Posterior Networks."""
@@ -456,7 +446,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         if self.class_weight is None:
             return None
         weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-        mean = weights[self._codes(y)].mean()
+        mean = weights[self._encoder.transform(y)].mean()
         return torch.as_tensor(weights / (mean or 1.0), dtype=torch.float32)
 
 

@@ -9,7 +9,6 @@ from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
-from dubito.training._batches import Data
 from tests.training.helpers import SHORT, TRAIN, VALIDATION, Stream, small_model, weights
 
 TASK = Classification(classes=tuple("abc"))
@@ -73,7 +72,8 @@ def test_noise_in_place_of_ood_inputs(standardized: bool, low: float, high: floa
     stats = {"mean": (0.0,) * 4, "std": (1.0,) * 4} if standardized else {}
     inputs = Preprocessing(inputs=ArrayFormat(shape=(4,)), **stats)  # type: ignore[arg-type]
     model = Model.build("rkl_pn", Classification(classes=("a", "b")), inputs, "mlp")
-    data = Data(model, SHORT, torch.device("cpu"), TRAIN, VALIDATION, None, None)
-    batch = torch.zeros(1000, 4)
-    noise = data.with_ood(batch, torch.Generator().manual_seed(0))[1000:]
-    assert (noise.min().item(), noise.max().item()) == pytest.approx((low, high), abs=0.05)
+    noise: list[Tensor] = []
+    model.network.register_forward_pre_hook(lambda _, x: noise.append(x[0][len(x[0]) // 2 :]))
+    Trainer(SHORT).fit(model, TRAIN, VALIDATION)
+    span = torch.cat(noise).aminmax()
+    assert (span.min.item(), span.max.item()) == pytest.approx((low, high), abs=0.05)

@@ -42,11 +42,6 @@ def test_cosine_schedule_falls_to_zero() -> None:
     assert [round(config.lr_at(epoch), 3) for epoch in range(5)] == [1.0, 0.854, 0.5, 0.146, 0.0]
 
 
-def test_last_epoch_is_validated() -> None:
-    config = TrainConfig(epochs=5, validate_every=2)
-    assert [epoch for epoch in range(1, 6) if config.is_validation_epoch(epoch)] == [2, 4, 5]
-
-
 def test_averaging_is_chosen_for_long_trainings_at_a_constant_rate() -> None:
     assert TrainConfig(epochs=20).averaged_epochs == 2
     assert TrainConfig(epochs=20, schedule="cosine").averaged_epochs == 0

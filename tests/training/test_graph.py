@@ -71,12 +71,12 @@ def test_loss_compiles_without_breaks() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-def test_first_failure_is_recorded_on_the_device() -> None:
-    sums, failure = (torch.zeros(size, dtype=torch.float64) for size in (2, 6))
-    samples = torch.zeros((), dtype=torch.long)
-    for loss, output in [(1.0, 0.0), (torch.nan, 2.0), (torch.nan, 3.0)]:
-        terms, outputs = torch.tensor([8.0, loss]), torch.tensor([-1.0, output])
-        add_step(sums, samples, failure, torch.tensor(loss), terms, outputs, 4)
-    assert failure[:5].tolist() == [1.0, 4.0, -1.0, 2.0, 8.0]
-    assert failure[5].isnan()
-    assert (int(samples), sums[0].item()) == (12, 24.0)
+def test_step_is_recorded_on_the_device() -> None:
+    table, step = torch.zeros(2, 5, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    fast = torch.compile(add_step, dynamic=False, backend="aot_eager", fullgraph=True)
+    for loss in (torch.tensor(3.0), torch.tensor(torch.nan)):
+        outputs = torch.tensor([-1.0, 2.0], dtype=torch.bfloat16)
+        fast(table, step, loss, outputs, torch.tensor([8.0, 16777215.0]))
+    assert step.tolist() == [2]
+    assert table[0].tolist() == [3.0, -1.0, 2.0, 8.0, 16777215.0]
+    assert table[1].isnan().tolist() == [True, False, False, False, False]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from dubito import _checks
 from dubito.data.base import Source
 from dubito.errors import DubitoError
+from dubito.methods import Method
 from dubito.model import Model
 from dubito.training.config import TrainConfig
 
@@ -30,24 +30,43 @@ class Reader:
     Float inputs are normalized before they are augmented, once if they are in memory; pixels are
     bytes and normalized after that.
 
+    Args:
+        samples: Inputs and targets.
+        model: Model in training.
+        config: Training configuration.
+        device: Device of the training.
+        part: Name of the samples in messages.
+        ood: Encoded out-of-distribution inputs (M, *shape), for methods that train with them.
+            None: uniform noise, in [0, 1] or within three standard deviations for standardized
+            inputs.
+
     Attributes:
         target: Targets in training units.
         encoded: Targets in user units.
     """
 
     def __init__(
-        self, samples: Samples, model: Model, config: TrainConfig, device: torch.device, part: str
+        self,
+        samples: Samples,
+        model: Model,
+        config: TrainConfig,
+        device: torch.device,
+        part: str,
+        ood: Tensor | None = None,
     ) -> None:
-        inputs, encoded = samples
+        inputs, encoded = self._samples = samples
         _check(inputs, encoded, model.task.size, part)
-        self.device, self.config = device, config
-        self.normalize = model.preprocessing.normalize
+        self.device, self.config, self.method = device, config, model.method
+        self.preprocessing = model.preprocessing
         self.in_memory = isinstance(inputs, Tensor)
         self.inputs: Any = self.to_device(inputs) if isinstance(inputs, Tensor) else inputs
         #: device of the indices of samples
         self.index_device = device if self.in_memory else torch.device("cpu")
         self.encoded = encoded.to(self.index_device)
         self.target = model.task.to_training_units(self.encoded)
+        if ood is not None:
+            _check_ood(ood, tuple(self.inputs[0].shape), model.method)
+        self.ood = None if ood is None else self.to_device(ood)
 
     def __len__(self) -> int:
         return len(self.target)
@@ -55,20 +74,20 @@ class Reader:
     def to_device(self, x: Tensor) -> Tensor:
         """Move inputs to the device, and normalize them unless they are pixels."""
         x = x.to(self.device, non_blocking=True)
-        return self.normalize(x) if x.is_floating_point() else x
+        return self.preprocessing.normalize(x) if x.is_floating_point() else x
 
     def read(
-        self, rows: Sequence[Tensor], changes: Iterable[Tensor] | None = None, seed: int = 0
+        self, rows: Sequence[Tensor], changes: Sequence[Tensor | None] = (), seed: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs and targets of batches.
 
         Args:
             rows: Indices of the samples of each batch.
-            changes: Augmentation of each batch; None for none.
+            changes: Augmentation of each batch; empty for none.
             seed: Seed of the worker processes.
         """
-        moves: Iterable[Tensor | None] = itertools.repeat(None) if changes is None else changes
-        for batch, x, change in zip(rows, self._load(rows, seed), moves, strict=False):
+        inputs = self._load(rows, seed)
+        for batch, x, change in zip(rows, inputs, changes or [None] * len(rows), strict=True):
             target = self.target.index_select(0, batch)
             yield self.prepare(x, change), target.to(self.device, non_blocking=True)
 
@@ -80,8 +99,7 @@ class Reader:
 
     def _load(self, rows: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
         if self.in_memory:
-            yield from (self.inputs.index_select(0, batch) for batch in rows)
-            return
+            return (self.inputs.index_select(0, batch) for batch in rows)
         loader: DataLoader[Any] = DataLoader(
             cast("Dataset[Any]", self.inputs),
             batch_sampler=[batch.tolist() for batch in rows],
@@ -89,69 +107,31 @@ class Reader:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(seed),
         )
-        yield from map(self.to_device, loader)
+        return map(self.to_device, loader)
 
     def prepare(self, x: Tensor, change: Tensor | None = None) -> Tensor:
         """Augment inputs and normalize pixels."""
         if change is not None and self.config.augment is not None:
             x = self.config.augment.apply(x, change)
         if x.dtype == torch.uint8:
-            x = self.normalize(x)
+            x = self.preprocessing.normalize(x)
         if self.config.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all samples in order, not augmented, with targets in training units."""
-        return self.read(self.chunks(torch.arange(len(self), device=self.index_device)))
-
-
-class Data:
-    """Samples that runs of several seeds share.
-
-    Args:
-        model: Model in training.
-        config: Training configuration.
-        device: Device of the training.
-        train: Training samples.
-        validation: Validation samples.
-        ood: Encoded out-of-distribution inputs (M, *shape), for methods that train with them.
-            None: uniform noise, in [0, 1] or within three standard deviations for standardized
-            inputs.
-        class_weight: Weight of each class.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        config: TrainConfig,
-        device: torch.device,
-        train: Samples,
-        validation: Samples,
-        ood: Tensor | None,
-        class_weight: Tensor | None,
-    ) -> None:
-        if class_weight is not None:
-            classes = torch.zeros(model.task.size, device=device)
-            class_weight = _checks.class_weight(class_weight, classes)
-        self.device, self.class_weight, self._samples = device, class_weight, train
-        self.train = Reader(train, model, config, device, "training")
-        self.validation = Reader(validation, model, config, device, "validation")
-        self.has_ood = bool(model.method.ood_terms)
-        self.standardized = model.preprocessing.mean is not None
-        if ood is not None:
-            _check_ood(ood, self.train, model)
-        self.ood = None if ood is None else self.train.to_device(ood)
-
     def with_ood(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Append as many OOD inputs to a batch, if the method trains with them."""
-        if not self.has_ood:
+        if not self.method.ood_terms:
             return x
         if self.ood is not None:
             rows = torch.randint(len(self.ood), (len(x),), generator=generator, device=x.device)
-            return torch.cat([x, self.train.prepare(self.ood[rows])])
+            return torch.cat([x, self.prepare(self.ood[rows])])
         noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-        return torch.cat([x, 6 * noise - 3 if self.standardized else noise])
+        return torch.cat([x, noise if self.preprocessing.mean is None else 6 * noise - 3])
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all samples in order, not augmented, with targets in training units."""
+        return self.read(self.chunks(torch.arange(len(self), device=self.index_device)))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -183,12 +163,11 @@ def _check(inputs: Tensor | Source, target: Tensor, size: int, part: str) -> Non
     _checks.finite(target, f"{part} targets")
 
 
-def _check_ood(ood: Tensor, train: Reader, model: Model) -> None:
+def _check_ood(ood: Tensor, shape: tuple[int, ...], method: Method) -> None:
     """Raise if OOD inputs are of no use or of another shape."""
-    if not model.method.ood_terms:
-        name = type(model.method).__name__
+    if not method.ood_terms:
+        name = type(method).__name__
         raise DubitoError(f"{name} does not train with out-of-distribution inputs: drop ood")
-    shape = tuple(train.inputs[0].shape)
     if ood.ndim < 2 or not len(ood) or tuple(ood.shape[1:]) != shape:
         raise DubitoError(
             f"ood has shape {tuple(ood.shape)}; expected (M, {str(shape)[1:-1]}), "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +16,6 @@ from dubito.errors import DubitoError
 from dubito.model._folder import unshared
 
 FORMAT = "dubito-checkpoint-2"
-#: share of the time that checkpoints may take, and seconds below which they are free
-SHARE, FREE = 0.05, 0.1
-
-
-class Pace:
-    """Decides when a checkpoint is due: each epoch if it is cheap, else a twentieth of the time."""
-
-    def __init__(self) -> None:
-        self._next = -math.inf
-
-    @property
-    def due(self) -> bool:
-        """Whether the share of the last checkpoint is used up."""
-        return time.perf_counter() >= self._next
-
-    def save(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Save a checkpoint and account for the time it takes.
-
-        Checkpoints of several runs that are due together add up.
-        """
-        start = time.perf_counter()
-        save(path, tensors, state)
-        end = time.perf_counter()
-        if end - start > FREE:
-            self._next = max(self._next, end) + (end - start) / SHARE
 
 
 def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

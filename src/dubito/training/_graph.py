@@ -1,4 +1,4 @@
-"""The step of a run as a CUDA graph on its own stream, so that runs side by side overlap."""
+"""Runs whose step is a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from dubito.errors import DubitoError
 from dubito.training import _parallel
 from dubito.training._batches import Reader
-from dubito.training._run import Run, default_generator
+from dubito.training._run import Run
 from dubito.training.config import FUSED, TrainConfig
 
 _WARM_UP = 3
-Gather = Callable[[Reader, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def is_graphed(config: TrainConfig, train: Reader) -> bool:
@@ -28,24 +27,20 @@ def is_graphed(config: TrainConfig, train: Reader) -> bool:
         config: Configuration.
         train: Training samples.
     """
-    able = (
-        train.device.type == "cuda"
-        and config.optimizer in FUSED
-        and _parallel.world() == 1
-        and train.in_memory
-        and len(train) >= config.batch_size
-    )
-    if config.graph and not able:
-        raise DubitoError(
-            "graph=True needs a GPU, one process, data in memory, at least one full batch, and one "
-            f"of the optimizers {', '.join(FUSED)}; here: {train.device.type}, "
-            f"{_parallel.world()} process(es), {'in memory' if train.in_memory else 'streamed'}, "
-            f"{len(train)} samples, {config.optimizer}"
-        )
-    return able if config.graph is None else config.graph
+    needed = {
+        "a GPU": train.device.type == "cuda",
+        "one process": _parallel.world() == 1,
+        "data in memory": train.in_memory,
+        "at least one full batch": len(train) >= config.batch_size,
+        f"one of the optimizers {', '.join(FUSED)}": config.optimizer in FUSED,
+    }
+    missing = [name for name, present in needed.items() if not present]
+    if config.graph and missing:
+        raise DubitoError(f"graph=True needs {'; '.join(missing)}")
+    return config.graph is not False and not missing
 
 
-def capture(runs: Sequence[Run]) -> None:
+def capture(runs: Sequence[GraphedRun]) -> None:
     """Capture the steps of runs of one method; shared functions are compiled once."""
     first = runs[0]
     loss: Any = torch.compile(first.loss, dynamic=False)
@@ -58,8 +53,8 @@ def capture(runs: Sequence[Run]) -> None:
         for run, forward in zip(runs, forwards, strict=True):
             run.forward = forward
     for run in runs:
-        run.loss, run.add_step = loss, add_step
-        run.graph = Graph(run, fused)
+        run.loss, run.add_step, run.gather = loss, add_step, fused
+        run.capture()
 
 
 def gather(reader: Reader, order: Tensor, changes: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,88 +84,67 @@ def compiled(
     return [functools.partial(fast, own) for own in tensors]
 
 
-class Graph:
-    """Captured step of a run.
+class GraphedRun(Run):
+    """A run whose step is a CUDA graph, on its own stream: runs side by side overlap.
 
-    The step finds its samples through the number of samples that are done, a tensor on the device.
-    Its random numbers come from the run's own generators, whatever runs beside it.
-
-    Args:
-        run: Run whose step is captured.
-        gather: Function `gather`, possibly compiled.
+    The step finds its samples through its number, a tensor on the device. Its random numbers come
+    from the run's own generators, whatever runs beside it.
     """
 
-    def __init__(self, run: Run, gather: Gather) -> None:
-        self.run, self.gather = run, gather
-        self.stream = torch.cuda.Stream(run.device)
-        self.dropout = default_generator(run.device).clone_state()
-        before = _snapshot(run)
-        run.begin_epoch()
-        self._begin()
+    #: function `gather`, possibly compiled
+    gather: Callable[..., tuple[Tensor, Tensor]]
+
+    def capture(self) -> None:
+        """Capture a step of a full batch; the state of the run stays."""
+        self.stream = torch.cuda.Stream(self.device)
+        self.default: torch.Generator = torch.cuda.default_generators[self.device.index]
+        self.dropout = self.default.clone_state()
+        before = {name: value.clone() for name, value in self.tensors().items()}
+        self.begin_epoch()
+        self._begin_steps()
         with self._random_numbers(), torch.cuda.stream(self.stream):
             for _ in range(_WARM_UP):
-                self._step(run.batch_size)
-                run.samples.zero_()
-        torch.cuda.synchronize(run.device)
+                self._gathered_step(self.batch_size)
+                self.step_number.zero_()
+        torch.cuda.synchronize(self.device)
         self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(run.generator)
-        run.optimizer.zero_grad()
+        self.graph.register_generator_state(self.generator)
+        self.optimizer.zero_grad()
         with self._random_numbers(), torch.cuda.graph(self.graph, stream=self.stream):
-            self._step(run.batch_size)
-        _restore(run, before)
+            self._gathered_step(self.batch_size)
+        # In place: the graph refers to tensors by their addresses. New optimizer states start at 0.
+        for name, value in self.tensors().items():
+            value.copy_(before[name]) if name in before else value.zero_()
 
     def steps(self) -> Iterator[None]:
-        """Take the steps of an epoch, one per iteration; they run asynchronously."""
-        self._begin()
-        for count in self.run.counts:
-            if count == self.run.batch_size:
+        """Take the steps of the epoch, one per iteration; they run asynchronously."""
+        self._begin_steps()
+        for count in self.counts:
+            if count == self.batch_size:
                 with torch.cuda.stream(self.stream):
                     self.graph.replay()
             else:
                 with self._random_numbers(), torch.cuda.stream(self.stream):
-                    self._step(count)
+                    self._gathered_step(count)
             yield
-        torch.cuda.current_stream(self.run.device).wait_stream(self.stream)
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
-    def _begin(self) -> None:
-        self.dropout.manual_seed(self.run.process_seed)
-        self.stream.wait_stream(torch.cuda.current_stream(self.run.device))
+    def _begin_steps(self) -> None:
+        self.dropout.manual_seed(self.process_seed)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def _step(self, count: int) -> None:
-        run = self.run
-        places = run.samples + torch.arange(count, device=run.device)
-        x, target = self.gather(run.data.train, run.order, run.changes, places)
-        run.step(x, target, count)
+    def _gathered_step(self, count: int) -> None:
+        places = torch.arange(count, device=self.device)
+        places.add_(self.step_number, alpha=self.batch_size)
+        x, target = self.gather(self.train, self.order, self.changes, places)
+        self.step(x, target, count)
 
     @contextmanager
     def _random_numbers(self) -> Iterator[None]:
         """Let torch's default generator, which dropout uses, draw from the state of this run."""
-        default = default_generator(self.run.device)
-        before = default.graphsafe_get_state()
-        default.graphsafe_set_state(self.dropout)
+        before = self.default.graphsafe_get_state()
+        self.default.graphsafe_set_state(self.dropout)
         try:
             yield
         finally:
-            default.graphsafe_set_state(before)
-
-
-Snapshot = tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]
-
-
-def _snapshot(run: Run) -> Snapshot:
-    weights = {name: value.clone() for name, value in run.model.network.state_dict().items()}
-    return weights, copy.deepcopy(run.optimizer.state_dict()["state"])
-
-
-@torch.no_grad()
-def _restore(run: Run, snapshot: Snapshot) -> None:
-    """Undo the steps of the warm-up in place: the graph refers to tensors by their addresses."""
-    weights, state = snapshot
-    for name, value in run.model.network.state_dict().items():
-        value.copy_(weights[name])
-    number = {parameter: index for index, parameter in enumerate(run.parameters)}
-    for parameter, entry in run.optimizer.state.items():
-        for name, value in entry.items():
-            if isinstance(value, Tensor):
-                earlier = state.get(number[parameter], {}).get(name)
-                value.zero_() if earlier is None else value.copy_(earlier)
+            self.default.graphsafe_set_state(before)

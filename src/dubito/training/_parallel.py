@@ -49,12 +49,9 @@ def process_group() -> Iterator[torch.device | None]:
         dist.destroy_process_group()
 
 
-def wrapped(network: nn.Module, device: torch.device) -> nn.Module:
+def wrapped(network: nn.Module) -> nn.Module:
     """Return the network, with gradients averaged over the processes if there are several."""
-    if world() == 1:
-        return network
-    ids = [device] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(network, device_ids=ids)
+    return network if world() == 1 else nn.parallel.DistributedDataParallel(network)
 
 
 def share_buffers(network: nn.Module) -> None:
@@ -73,10 +70,6 @@ def summed(values: Tensor) -> Tensor:
 
 def gathered(rows: Tensor, count: int) -> Tensor:
     """Join the rows of all processes, of which each has every `world`-th of `count`."""
-    if world() == 1:
-        return rows
-    padded = rows.new_zeros(-(-count // world()), *rows.shape[1:])
-    padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in range(world())]
-    dist.all_gather(parts, padded)
-    return torch.stack(parts, 1).flatten(0, 1)[:count]
+    joined = rows.new_zeros(count, *rows.shape[1:])
+    joined[rank() :: world()] = rows
+    return summed(joined)

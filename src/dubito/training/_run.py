@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,12 @@ from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
 from dubito.training import _checkpoint, _parallel
-from dubito.training._batches import Data
+from dubito.training._batches import Reader
 from dubito.training.config import TrainConfig
 
-if TYPE_CHECKING:
-    from dubito.training._graph import Graph
-
 CHECKPOINT = "checkpoint.safetensors"
+#: training samples that determine the batch norm statistics of averaged weights
+BATCH_NORM_SAMPLES = 10_000
 Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Record = dict[str, Any]
 
@@ -56,26 +56,12 @@ class History:
         """Record of the best epoch."""
         return self.records[self.best_epoch - 1]
 
-    @property
-    def validations_since_best(self) -> int:
-        """Number of validations without improvement."""
-        return sum("validation" in record for record in self.records[self.best_epoch :])
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """Return the default generator of a GPU."""
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    generator: torch.Generator = torch.cuda.default_generators[index]
-    return generator
-
 
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seed the default generators of the CPU and of a device; other devices keep their state."""
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        default_generator(device).manual_seed(seed)
-    elif device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).default_generators[device.index].manual_seed(seed)
 
 
 def averaged(network: nn.Module, epochs: int) -> AveragedModel:
@@ -103,7 +89,7 @@ def averaged(network: nn.Module, epochs: int) -> AveragedModel:
     return average
 
 
-def loss_function(method: Method, class_weight: Tensor | None) -> Loss:
+def loss_function(method: Method, class_weight: Tensor | None = None) -> Loss:
     """Return the loss of outputs (N, M): its sum over the batch, and the sum of each term.
 
     Outputs beyond the number of targets are those of out-of-distribution inputs.
@@ -121,28 +107,21 @@ def loss_function(method: Method, class_weight: Tensor | None) -> Loss:
     return loss
 
 
-def add_step(
-    epoch_sums: Tensor,
-    samples: Tensor,
-    failure: Tensor,
-    loss: Tensor,
-    sums: Tensor,
-    outputs: Tensor,
-    count: int,
-) -> None:
-    """Add a step to the tensors of its epoch, without reading a value.
+def add_step(table: Tensor, step: Tensor, loss: Tensor, outputs: Tensor, sums: Tensor) -> None:
+    """Write the loss of a step, the range of its outputs and its terms into its row of a table.
 
-    The first step that is not finite sets `failure` to 1, the number of samples before it, the
-    range of its outputs, and its terms.
+    No value is read, for which a GPU would have to wait.
+
+    Args:
+        table: One row per step of the epoch, float64.
+        step: Number of the step from 0, (1,); increased by one.
+        loss: Sum of the loss.
+        outputs: Outputs of the network.
+        sums: Sum of each term.
     """
-    # In float64 first: bfloat16 cannot count samples.
-    low, high = outputs.amin().to(failure), outputs.amax().to(failure)
-    finite = loss.isfinite() & low.isfinite() & high.isfinite()
-    place = torch.stack([torch.ones_like(low), samples.to(failure), low, high])
-    step = torch.cat([place, sums.to(failure)])
-    failure.copy_(torch.where(finite | (failure[0] == 1), failure, step))
-    epoch_sums += sums
-    samples += count
+    row = torch.cat([torch.stack([loss, *outputs.aminmax()]), sums])
+    table.index_copy_(0, step, row.to(table).unsqueeze(0))
+    step += 1
 
 
 class Run:
@@ -153,48 +132,65 @@ class Run:
 
     Args:
         model: Model on the device.
-        data: Samples to train on.
         config: Configuration, with the seed of this run.
-        folder: Folder of the checkpoint; None saves none.
+        train: Training samples.
+        validation: Validation samples.
+        class_weight: Weight of each class, (K,).
+        folder: Folder of the checkpoint, from which the run resumes; None saves none.
     """
 
-    def __init__(self, model: Model, data: Data, config: TrainConfig, folder: Path | None) -> None:
-        self.model, self.data, self.config, self.folder = model, data, config, folder
-        self.device = device = data.device
+    def __init__(
+        self,
+        model: Model,
+        config: TrainConfig,
+        train: Reader,
+        validation: Reader,
+        class_weight: Tensor | None,
+        folder: Path | None,
+    ) -> None:
+        self.model, self.config, self.folder = model, config, folder
+        self.train, self.validation, self.class_weight = train, validation, class_weight
+        self.device = device = train.device
         if config.channels_last:
             model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network = _parallel.wrapped(model.network, device).train()
+        self.network = _parallel.wrapped(model.network).train()
         #: network for full batches; a graph may replace it by a compiled one
         self.forward: Callable[[Tensor], Tensor] = self.network
         epochs = config.averaged_epochs
         self.average = averaged(model.network, epochs) if epochs else None
         self.optimizer = config.build_optimizer(model.network, device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        #: precision of the network; losses are computed in float32
+        self.autocast: AbstractContextManager[Any] = nullcontext()
+        if config.precision == "bfloat16":
+            self.autocast = torch.autocast(device.type, torch.bfloat16)
         #: network that is validated and saved
         self.evaluated: nn.Module = model.network if self.average is None else self.average.module
         # Functions of tensors that a graph replaces by compiled ones.
-        self.loss: Loss = loss_function(model.method, data.class_weight)
+        self.loss: Loss = loss_function(model.method, class_weight)
         self.add_step: Callable[..., None] = add_step
-        self.graph: Graph | None = None
         self.terms = (*model.method.terms, *model.method.ood_terms)
-        self.metric, self.mode = _monitor(model, config)
+        self.metric = config.keep or model.task.monitor.metric
+        modes = {**model.task.modes, "loss": "min"}
+        self.mode = _checks.entry(modes, self.metric, "metric to keep")
         self.history = History()
         self.best: dict[str, Tensor] = {}
+        self.batch_size = config.batch_size * _parallel.world()
+        self.counts = self._counts()
         # Tensors on the device, for a captured step: it reads nothing from the host.
-        train = data.train
         self.order = torch.zeros(len(train), dtype=torch.long, device=train.index_device)
         self.changes = torch.zeros(len(train), 4, device=device)  # of the augmentation
         self.weights = torch.zeros(len(self.terms), device=device)
-        self.sums = torch.zeros(len(self.terms), dtype=torch.float64, device=device)
-        self.samples = torch.zeros((), dtype=torch.long, device=device)
-        self.failure = torch.zeros(4 + len(self.terms), dtype=torch.float64, device=device)
+        self.step_number = torch.zeros(1, dtype=torch.long, device=device)
+        shape = len(self.counts), 3 + len(self.terms)  # see `add_step`
+        self.table = torch.zeros(shape, dtype=torch.float64, device=device)
         self.generator = torch.Generator(device)
-        self.batch_size = config.batch_size * _parallel.world()
-        self.counts = self._counts()
+        if folder is not None and (folder / CHECKPOINT).exists():
+            self._resume(folder / CHECKPOINT)
 
     def _counts(self) -> list[int]:
         """Return the number of samples of each step, over all processes."""
-        world, count = _parallel.world(), len(self.data.train)
+        world, count = _parallel.world(), len(self.train)
         norms = (m for m in self.model.network.modules() if isinstance(m, _BatchNorm))
         # Batch norm needs two samples: a single one that is left over waits for the next epoch.
         least = world * (2 if any(n.training for n in norms) and count >= 2 * world else 1)
@@ -209,16 +205,19 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all epochs are done, or validations have not improved for long enough."""
-        patience = self.config.patience
-        stale = self.history.validations_since_best
-        return self.epoch >= self.config.epochs or 0 < patience <= stale
+        records, best = self.history.records, self.history.best_epoch
+        stale = sum("validation" in record for record in records[best:])
+        return self.epoch >= self.config.epochs or 0 < self.config.patience <= stale
 
     # --- an epoch ---
 
     def begin_epoch(self) -> None:
         """Draw the order and the augmentation; set the learning rate and the loss weights."""
-        config, count = self.config, len(self.data.train)
-        drawn = torch.Generator().manual_seed(self._seed())
+        config, count = self.config, len(self.train)
+        seed = (config.seed * 1_000_003 + self.epoch) % (1 << 62)
+        #: seed of the epoch in this process, far from that of any other epoch
+        self.process_seed = (seed + _parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
+        drawn = torch.Generator().manual_seed(seed)
         self.order.copy_(torch.randperm(count, generator=drawn))
         if config.augment is not None:
             self.changes.copy_(config.augment.draw(count, drawn))
@@ -228,26 +227,21 @@ class Run:
             lr = config.lr_at(self.epoch)
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
         self.weights.copy_(config.loss_weights(self.model.method, self.epoch))
-        self.sums.zero_()
-        self.samples.zero_()
-        self.failure.zero_()
+        self.step_number.zero_()
         self.network.train()
 
     def steps(self) -> Iterator[None]:
         """Take the steps of the epoch, one per iteration."""
-        if self.graph is not None:
-            yield from self.graph.steps()
-            return
-        shares = [
-            slice(
-                i * self.batch_size + _parallel.rank(), i * self.batch_size + n, _parallel.world()
-            )
-            for i, n in enumerate(self.counts)
-        ]
-        rows, changes = ([part[share] for share in shares] for part in (self.order, self.changes))
-        batches = self.data.train.read(rows, changes, self.process_seed)
-        for (x, target), count in zip(batches, self.counts, strict=True):
+        rank, world, total = _parallel.rank(), _parallel.world(), sum(self.counts)
+        rows, changes = (
+            [part[rank::world] for part in values[:total].split(self.counts)]
+            for values in (self.order, self.changes)
+        )
+        batches = self.train.read(rows, changes, self.process_seed)
+        for step, ((x, target), count) in enumerate(zip(batches, self.counts, strict=True)):
             self.step(x, target, count)
+            if self.device.type == "cpu":  # reading a value does not wait
+                self.check_finite(step, step + 1)
             yield
 
     def step(self, x: Tensor, target: Tensor, count: int) -> None:
@@ -258,72 +252,119 @@ class Run:
             target: Their targets in training units.
             count: Number of samples over all processes.
         """
-        for parameter in self.parameters:
+        for parameter in self.parameters:  # Optimizer.zero_grad takes much longer
             parameter.grad = None
-        x = self.data.with_ood(x, self.generator)
+        x = self.train.with_ood(x, self.generator)
         forward = self.forward if count == self.batch_size else self.network
-        with self.autocast():
+        with self.autocast:
             outputs = forward(x)
         total, sums = self.loss(outputs, target, self.weights)
-        self.record(total.detach(), sums, outputs.detach(), count)
+        self.add_step(self.table, self.step_number, total.detach(), outputs.detach(), sums)
         # The mean over the batch; gradients are averaged over the processes.
         total.backward(torch.full_like(total, _parallel.world() / count))
         self.optimizer.step()
 
-    def record(self, loss: Tensor, sums: Tensor, outputs: Tensor, count: int) -> None:
-        """Add the terms of a step to those of the epoch, and raise if a value is not finite.
-
-        On a GPU reading a value would wait for the step, so it is read by `check_finite`.
-        """
-        if self.device.type != "cpu":
-            self.add_step(self.sums, self.samples, self.failure, loss, sums, outputs, count)
-            return
-        low, high = (value.item() for value in outputs.aminmax())
-        if not all(map(math.isfinite, (loss.item(), low, high))):
-            raise self._failed(int(self.samples), low, high, *sums.tolist())
-        self.sums += sums
-        self.samples += count
-
-    def check_finite(self) -> None:
+    def check_finite(self, start: int = 0, stop: int | None = None) -> None:
         """Raise if a step of the epoch was not finite; waits for the steps of a GPU."""
-        failed, samples, *values = self.failure.tolist()
-        if failed:
-            raise self._failed(int(samples), *values)
-
-    def _failed(self, samples: int, low: float, high: float, *sums: float) -> NonFiniteLoss:
-        step = samples // self.batch_size
-        count = self.counts[step] / _parallel.world()
-        means = {name: value / count for name, value in zip(self.terms, sums, strict=True)}
-        terms = ", ".join(f"{name} {mean:g}" for name, mean in means.items())
-        return NonFiniteLoss(
-            f"the loss is not finite in epoch {self.epoch + 1}, step {step + 1}: mean terms "
-            f"{terms}; outputs span [{low:g}, {high:g}]. Lower lr={self.config.lr:g}, or look at "
-            "the inputs of this step"
-        )
+        for step, (loss, low, high, *sums) in enumerate(self.table[start:stop].tolist(), start):
+            if all(map(math.isfinite, (loss, low, high))):
+                continue
+            count = self.counts[step] / _parallel.world()
+            means = zip(self.terms, sums, strict=True)
+            terms = ", ".join(f"{name} {value / count:g}" for name, value in means)
+            raise NonFiniteLoss(
+                f"the loss is not finite in epoch {self.epoch + 1}, step {step + 1}: mean terms "
+                f"{terms}; outputs span [{low:g}, {high:g}]. Lower lr={self.config.lr:g}, or look "
+                "at the inputs of this step"
+            )
 
     def end_epoch(self, seconds: float) -> Record:
-        """Average the weights, and return the record of the epoch.
+        """Average the weights, validate, and return the record of the epoch.
 
         Args:
             seconds: Time of the steps.
         """
-        count = int(self.samples)
-        means = (_parallel.summed(self.sums.clone()) / count).tolist()
-        loss = sum(w * mean for w, mean in zip(self.weights.tolist(), means, strict=True))
-        if self.average is not None:
-            self.average.update_parameters(self.model.network)
-        return {
-            "epoch": self.epoch + 1,
-            "loss": loss,
+        epoch, count = self.epoch + 1, sum(self.counts)
+        means = (_parallel.summed(self.table[:, 3:].sum(0)) / count).tolist()
+        record: Record = {
+            "epoch": epoch,
+            "loss": sum(w * mean for w, mean in zip(self.weights.tolist(), means, strict=True)),
             "terms": dict(zip(self.terms, means, strict=True)),
             "lr": self.config.lr_at(self.epoch),
             "seconds": seconds,
             "samples_per_second": count / seconds,
         }
+        if self.average is not None:
+            self.average.update_parameters(self.model.network)
+        if epoch % self.config.validate_every == 0 or epoch == self.config.epochs:
+            record["validation"] = self._validate()
+            self._keep_best(record)
+        return record
 
-    # --- the end ---
+    # --- validation ---
 
-    def keep_best(self, record: Record) -> None:
+    @torch.no_grad()
+    def _validate(self) -> dict[str, float]:
+        """Compute the metrics of the task and the loss, from one pass over the samples."""
+        reader, method, task = self.validation, self.model.method, self.model.task
+        if self.average is not None:
+            self._update_batch_norm()
+        _parallel.share_buffers(self.evaluated)
+        self.evaluated.eval()
+        outputs = self._outputs()
+        low, high = (value.item() for value in outputs.aminmax())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise NonFiniteLoss(
+                f"outputs for validation samples span [{low:g}, {high:g}] after epoch "
+                f"{self.epoch + 1}: lower lr={self.config.lr:g}"
+            )
+        dist = task.to_user_units(method.distribution(outputs[: len(reader)]))
+        metrics = task.metrics(dist.predictive, reader.encoded.to(self.device))
+        # With the final loss weights: a KL weight that rises makes epochs incomparable.
+        weights = self.config.loss_weights(method, self.config.epochs - 1).to(self.device)
+        loss = loss_function(method, self.class_weight)
+        total, _ = loss(outputs, reader.target.to(self.device), weights)
+        metrics["loss"] = total.item() / len(reader)
+        for name, value in metrics.items():
+            if math.isnan(value):
+                raise NonFiniteLoss(f"validation {name} is NaN after epoch {self.epoch + 1}")
+        return metrics
+
+    def _outputs(self) -> Tensor:
+        """Return the outputs of validation samples, then those of OOD inputs if there are any."""
+        reader, rank, world = self.validation, _parallel.rank(), _parallel.world()
+        generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        rows = torch.arange(rank, len(reader), world, device=reader.index_device)
+        batches = []
+        for x, _ in reader.read(reader.chunks(rows)):
+            with self.autocast:
+                outputs = self.evaluated(self.train.with_ood(x, generator))
+            batches.append(outputs.split(len(x)))
+        parts = [torch.cat(part) for part in zip(*batches, strict=True)]
+        return torch.cat([_parallel.gathered(part, len(reader)) for part in parts])
+
+    def _update_batch_norm(self) -> None:
+        """Recompute the statistics of batch norm for averaged weights, on inputs of the epoch.
+
+        Unlike `torch.optim.swa_utils.update_bn`, layers that the network keeps in evaluation mode
+        keep their statistics. Batches count alike and have nearly one size.
+        """
+        network = self.evaluated.train()
+        norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training]
+        if not norms:
+            return
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+        seed_generators(self.device, self.process_seed)  # of dropout, whatever ran before
+        generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        rows = self.train.chunks(self.order[:BATCH_NORM_SAMPLES])
+        changes = self.changes[:BATCH_NORM_SAMPLES].tensor_split(len(rows))
+        for x, _ in self.train.read(rows, changes, self.process_seed):
+            with self.autocast:
+                network(self.train.with_ood(x, generator))
+
+    def _keep_best(self, record: Record) -> None:
         """Keep the validated weights if they are the best so far; the first of equals stays."""
         value, history = record["validation"][self.metric], self.history
         best = history.best["validation"][self.metric] if history.best_epoch else None
@@ -337,54 +378,37 @@ class Run:
         network = self.model.network
         network.load_state_dict(self.best)
         network.eval()
-        self.model.method.finish(network, self.data.train)
+        self.model.method.finish(network, self.train)
         return self.history
-
-    # --- random numbers and precision ---
-
-    def _seed(self) -> int:
-        """Return the seed of the epoch, common to all processes."""
-        return (self.config.seed * 1_000_003 + self.epoch) % (1 << 62)
-
-    @property
-    def process_seed(self) -> int:
-        """Seed of the epoch in this process, far from that of any other epoch."""
-        return (self._seed() + _parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the precision of the network; losses are computed in float32."""
-        if self.config.precision == "bfloat16":
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()
 
     # --- checkpoints ---
 
-    def save(self, pace: _checkpoint.Pace) -> None:
-        """Save a checkpoint, if there is a folder for it."""
-        if self.folder is None or _parallel.rank() != 0:
-            return
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint, by name."""
         parts = {
             "network": self.model.network.state_dict(),
             "average": {} if self.average is None else self.average.state_dict(),
             "best": self.best,
             "optimizer": _checkpoint.optimizer_tensors(self.optimizer),
         }
-        tensors = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
-        state = {"history": asdict(self.history), "identity": self._identity()}
-        pace.save(self.folder / CHECKPOINT, tensors, state)
+        return {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
 
-    def resume(self) -> None:
-        """Continue from the checkpoint in the folder, if there is one."""
-        if self.folder is None or not (self.folder / CHECKPOINT).exists():
-            return
+    def save(self) -> None:
+        """Save a checkpoint, if there is a folder for it."""
+        if self.folder is not None and _parallel.rank() == 0:
+            state = {"history": asdict(self.history), "identity": self._identity()}
+            _checkpoint.save(self.folder / CHECKPOINT, self.tensors(), state)
+
+    def _resume(self, path: Path) -> None:
+        """Continue from a checkpoint."""
         if _parallel.rank() == 0:
-            remove_partial(self.folder / CHECKPOINT)
-        tensors, state = _checkpoint.load(self.folder / CHECKPOINT)
+            remove_partial(path)
+        tensors, state = _checkpoint.load(path)
         self._check_identity(state["identity"])
-        parts: dict[str, dict[str, Tensor]] = {"average": {}, "best": {}, "optimizer": {}}
+        parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in tensors.items():
             part, name = key.split(".", 1)
-            parts.setdefault(part, {})[name] = value
+            parts[part][name] = value
         self.model.network.load_state_dict(parts["network"])
         if self.average is not None:
             self.average.load_state_dict(parts["average"])
@@ -394,10 +418,10 @@ class Run:
 
     def _identity(self) -> dict[str, Any]:
         """Return the properties that a checkpoint shares with the run that continues it."""
-        weight, network = self.data.class_weight, self.model.network.state_dict()
+        weight, network = self.class_weight, self.model.network.state_dict()
         return {
             "method": repr(self.model.method),
-            "data": self.data.fingerprint,
+            "data": self.train.fingerprint,
             "class_weight": None if weight is None else weight.tolist(),
             "processes": _parallel.world(),
             "network": {name: list(value.shape) for name, value in network.items()},
@@ -414,10 +438,3 @@ class Run:
                     f"{values if len(values) < 500 else ''}: choose another folder, or the same "
                     "data and settings"
                 )
-
-
-def _monitor(model: Model, config: TrainConfig) -> tuple[str, str]:
-    """Return the metric that selects weights, and whether "min" or "max" is better."""
-    metric = config.keep or model.task.monitor.metric
-    modes = {**model.task.modes, "loss": "min"}
-    return metric, _checks.entry(modes, metric, "metric to keep")

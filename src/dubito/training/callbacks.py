@@ -71,14 +71,11 @@ class JSONLines:
 
     def _forget(self, seed: int, epoch: int) -> None:
         """Remove lines of an earlier process: those from an epoch on, and an incomplete one."""
-
-        def stays(line: str) -> bool:
-            entry = json.loads(line) if line.endswith("\n") else {"seed": seed, "epoch": epoch}
-            return bool(entry["seed"] != seed or entry["epoch"] < epoch)
-
         make_folder(self.path.parent)
         lines = self.path.read_text("utf-8").splitlines(True) if self.path.exists() else []
-        atomic_write(self.path, "".join(filter(stays, lines)))
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]
+        kept = [entry for entry in entries if entry["seed"] != seed or entry["epoch"] < epoch]
+        atomic_write(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
 class TensorBoard:
@@ -108,10 +105,9 @@ class TensorBoard:
             writer = self._new_writer(str(folder), purge_step=progress.epoch)
             self._writers[progress.seed] = writer
         writer, record = self._writers[progress.seed], progress.record
-        groups = {"terms": record["terms"], "validation": record.get("validation", {})}
-        scalars = {f"{group}/{k}": v for group, values in groups.items() for k, v in values.items()}
-        for name in ("loss", "lr", "samples_per_second"):
-            scalars[name] = record[name]
+        scalars = {name: record[name] for name in ("loss", "lr", "samples_per_second")}
+        for group in ("terms", "validation"):
+            scalars |= {f"{group}/{name}": v for name, v in record.get(group, {}).items()}
         for name, value in scalars.items():
             writer.add_scalar(name, value, progress.epoch)
         writer.flush()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from dubito import _checks
@@ -18,12 +20,10 @@ __all__ = ["TrainConfig"]
 #: the base class, and optimizers that need a closure, sparse gradients or only matrices
 _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 #: name -> optimizer of torch.optim
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    name.lower(): value
-    for name, value in vars(torch.optim).items()
-    if isinstance(value, type)
-    and issubclass(value, torch.optim.Optimizer)
-    and name not in _UNSUPPORTED
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    name.lower(): kind
+    for name, kind in inspect.getmembers(torch.optim, inspect.isclass)
+    if issubclass(kind, torch.optim.Optimizer) and name not in _UNSUPPORTED
 }
 #: optimizers with a fused step, which a CUDA graph can capture
 FUSED = ("adam", "adamw", "sgd")
@@ -31,16 +31,12 @@ FUSED = ("adam", "adamw", "sgd")
 _SPEED_ONLY = {"channels_last", "graph", "compile", "workers"}
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """Training configuration.
 
     >>> TrainConfig(epochs=3, optimizer="sgd", optimizer_options={"momentum": 0.9}).lr
     0.001
     """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
-    )
 
     epochs: int = Field(default=200, ge=1)
     """Maximum number of epochs."""
@@ -118,14 +114,6 @@ class TrainConfig(BaseModel):
         """
         return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.epochs)
 
-    def is_validation_epoch(self, epoch: int) -> bool:
-        """Return whether an epoch ends with a validation.
-
-        Args:
-            epoch: Number of the epoch, from 1.
-        """
-        return epoch % self.validate_every == 0 or epoch == self.epochs
-
     def build_optimizer(self, network: nn.Module, device: torch.device) -> torch.optim.Optimizer:
         """Build the optimizer of the trainable parameters, fused if possible.
 
@@ -141,10 +129,8 @@ class TrainConfig(BaseModel):
                 lr = torch.tensor(lr, device=device)
                 if self.optimizer != "sgd":
                     options.setdefault("capturable", True)
-        kind: Any = OPTIMIZERS[self.optimizer]
         parameters = [p for p in network.parameters() if p.requires_grad]
-        optimizer: torch.optim.Optimizer = kind(parameters, lr=lr, **options)
-        return optimizer
+        return OPTIMIZERS[self.optimizer](parameters, lr=lr, **options)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a training must share with its checkpoint."""

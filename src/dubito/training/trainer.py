@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,14 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import _parallel
-from dubito.training._batches import Data, Samples
-from dubito.training._checkpoint import Pace
-from dubito.training._graph import capture, is_graphed
+from dubito.training._batches import Reader, Samples
+from dubito.training._graph import GraphedRun, capture, is_graphed
 from dubito.training._run import History, Record, Run
-from dubito.training._validation import validate
 from dubito.training.callbacks import Callback, Progress
 from dubito.training.config import TrainConfig
 
@@ -25,6 +25,8 @@ __all__ = ["Trainer"]
 
 #: least seconds between two calls of the callbacks during an epoch
 _MIN_INTERVAL = 0.2
+#: share of the time that checkpoints may take, and seconds below which they are free
+_SHARE, _FREE = 0.05, 0.1
 
 
 class Trainer:
@@ -124,35 +126,46 @@ class Trainer:
             out: Folder of each model's checkpoint; None saves none.
         """
         _check_alike(models)
-        device = torch.device(self.device or next(models[0].parameters()).device)
-        config = self.config
-        data = Data(models[0], config, device, train, validation, ood, class_weight)
+        first, config = models[0], self.config
+        # A tensor's device has an index: "cuda" becomes "cuda:0".
+        device = torch.empty(0, device=self.device or next(first.parameters()).device).device
+        if class_weight is not None:
+            classes = torch.zeros(first.task.size, device=device)
+            class_weight = _checks.class_weight(class_weight, classes)
+        reader = Reader(train, first, config, device, "training", ood)
+        held_out = Reader(validation, first, config, device, "validation")
+        graphed = is_graphed(config, reader)
+        kind = GraphedRun if graphed else Run
         folders = [None] * len(models) if out is None else [Path(folder) for folder in out]
-        runs = [
-            Run(model.to(device), data, config.model_copy(update={"seed": seed}), folder)
-            for model, seed, folder in zip(models, seeds, folders, strict=True)
-        ]
-        for run in runs:
-            run.resume()
-        gpus = [device] if device.type == "cuda" else []
-        graphed = is_graphed(config, data.train)
+        runs: list[Run] = []
+        for model, seed, folder in zip(models, seeds, folders, strict=True):
+            seeded = config.model_copy(update={"seed": seed})
+            runs.append(kind(model.to(device), seeded, reader, held_out, class_weight, folder))
         groups = [runs] if graphed else [[run] for run in runs]
+        gpus = [device] if device.type == "cuda" else []
         # Restore the caller's random state on exit.
         with _tf32(config.precision != "float32", device), torch.random.fork_rng(gpus):
-            return [history for group in groups for history in self._train(group, graphed)]
+            return [history for group in groups for history in self._train(group)]
 
-    def _train(self, runs: Sequence[Run], graphed: bool) -> list[History]:
+    def _train(self, runs: Sequence[Run]) -> list[History]:
         """Train runs that advance together, until all are finished."""
         active = [run for run in runs if not run.finished]
-        if graphed and active:
-            capture(active)
-        pace = Pace()  # shared: the time limit for checkpoints applies to all runs together
+        if graphed := [run for run in active if isinstance(run, GraphedRun)]:
+            capture(graphed)
+        next_save = -math.inf
         while active:
-            self._epoch(active, pace)
+            self._epoch(active)
+            start = time.perf_counter()
+            for run in active:
+                if start >= next_save or run.finished:
+                    run.save()
+            end = time.perf_counter()
+            if end - start > _FREE:
+                next_save = max(next_save, end) + (end - start) / _SHARE
             active = [run for run in active if not run.finished]
         return [run.finish() for run in runs]
 
-    def _epoch(self, runs: Sequence[Run], pace: Pace) -> None:
+    def _epoch(self, runs: Sequence[Run]) -> None:
         """Train one epoch."""
         epoch_start = time.perf_counter()
         for run in runs:
@@ -168,39 +181,30 @@ class Trainer:
         for run in runs:
             run.check_finite()
         seconds = time.perf_counter() - steps_start
-        for run in runs:
-            record = run.end_epoch(seconds)
-            if self.config.is_validation_epoch(record["epoch"]):
-                record["validation"] = validate(run)
-                run.keep_best(record)
-            run.history.records.append(record)
+        records = [run.end_epoch(seconds) for run in runs]
         elapsed = time.perf_counter() - epoch_start
-        save = pace.due  # decided once, so that all runs save after the same epoch
-        for run in runs:
+        for run, record in zip(runs, records, strict=True):
+            # Before the checkpoint: a resumed run repeats an epoch that is not in it, and its log
+            # replaces the entry.
+            self._report(run, len(run.counts), seconds, record)
+            run.history.records.append(record)
             run.history.seconds += elapsed
-            # Log before saving: a resumed run repeats an epoch that is not in the checkpoint, and
-            # its log replaces the entry.
-            self._report(run, len(run.counts), seconds, run.history.records[-1])
-            if save or run.finished:
-                run.save(pace)
 
     def _report(self, run: Run, step: int, seconds: float, record: Record | None = None) -> None:
         """Call the callbacks, in the first process only."""
         if not self.callbacks or _parallel.rank() != 0:
             return
         steps, epochs, history = len(run.counts), self.config.epochs, run.history
-        ended = record is not None
-        done = run.epoch if ended else run.epoch + step / steps
         per_epoch = history.seconds / run.epoch if run.epoch else seconds * steps / step
         progress = Progress(
             seed=run.config.seed,
-            epoch=run.epoch if ended else run.epoch + 1,
+            epoch=run.epoch + 1,
             epochs=epochs,
             step=step,
             steps=steps,
             record=record,
             samples_per_second=sum(run.counts[:step]) / seconds,
-            seconds_left=per_epoch * (epochs - done),
+            seconds_left=per_epoch * (epochs - run.epoch - step / steps),
             network=run.evaluated,
         )
         for callback in self.callbacks:
