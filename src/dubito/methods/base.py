@@ -260,9 +260,13 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 
     def add(method: type[T]) -> type[T]:
         _checks.not_built_in(METHODS.get(name), name, "method")
+        if not issubclass(method, Method) or method.__abstractmethods__:
+            missing = _checks.listed(sorted(getattr(method, "__abstractmethods__", ())))
+            needs = f"define {missing}" if missing else "be a subclass of dubito.methods.Method"
+            raise DubitoError(f"the method {name!r} must {needs}")
         method = dataclass(frozen=True, kw_only=True, config=CONFIG)(method)  # type: ignore[assignment]
         _inherit_descriptions(method)
-        METHODS[name] = method  # type: ignore[assignment]
+        METHODS[name] = method
         return method
 
     return add
