@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
-from statistics import mean
 
 import pytest
 import torch
@@ -34,12 +33,11 @@ def test_writes_three_files(result, folder):
 
 def test_methods_learn_and_reject_patches(result):
     assert list(result["methods"]) == ["EDL", "I-EDL"]
-    for runs in result["methods"].values():
-        assert len(runs) == 5
-        for run in runs:
-            assert run["metrics"]["accuracy"] > 0.7
-            rejected = 1 - run["policy"]["accepted"]
-            assert 1 - run["ood"]["photo patches"]["policy"]["accepted"] > 2 * rejected
+    assert result["seeds"] == [1, 2, 3, 4, 5]
+    for method in result["methods"].values():
+        assert method["metrics"]["accuracy"]["mean"] > 0.8
+        patches = method["ood"]["photo patches"]
+        assert patches["policy"]["accepted"]["mean"] < method["policy"]["accepted"]["mean"] / 2
 
 
 def test_a_seed_determines_the_result(result, tmp_path):
@@ -49,24 +47,9 @@ def test_a_seed_determines_the_result(result, tmp_path):
 
 def test_table_shows_means_over_the_seeds(result):
     rows = dict(comparison(result))
-    runs = result["methods"].values()
-    accuracy = [100 * mean(run["metrics"]["accuracy"] for run in seeds) for seeds in runs]
-    assert [cell.split()[0] for cell in rows["Accuracy ↑"]] == [f"{a:.1f}" for a in accuracy]
+    means = [method["metrics"]["accuracy"]["mean"] for method in result["methods"].values()]
+    assert [cell.split()[0] for cell in rows["Accuracy ↑"]] == [f"{100 * a:.1f}" for a in means]
     assert {"Accepted photo patches ↓", "AUPR of noisy digits ↑"} <= rows.keys()
-
-
-def test_examples_match_their_headings(result):
-    examples = {example["heading"]: example for example in result["examples"]}
-    assert len(examples) == 6
-    surest = examples["The surest of the test digits"]
-    assert surest["accepted"]
-    assert surest["label"] == surest["truth"]
-    doubted = examples["The most doubted of the photo patches"]
-    assert doubted["truth"] is None
-    assert not doubted["accepted"]
-    assert doubted["vacuity"] > examples["The surest of the photo patches"]["vacuity"]
-    for example in result["examples"]:
-        assert example["belief"] + example["second_belief"] + example["vacuity"] < 1 + 1e-5
 
 
 class Page(HTMLParser):
@@ -87,7 +70,7 @@ class Page(HTMLParser):
 def test_page_is_standalone(result, folder):
     text = (folder / "report.html").read_text()
     page = Page(text)
-    assert len(page.addresses) == len(result["examples"])
+    assert len(page.addresses) == 18
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     assert not re.search(r"<script|<link|@import|url\(http", text)
     for name, cells in comparison(result):

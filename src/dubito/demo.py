@@ -15,41 +15,39 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from statistics import mean, stdev
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
 
-from dubito import __version__, data, metrics
+from dubito import __version__, data
 from dubito._extras import need
 from dubito._files import atomic_path, atomic_write, json_text, make_folder
 from dubito._threads import one_thread
-from dubito.methods import EDL, IEDL, Method
-from dubito.model import Model, Preprocessing
-from dubito.policy import Policy
+from dubito.api.runs import averaged, train
+from dubito.data import Source
+from dubito.model import Model
 from dubito.report import _figures
-from dubito.report._html import image, render
-from dubito.tasks import Classification
-from dubito.training import TrainConfig, Trainer
+from dubito.report._html import Example, examples, render
 
 __all__ = ["demo"]
 
 #: name in tables -> method, the baseline first
-METHODS: dict[str, Method] = {"EDL": EDL(), "I-EDL": IEDL(fisher_weight=0.05)}
+METHODS = {"EDL": {"name": "edl"}, "I-EDL": {"name": "iedl", "fisher_weight": 0.05}}
 SEEDS = 5
 #: pixels without ink in any digit get no gradient: weight decay removes their initial weights,
 #: which would count as evidence in a patch that is bright there
 TRAINING: dict[str, Any] = {
     "batch_size": 256, "lr": 1e-2, "optimizer_options": {"weight_decay": 1e-4}, "average_epochs": 0,
+    "backbone": {"name": "mlp", "hidden": [256]}, "validation": 0.125,
 }  # fmt: skip
-BACKBONE = {"name": "mlp", "hidden": [256]}
-NOISE, COVERAGE = 0.5, 0.95
+NOISE = 0.5
 #: score that is drawn and that detects OOD images
-SCORE = "mutual_information"
+SCORE = "vacuity"
+EXAMPLES = 6
 SIDE, BLOCK = 8, 4  # pixels of an image, and of a photograph in each of them
-LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def demo(
@@ -69,39 +67,41 @@ def demo(
         Content of results.json.
     """
     folder = make_folder(Path(out))
-    train, validation = data.split(data.open("digits", "train"), 7 / 8, seed=0, stratify=True)
     test = data.open("digits", "test")
-    task = Classification.from_target(train.target)
-    preprocessing = Preprocessing.fit(train.format, train.load())
-    samples = [(part.load(), task.encode(part.target)) for part in (train, validation)]
-    seeds = range(seed, seed + SEEDS)
-    trainer = Trainer(TrainConfig(epochs=epochs, validate_every=epochs, **TRAINING))
-    ood = {"photo patches": _patches(len(test), seed), "noisy digits": _noisy(test.load(), seed)}
-    sets = {"test digits": test.load(), **ood}
-    result: dict[str, Any] = {
-        "dubito": __version__,
-        "settings": {"epochs": epochs, "seed": seed, "noise": NOISE, "coverage": COVERAGE},
-        "samples": {"train": len(train), "validation": len(validation), "test": len(test)},
-        "methods": {},
-        "energy_distance": {},
+    generator = torch.Generator().manual_seed(seed)
+    images = {
+        "photo patches": _patches(len(test), generator),
+        "noisy digits": _noisy(test.load(), generator),
     }
-    scores = {}
+    ood = {name: data.open(x, labeled=False) for name, x in images.items()}
+    for name, source in ood.items():
+        source.name = name
+    sets = {"test digits": test, **ood}
+    seeds = range(seed, seed + SEEDS)
+    result: dict[str, Any] = {"dubito": __version__, "epochs": epochs, "seeds": [*seeds]}
+    result |= {"noise": NOISE, "samples": len(test), "methods": {}}
+    scores: dict[str, dict[str, Tensor]] = {}
     for name, method in METHODS.items():
-        models = [Model.build(method, task, preprocessing, BACKBONE, seed=s) for s in seeds]
-        with one_thread():  # the fastest for networks of this size
-            trainer.fit_many(models, *samples, seeds=seeds)
-        for model in models:
-            dist = model.predict(validation).distribution
-            model.policy = Policy.control_coverage(dist, COVERAGE, "vacuity")
-        result["methods"][name] = [model.evaluate(test, ood=ood) for model in models]
-        scores[name] = _uncertainty(models, sets)
-        result["energy_distance"][name] = {
-            group: metrics.energy_distance(scores[name]["test digits"], scores[name][group]).item()
-            for group in ood
+        options: Any = {"method": method, "epochs": epochs, "validate_every": epochs, **TRAINING}
+        with TemporaryDirectory() as runs, one_thread():  # the fastest for networks of this size
+            models: Any = train("digits", out=runs, seeds=seeds, report=False, **options)
+        result["methods"][name] = averaged([model.evaluate(test, ood=ood) for model in models])
+        scores[name] = {
+            group: torch.cat([model.predict(source).score(SCORE) for model in models])
+            for group, source in sets.items()
         }
-    result["examples"] = _examples(models[0], sets, test.target)  # of the last method
     atomic_write(folder / "results.json", json_text(result))
-    _write_report(result, folder, scores, sets)
+    figure = _draw(scores)
+    with atomic_path(folder / "densities.png") as partial:
+        figure.savefig(partial, format="png", dpi=160, facecolor="white")
+    page = render(
+        "demo.html",
+        result=result,
+        rows=comparison(result),
+        svg=_figures.svg(figure, "Vacuity of each method, by set of images"),
+        groups={group: _examples(models[0], source) for group, source in sets.items()},
+    )
+    atomic_write(folder / "report.html", page)
     return result
 
 
@@ -111,31 +111,24 @@ def comparison(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     Args:
         result: Result of `demo`.
     """
+    methods = result["methods"].values()
     rows: dict[str, tuple[str, ...]] = {
         "Accuracy ↑": ("metrics", "accuracy"),
-        "Calibration error (ECE) ↓": ("metrics", "ece"),
+        "Calibration error (ECE) ↓": ("calibrated", "ece"),
         "Accepted test digits ↑": ("policy", "accepted"),
     }
-    for group in result["methods"]["EDL"][0]["ood"]:
+    for group in result["methods"]["EDL"]["ood"]:
         rows[f"Accepted {group} ↓"] = ("ood", group, "policy", "accepted")
         rows[f"AUPR of {group} ↑"] = ("ood", group, "detection", SCORE, "aupr")
         rows[f"AUROC of {group} ↑"] = ("ood", group, "detection", SCORE, "auroc")
     for name, path in rows.items():
-        cells = []
-        for runs in result["methods"].values():
-            values: list[Any] = [100 * reduce(getitem, path, run) for run in runs]
-            cells.append(f"{mean(values):.1f} ±{stdev(values):.1f}")
-        yield name, cells
+        values: Any = [reduce(getitem, path, method) for method in methods]
+        yield name, [f"{100 * v['mean']:.1f} ±{100 * v['std']:.1f}" for v in values]
 
 
-def _write_report(
-    result: Mapping[str, Any],
-    folder: Path,
-    scores: Mapping[str, Mapping[str, Tensor]],
-    sets: Mapping[str, Tensor],
-) -> None:
-    """Write densities.png, of the scores by method and set of images, and report.html."""
-    figure, axes = _figures.new("", "mutual information, scaled", width=2, columns=len(scores))
+def _draw(scores: Mapping[str, Mapping[str, Tensor]]) -> Any:
+    """Draw the densities of scores by method and set of images."""
+    figure, axes = _figures.new("", SCORE, width=2, columns=len(scores))
     for ax, (name, groups) in zip(axes, scores.items(), strict=True):
         drawn: Any = ax.violinplot(
             [values.numpy() for values in groups.values()],
@@ -144,73 +137,31 @@ def _write_report(
         drawn["cmedians"].set_color(_figures.INK)
         for body, color in zip(drawn["bodies"], _figures.COLORS, strict=False):
             body.set(facecolor=color, alpha=0.6)
-        distances = result["energy_distance"][name]
-        notes = {group: f"\nenergy distance {value:.2f}" for group, value in distances.items()}
-        labels = [group + notes.get(group, "") for group in groups]
-        ax.set_xticks(range(1, len(labels) + 1), labels)
+        ax.set_xticks(range(1, len(groups) + 1), list(groups))
         ax.set_title(name, fontsize=12, fontweight="bold", color=_figures.INK)
-    with atomic_path(folder / "densities.png") as partial:
-        figure.savefig(partial, format="png", dpi=160, facecolor="white")
-    page = render(
-        "demo.html",
-        result=result,
-        rows=comparison(result),
-        figure=_figures.svg(figure, "Uncertainty of each method, by set of images"),
-        examples=[(e, image(sets[e["set"]][e["index"]])) for e in result["examples"]],
-    )
-    atomic_write(folder / "report.html", page)
+    return figure
 
 
-def _patches(count: int, seed: int) -> Tensor:
-    """Return gray patches of two photographs, as many of each: (count, 1, 8, 8) uint8."""
-    photographs = need("sklearn.datasets", "sklearn").load_sample_images().images
-    generator = torch.Generator().manual_seed(seed)
-    patches = []
-    for index, photograph in enumerate(photographs):
-        gray = torch.tensor(photograph).double() @ torch.tensor(LUMA, dtype=torch.float64)
-        small = avg_pool2d(gray[None], BLOCK)[0]
-        windows = small.unfold(0, SIDE, 1).unfold(1, SIDE, 1).flatten(0, 1)
-        share = (count + index) // len(photographs)
-        patches.append(windows[torch.randperm(len(windows), generator=generator)[:share]])
-    return torch.cat(patches).unsqueeze(1).round().byte()
+def _examples(model: Model, source: Source) -> list[Example]:
+    """Return samples from the least uncertain to the most."""
+    prediction = model.predict(source)
+    order = prediction.score(SCORE).argsort()
+    rows = order[torch.linspace(0, len(order) - 1, EXAMPLES).long()].tolist()
+    return examples(source, prediction, rows, [SCORE])
 
 
-def _noisy(images: Tensor, seed: int) -> Tensor:
+def _patches(count: int, generator: torch.Generator) -> Tensor:
+    """Return gray patches of two photographs: (count, 1, 8, 8) uint8."""
+    windows = []
+    for photograph in need("sklearn.datasets", "sklearn").load_sample_images().images:
+        small = need("PIL.Image", "data").fromarray(photograph).convert("L").reduce(BLOCK)
+        pixels = torch.from_numpy(np.array(small))
+        windows.append(pixels.unfold(0, SIDE, 1).unfold(1, SIDE, 1).flatten(0, 1))
+    patches = torch.cat(windows).unsqueeze(1)
+    return patches[torch.randperm(len(patches), generator=generator)[:count]]
+
+
+def _noisy(images: Tensor, generator: torch.Generator) -> Tensor:
     """Add Gaussian noise to images, and clip."""
-    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))
+    noise = torch.randn(images.shape, generator=generator)
     return (images + 255 * NOISE * noise).round().clamp(0, 255).byte()
-
-
-def _uncertainty(models: list[Model], sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the score of all models by set, from 0 to 1 over all sets."""
-    values = {
-        name: torch.cat([model.predict(inputs).score(SCORE) for model in models])
-        for name, inputs in sets.items()
-    }
-    low, high = torch.cat(list(values.values())).aminmax()
-    return {name: (scores - low) / (high - low) for name, scores in values.items()}
-
-
-def _examples(model: Model, sets: Mapping[str, Tensor], target: Any) -> list[dict[str, Any]]:
-    """Choose the images with the least and the most vacuity of each set."""
-    examples = []
-    for name, inputs in sets.items():
-        prediction = model.predict(inputs)
-        vacuity = prediction.score("vacuity")
-        for kind, index in (("surest", vacuity.argmin()), ("most doubted", vacuity.argmax())):
-            row: Any = prediction[int(index)]
-            beliefs, classes = ((row.distribution.alpha - 1) / row.distribution.alpha0).topk(2)
-            first, second = model.task.decode(classes[0])
-            examples.append({
-                "heading": f"The {kind} of the {name}",
-                "set": name,
-                "index": int(index),
-                "truth": None if name == "photo patches" else str(target[index]),
-                "label": first,
-                "belief": beliefs[0, 0].item(),
-                "second_label": second,
-                "second_belief": beliefs[0, 1].item(),
-                "vacuity": vacuity[index].item(),
-                "accepted": bool(row.accepted),
-            })  # fmt: skip
-    return examples

@@ -34,7 +34,6 @@ def test_card_without_calibration_and_policy() -> None:
     text = card(models.build())
     assert "not calibrated" in text
     assert "no policy" in text
-    assert "also chose the epoch" not in text
 
 
 def test_policy_that_accepts_nothing() -> None:

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from dubito.report import _figures
-from dubito.report._figures import Curve
 
 TRUTH = np.random.default_rng(0).normal(size=900)
 FIGURES = {
     "curves": _figures.curves(
-        {"$a & <b>": Curve([1, 2], [3, 4]), "one point": Curve([1], [2])},
+        {"$a & <b>": ([1, 2], [3, 4]), "one point": ([1], [2])},
         "x", "y", percent="x", point=(1, 2, "here"), at=1,
     ),
-    "reliability": _figures.curves({"a": Curve([0.2, 0.9], [0.3, 1])}, "x", "y", diagonal=True),
+    "reliability": _figures.curves({"a": ([0.2, 0.9], [0.3, 1])}, "x", "y", diagonal=True),
     "predicted": _figures.predicted("y", TRUTH, TRUTH + 0.1, TRUTH - 0.2, TRUTH + 0.3),
-    "points": _figures.predicted("y", TRUTH, TRUTH + 0.1),
+    "infinite": _figures.predicted("y", TRUTH, TRUTH + 0.1, TRUTH - np.inf, TRUTH + np.inf),
 }  # fmt: skip
 
 

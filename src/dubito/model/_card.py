@@ -1,15 +1,19 @@
-"""Model cards: data, results and limits of a model in Markdown."""
+"""Model cards: data, results and limits of a model in Markdown.
+
+The words are in card.md.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dubito.methods.base import name_of
 
 if TYPE_CHECKING:
     from dubito.model.model import Model
-    from dubito.policy import Policy
+    from dubito.policy import Guarantee, Policy
 
 MAX_NAMES = 20
 SPECIAL = "\\`*_[]<>#|"
@@ -26,31 +30,6 @@ METRICS = {
 }
 PERCENT = ("accuracy", "ece", "coverage90")
 
-MEANING = """\
-## What the uncertainty means
-
-- **Calibrated** probabilities and intervals match frequencies on data like the validation samples:
-  of predictions with probability 80%, about 80% are correct.
-- **Aleatoric** uncertainty remains with more data; **epistemic** uncertainty is lack of evidence.
-  Both are computed before calibration and add up to the **total**.
-- Use them to rank inputs, to abstain and to find unusual inputs. Their amount is not an estimate of
-  what is unknown: an epistemic uncertainty of 0.2 is not a 20% chance of anything.
-  No loss rewards a faithful report of it, it depends on the regularization, and it does not vanish
-  with more data (Bengs et al., NeurIPS 2022 and ICML 2023; Jürgens et al., ICML 2024; Shen et al.,
-  NeurIPS 2024).
-
-## Limits
-
-- Guarantees hold for inputs with the distribution of the validation samples, not for other cameras,
-  clinics, years or populations.
-- They hold over all inputs together. A rare class can have a higher error rate.
-- An unusual input can still get a confident wrong answer.
-"""
-VALIDATION_NOTE = """\
-- The validation samples also chose the epoch, so the guarantee is slightly optimistic. Evaluate the
-  model on other labeled data before you rely on it.
-"""
-
 
 def card(model: Model) -> str:
     """Return the card of a model in Markdown.
@@ -58,9 +37,16 @@ def card(model: Model) -> str:
     Args:
         model: Any model; training record, calibration and policy are optional.
     """
-    sections = (_title(model), _data(model), _results(model))
-    notes = MEANING + (VALIDATION_NOTE if model.record is not None else "")
-    return "\n\n".join(["\n".join(lines).rstrip() for lines in sections] + [notes])
+    task = model.task
+    what = f"{task.size} classes" if task.kind == "classification" else _names(task.names)
+    network = "a custom network" if model.backbone is None else f"`{model.backbone['name']}`"
+    return Path(__file__).with_name("card.md").read_text("utf-8").format(
+        title=f"{task.kind.capitalize()}: {what}",
+        method=name_of(model.method),
+        network=network,
+        data="\n".join(_data(model)),
+        results="\n\n".join(_results(model)),
+    )  # fmt: skip
 
 
 def metric_name(name: str) -> str:
@@ -77,11 +63,23 @@ def format_metric(name: str, value: float) -> str:
     return f"{value:.2%}" if name in PERCENT else f"{value:.4g}"
 
 
-def guarantee_text(policy: Policy | None) -> str:
-    """Word the guarantee of a policy; "" if there is none."""
-    if policy is None or policy.guarantee is None:
+def policy_text(policy: Policy | None) -> str:
+    """Word when a model answers, and what it guarantees."""
+    if policy is None:
+        return "The model has no policy: it answers every input."
+    guarantee = _guarantee_text(policy.guarantee)
+    if policy.accepts_nothing:
+        return f"The model abstains from every input: it cannot guarantee {guarantee}."
+    conditions = [policy.threshold, policy.ood_threshold]
+    answers = " and ".join(str(threshold) for threshold in conditions if threshold)
+    text = f"The model answers if {answers} (before calibration) and abstains otherwise."
+    more = f" It guarantees {guarantee}, for inputs like the validation samples."
+    return text + more if guarantee else text
+
+
+def _guarantee_text(guarantee: Guarantee | None) -> str:
+    if guarantee is None:
         return ""
-    guarantee = policy.guarantee
     if guarantee.controls == "coverage":
         return f"that at least {100 * guarantee.level:.4g}% of the inputs are answered, on average"
     text = f"an error rate of at most {100 * guarantee.level:.4g}% among the answers"
@@ -89,19 +87,8 @@ def guarantee_text(policy: Policy | None) -> str:
     return text if confidence is None else f"{text}, with confidence {100 * confidence:.4g}%"
 
 
-def _title(model: Model) -> Iterator[str]:
-    task = model.task
-    what = f"{task.size} classes" if task.kind == "classification" else _names(task.names)
-    network = "a custom network" if model.backbone is None else f"`{model.backbone['name']}`"
-    yield f"# {task.kind.capitalize()}: {what}"
-    yield ""
-    yield f"Made with dubito: method `{name_of(model.method)}`, {network}."
-
-
 def _data(model: Model) -> Iterator[str]:
     task, record = model.task, model.record
-    yield "## Data"
-    yield ""
     yield f"- Inputs: {model.preprocessing.inputs}"
     yield f"- {'Classes' if task.kind == 'classification' else 'Targets'}: {_names(task.names)}"
     if record is not None:
@@ -114,36 +101,21 @@ def _data(model: Model) -> Iterator[str]:
 
 def _results(model: Model) -> Iterator[str]:
     record, policy = model.record, model.policy
-    yield "## Results"
-    yield ""
     if record is not None and record.metrics:
-        rows = ((metric_name(k), format_metric(k, v)) for k, v in record.metrics.items())
-        yield from _table("Validation, before calibration", "Value", rows)
+        metrics = {metric_name(k): format_metric(k, v) for k, v in record.metrics.items()}
+        yield _table({"Validation, before calibration": "Value"} | metrics)
     if model.calibration is None:
-        yield from ("The model is not calibrated.", "")
-    if policy is None:
-        yield "The model has no policy: it answers every input."
-        return
-    if policy.accepts_nothing:
-        yield f"The model abstains from every input: it cannot guarantee {guarantee_text(policy)}."
-    else:
-        conditions = [policy.threshold, policy.ood_threshold]
-        answers = " and ".join(f"`{threshold}`" for threshold in conditions if threshold)
-        yield f"The model answers if {answers} (before calibration) and abstains otherwise."
-        if policy.guarantee is not None:
-            yield f"It guarantees {guarantee_text(policy)}, for inputs like the validation samples."
-    if policy.table:
-        yield ""
-        rows = ((f"at most {p.error_rate:.0%}", f"{p.coverage:.1%}") for p in policy.table)
-        yield from _table("Guaranteed error rate", "Share answered", rows)
+        yield "The model is not calibrated."
+    yield policy_text(policy)
+    if policy is not None and policy.table:
+        rows = {f"at most {p.error_rate:.0%}": f"{p.coverage:.1%}" for p in policy.table}
+        yield _table({"Guaranteed error rate": "Share answered"} | rows)
 
 
-def _table(name: str, value: str, rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    yield f"| {name} | {value} |"
-    yield "| --- | ---: |"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-    yield ""
+def _table(rows: dict[str, str]) -> str:
+    """Return a table; the first row is its head."""
+    head, *body = (f"| {name} | {value} |" for name, value in rows.items())
+    return "\n".join([head, "| --- | ---: |", *body])
 
 
 def _names(names: Iterable[str]) -> str:

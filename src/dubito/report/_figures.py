@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "Curve", "curves", "new", "predicted", "svg"]
+__all__ = ["COLORS", "curves", "new", "predicted", "svg"]
 
 Array = np.ndarray[Any, Any]
+#: coordinates x and y of the points of a line
+Curve = tuple[Sequence[float] | Array, Sequence[float] | Array]
 
 #: distinguishable with color blindness (Okabe and Ito, 2008)
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -35,15 +38,9 @@ VARIABLES = {
 }  # fmt: skip
 #: inches; a page shows two such figures side by side
 WIDTH, HEIGHT = 4.6, 3.3
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 # Points of a scatter plot: more are slow to draw and hide each other.
 MAX_POINTS = 400
-
-
-class Curve(NamedTuple):
-    """Points of a line."""
-
-    x: Sequence[float]
-    y: Sequence[float]
 
 
 def new(
@@ -85,8 +82,6 @@ def svg(figure: Figure, label: str) -> str:
         figure: The figure.
         label: Description for readers who cannot see it.
     """
-    from html import escape
-
     import matplotlib
     from matplotlib.text import Text
 
@@ -95,10 +90,9 @@ def svg(figure: Figure, label: str) -> str:
     buffer = io.StringIO()
     # The salt makes ids, and with them the page, reproducible.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(buffer, format="svg", transparent=True, metadata=NO_METADATA)
     body = buffer.getvalue()
     body = body[body.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     box = re.search(r'viewBox="[^"]*"', body)[0]  # type: ignore[index]
     body = f'<svg {box} role="img" aria-label="{escape(label)}"' + body[body.index(">") :]
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)  # that of the page
@@ -135,8 +129,8 @@ def curves(
         ax.axvline(at, color=SOFT, linewidth=1, linestyle=DOTS)
     for index, (name, line) in enumerate(lines.items()):
         style: dict[str, Any] = {"color": COLORS[index], "linestyle": DASHES[index]}
-        marker = "o" if len(line.x) == 1 else None
-        ax.plot(line.x, line.y, label=name, linewidth=1.8, marker=marker, **style)
+        marker = "o" if len(line[0]) == 1 else None
+        ax.plot(*line, label=name, linewidth=1.8, marker=marker, **style)
     if point is not None:
         x, y, name = point
         ax.plot(
@@ -152,27 +146,21 @@ def curves(
     return figure
 
 
-def predicted(
-    name: str, truth: Array, mean: Array, lower: Array | None = None, upper: Array | None = None
-) -> Figure:
+def predicted(name: str, truth: Array, mean: Array, lower: Array, upper: Array) -> Figure:
     """Draw predictions of a number against its true values, with intervals.
 
     Args:
         name: Name of the number.
         truth: True values, (N,).
         mean: Predictions, (N,).
-        lower: Lower ends of intervals, (N,).
+        lower: Lower ends of intervals, (N,); infinite ones are not drawn.
         upper: Upper ends of intervals, (N,).
     """
     figure, (ax,) = new(f"true {name}", f"predicted {name}", width=2)
-    rows = np.linspace(0, len(truth) - 1, min(MAX_POINTS, len(truth))).round().astype(int)
-    truth, mean = truth[rows], mean[rows]
+    step = len(truth) // MAX_POINTS + 1
+    truth, mean, lower, upper = (values[::step] for values in (truth, mean, lower, upper))
     ends = [truth.min(), truth.max()]
     ax.plot(ends, ends, color=SOFT, linewidth=0.9, linestyle=DOTS)
-    if lower is None or upper is None:
-        ax.scatter(truth, mean, 9, color=COLORS[0], linewidths=0, zorder=3)
-        return figure
-    lower, upper = lower[rows], upper[rows]
     inside = (lower <= truth) & (truth <= upper)
     groups = {"in the interval": inside, "outside": ~inside}
     for color, (label, rows) in zip(COLORS, groups.items(), strict=False):

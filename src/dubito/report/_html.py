@@ -1,21 +1,33 @@
-"""Standalone pages: templates of this package, numbers as text, and images inside the page."""
+"""Standalone pages: templates of this package, numbers as text, samples with their images."""
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import islice
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from dubito._extras import need
+from dubito.data import Source, TableFormat
 from dubito.methods.base import name_of
-from dubito.model import _card
+from dubito.model import Prediction, _card
 
-__all__ = ["image", "number", "percent", "render"]
+__all__ = ["Example", "examples", "image", "render"]
+
+#: image, and texts by name: truth, prediction and further columns
+Example = tuple[str | None, dict[str, str]]
 
 #: pixels of the longer side: larger images are compressed, and still larger ones reduced
 SMALL, LARGE = 64, 192
+#: values of an input that are shown beside its prediction
+MAX_VALUES = 4
+#: columns of a prediction that a sample shows
+COLUMNS = ("prediction", "probability", "lower", "upper", "reason")
 
 
 def percent(share: float) -> str:
@@ -39,12 +51,10 @@ def number(value: float) -> str:
 def duration(seconds: float) -> str:
     """Format a duration.
 
-    >>> duration(8.31), duration(605), duration(7300)
-    ('8.3 s', '10 min', '2.0 h')
+    >>> duration(8.31), duration(7300)
+    ('0:00:08', '2:01:40')
     """
-    if seconds < 120:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def render(template: str, **content: Any) -> str:
@@ -62,7 +72,7 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (percent, number, duration, _card.guarantee_text, name_of)
+    filters = (percent, number, duration, _card.policy_text, name_of)
     environment.filters |= {function.__name__: function for function in filters}
     environment.filters |= {"metric_name": _card.metric_name, "metric": _card.format_metric}
     page: str = environment.get_template(template).render(**content)
@@ -89,3 +99,42 @@ def image(pixels: Tensor) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, kind)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def examples(
+    source: Source, prediction: Prediction, rows: Sequence[int], scores: Sequence[str] = ()
+) -> list[Example]:
+    """Return samples to look at, each with its image if it is one.
+
+    Args:
+        source: Samples; the truth is shown if they have targets.
+        prediction: Prediction of these samples.
+        rows: Positions of the samples to show.
+        scores: Further scores to show.
+    """
+    if not len(rows):
+        return []
+    shown, task, found = source.subset(rows), prediction.task, []
+    columns, predicted = (*COLUMNS, *scores), prediction[rows].rows(scores, probs=False)
+    for index, (inputs, row) in enumerate(zip(shown.load(), predicted, strict=True)):
+        cells: dict[str, Any] = {"sample": shown.item(index)}
+        if shown.target is not None:
+            cells["true"] = task.decode(task.encode(shown.target))[index]
+        cells |= {name: value for name, value in row.items() if name.split(".")[0] in columns}
+        if isinstance(source.format, TableFormat):
+            cells |= islice(source.format.decode(inputs).items(), MAX_VALUES)
+        elif inputs.ndim == 1:
+            cells |= {f"[{place}]": x for place, x in enumerate(inputs[:MAX_VALUES].tolist())}
+        is_image = inputs.ndim == 3 and len(inputs) in (1, 3)
+        texts = {name: _text(value) for name, value in cells.items()}
+        found.append((image(inputs) if is_image else None, texts))
+    return found
+
+
+def _text(value: Any) -> str:
+    """Format a cell; an array has a value for each target."""
+    if isinstance(value, np.ndarray):
+        return ", ".join(map(_text, value.tolist()))
+    if isinstance(value, float | np.floating):
+        return number(float(value))
+    return "(unseen)" if value is None else str(value)

@@ -6,10 +6,8 @@ The words are in templates/training.html.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,27 +15,24 @@ from torch import Tensor
 
 from dubito import __version__, evaluation
 from dubito._files import atomic_write, json_text
-from dubito.data import Source, TableFormat
+from dubito.data import Source
 from dubito.methods import Method
 from dubito.model import Model, Prediction
-from dubito.model._card import PERCENT
+from dubito.model._card import PERCENT, metric_name
 from dubito.model._folder import TrainingRecord
 from dubito.report import _figures
-from dubito.report._figures import Curve
-from dubito.report._html import image, number, render
+from dubito.report._html import Example, examples, render
 
 __all__ = ["training_losses", "write"]
 
 REPORT = "report.html"
-#: samples in a group, and values of an input that are shown beside its prediction
-MAX_EXAMPLES, MAX_VALUES = 6, 4
+#: samples in a group
+MAX_EXAMPLES = 6
 #: classes up to which a report has a confusion matrix, and rows of the table of classes
 MAX_CLASSES = 20
 MAX_TARGETS = 4
 #: samples that a frequency needs
 MIN_COUNT = 5
-#: columns of a prediction that a sample shows
-COLUMNS = ("prediction", "probability", "lower", "upper", "reason")
 #: kind of a task -> axes of its reliability diagram
 RELIABILITY_AXES = {
     "classification": ("probability of the prediction", "share correct"),
@@ -78,22 +73,18 @@ def write(
 
 def _learning_curves(
     model: Model, record: TrainingRecord, history: Sequence[Mapping[str, Any]]
-) -> dict[str, str]:
-    """Return charts of the loss and of the metric that selects the weights."""
-    metric, best = model.task.monitor.metric, record.best_epoch
+) -> Iterator[tuple[str, str]]:
+    """Yield charts of the loss and of the metric that selects the weights, by name."""
     losses = training_losses(model.method, history, record.config["training"]["epochs"])
-    lines = {"training": Curve([epoch["epoch"] for epoch in history], losses)}
+    training = {"training": ([epoch["epoch"] for epoch in history], losses)}
     validated = [epoch for epoch in history if "validation" in epoch]
     numbers = [epoch["epoch"] for epoch in validated]
-    lines["validation"] = Curve(numbers, [epoch["validation"]["loss"] for epoch in validated])
-    loss = _figures.curves(lines, "epoch", "", at=best)
-    lines = {"validation": Curve(numbers, [epoch["validation"][metric] for epoch in validated])}
-    percent = "y" if metric in PERCENT else ""
-    selection = _figures.curves(lines, "epoch", "", percent=percent, at=best)
-    return {
-        "loss": _figures.svg(loss, "Loss by epoch"),
-        metric: _figures.svg(selection, f"Validation {metric} by epoch"),
-    }
+    for metric in ("loss", model.task.monitor.metric):
+        lines = training if metric == "loss" else {}
+        lines |= {"validation": (numbers, [epoch["validation"][metric] for epoch in validated])}
+        percent, name = "y" if metric in PERCENT else "", metric_name(metric)
+        chart = _figures.curves(lines, "epoch", "", percent=percent, at=record.best_epoch)
+        yield name, _figures.svg(chart, f"{name} by epoch")
 
 
 def training_losses(
@@ -110,15 +101,6 @@ def training_losses(
     """
     weights = method.weights(epochs - 1, epochs)
     return [sum(weights[name] * v for name, v in epoch["terms"].items()) for epoch in history]
-
-
-class Example(NamedTuple):
-    """A sample to look at."""
-
-    cells: dict[str, str]
-    """Name, truth, prediction and further columns."""
-    is_error: bool
-    image: str | None
 
 
 class View:
@@ -148,9 +130,9 @@ class View:
         }
         for name, predictive in predictives.items():
             curve = task.reliability(predictive, self.target)
-            least = min(MIN_COUNT, max(curve["count"]))
-            points = [point for point in zip(*curve.values(), strict=True) if point[-1] >= least]
-            lines[name] = Curve(*list(zip(*points, strict=True))[:2])
+            expected, observed, count = map(np.asarray, curve.values())
+            kept = count >= min(MIN_COUNT, count.max())
+            lines[name] = expected[kept], observed[kept]
         axes = RELIABILITY_AXES[task.kind]
         chart = _figures.curves(lines, *axes, percent="xy", diagonal=True)
         return _figures.svg(chart, "Observed against expected frequency")
@@ -164,48 +146,39 @@ class View:
         if accepted is not None and bool(accepted.any()):
             rate = self.errors[accepted].double().mean().item()
             point = (accepted.double().mean().item(), rate, "policy")
-        lines = {score: Curve(curve["coverage"], curve["risk"])}
+        lines = {score: (curve["coverage"], curve["risk"])}
         axes = "share answered", "errors among the answers"
         chart = _figures.curves(lines, *axes, percent="xy", point=point)
         return _figures.svg(chart, "Error rate among the answers by share answered")
 
     def predicted(self) -> Iterator[str]:
         """Yield the charts of predicted against true numbers."""
-        columns, interval = [self.target, self.prediction.point], self.prediction.interval
-        # With very few samples the calibrated intervals are infinite.
-        if interval is not None and bool(interval[1].isfinite().all()):
-            columns += interval
+        assert self.prediction.interval is not None
+        columns = self.target, self.prediction.point, *self.prediction.interval
         for index, name in enumerate(self.model.task.names[:MAX_TARGETS]):
             chart = _figures.predicted(name, *(column[:, index].numpy() for column in columns))
             yield _figures.svg(chart, f"Predicted against true {name}")
 
     # --- numbers ---
 
-    @property
     def spread(self) -> float:
-        """Standard deviation of the targets, the error of predicting their mean."""
+        """Return the standard deviation of the targets, the error of predicting their mean."""
         return self.target.std(0, correction=0).mean().item()
 
-    @property
     def width(self) -> float:
-        """Median width of the intervals."""
+        """Return the median width of the intervals."""
         assert self.prediction.interval is not None
         lower, upper = self.prediction.interval
         return (upper - lower).median().item()
 
     # --- classes ---
 
-    @cached_property
-    def labels(self) -> Tensor:
-        """Most probable true class: (N,)."""
-        return self.target.argmax(-1) if self.target.is_floating_point() else self.target
-
     def matrix(self) -> list[list[int]] | None:
         """Return the confusion matrix, true classes in rows; None if it would be too large."""
         size = self.model.task.size
         if size > MAX_CLASSES:
             return None
-        pairs = torch.bincount(self.labels * size + self.prediction.point, minlength=size**2)
+        pairs = torch.bincount(self.target * size + self.prediction.point, minlength=size**2)
         matrix: list[list[int]] = pairs.reshape(size, size).tolist()
         return matrix
 
@@ -217,7 +190,7 @@ class View:
         accepted, rows = self.prediction.accepted, []
         assert accepted is not None
         for index, name in enumerate(self.model.task.names):
-            own = self.labels == index
+            own = self.target == index
             correct, answered = (self.prediction.point == index)[own], accepted[own]
             if len(correct):
                 accuracy, share = correct.double().mean().item(), answered.double().mean().item()
@@ -245,30 +218,5 @@ class View:
     def _examples(self, ranking: Tensor) -> list[Example]:
         """Return the samples with the largest values; -inf excludes a sample."""
         largest = ranking.argsort(descending=True, stable=True)[:MAX_EXAMPLES]
-        rows = [row for row in largest.tolist() if ranking[row] > -torch.inf]
-        if not rows:
-            return []
-        truths, format, examples = self.model.task.decode(self.target), self.source.format, []
-        for row, inputs in zip(rows, self.source.encode(rows).inputs, strict=True):
-            cells = {"sample": self.source.item(row), "true": truths[row]}
-            for name, value in next(self.prediction[row].rows(probs=False)).items():
-                if name.split(".")[0] in COLUMNS:
-                    cells[name] = value
-            if isinstance(format, TableFormat):
-                cells |= islice(format.decode(inputs).items(), MAX_VALUES)
-            elif inputs.ndim == 1:
-                cells |= {f"[{index}]": x for index, x in enumerate(inputs[:MAX_VALUES].tolist())}
-            is_error = self.errors is not None and bool(self.errors[row])
-            is_image = inputs.ndim == 3 and len(inputs) in (1, 3)
-            texts = {name: _text(value) for name, value in cells.items()}
-            examples.append(Example(texts, is_error, image(inputs) if is_image else None))
-        return examples
-
-
-def _text(value: Any) -> str:
-    """Format a cell; an array has a value for each target."""
-    if isinstance(value, np.ndarray):
-        return ", ".join(map(_text, value.tolist()))
-    if isinstance(value, float | np.floating):
-        return number(float(value))
-    return "(unseen)" if value is None else str(value)
+        rows = largest[ranking[largest] > -torch.inf].tolist()
+        return examples(self.source, self.prediction, rows)
