@@ -32,18 +32,16 @@ def import_plugin(name: str) -> ModuleType:
     Args:
         name: Dotted name of a module, or path of a .py file.
     """
-    path = Path(name)
+    path, module = Path(name), name
     if path.suffix == ".py":
         if not path.is_file():
             raise DubitoError(f"there is no plug-in {name}")
         sys.path.insert(0, str(path.resolve().parent))
-        name = path.stem
+        module = path.stem
     try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise DubitoError(
-            f"cannot import the plug-in {name!r}: pass the name of an installed module, or the "
-            "path of a .py file"
-        ) from error
+        return import_module(module)
+    except DubitoError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DubitoError(f"cannot import the plug-in {name}: {reason}") from error

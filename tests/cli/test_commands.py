@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 import dubito
 from dubito import cli
-from dubito.cli._commands import COMMANDS
+from dubito.cli._commands import MODULES
 
 OPTIONS = ["--epochs", "6", "--lr", "0.01", "--training.batch_size=16", "--backbone.hidden", "32"]
 METHOD = ["--method.kl_weight", "0.5"]
@@ -72,8 +72,7 @@ def test_help_imports_neither_torch_nor_pydantic(source_env):
 def test_summaries_are_the_first_lines_of_docstrings(name):
     if name == "serve":
         pytest.importorskip("fastapi")
-    package, _ = COMMANDS[name]
-    function = getattr(import_module(package), name)
+    function = getattr(import_module(MODULES.get(name, "dubito.api")), name)
     assert function.__doc__.splitlines()[0] == cli.SUMMARIES[name]
 
 
@@ -130,6 +129,8 @@ def test_train_writes_a_model(trained):
 def test_train_shows_progress(photos, tmp_path, capsys):
     assert run("train", photos, "--out", tmp_path, "--epochs", "2", "--no-report") == 0
     text = capsys.readouterr().out
+    assert "430 training and 107 validation samples of shape (1, 8, 8), 3 classes; " in text
+    assert "method iedl, backbone mlp, cpu" in text
     assert "epoch 2/2" in text
     assert "samples/s" in text
     assert "left" in text
@@ -225,6 +226,19 @@ def test_calibrate_changes_the_policy(trained, tmp_path, capsys):
     assert "error <= 0.2" in capsys.readouterr().out
     assert dubito.load(tmp_path).policy.guarantee.level == 0.2
     assert dubito.load(trained).policy.guarantee.level == 0.05
+
+
+def test_calibrate_keeps_a_policy_that_accepts(trained, capsys):
+    before = (trained / "model.json").read_bytes()
+    assert run("calibrate", trained, "--error-rate", "0.001") == 2
+    assert "error: the model keeps its policy" in capsys.readouterr().err
+    assert (trained / "model.json").read_bytes() == before
+
+
+def test_a_damaged_plugin_is_one_line(tmp_path, capsys):
+    (tmp_path / "damaged.py").write_text("class Mine(5): pass")
+    assert run("train", "digits", "--out", tmp_path, "--import", tmp_path / "damaged.py") == 2
+    assert "damaged.py: TypeError" in capsys.readouterr().err
 
 
 def test_serve_needs_a_model(capsys):

@@ -22,7 +22,7 @@ from dubito.data import Source
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.methods import Method
-from dubito.methods.base import from_dict
+from dubito.methods.base import from_dict, name_of
 from dubito.model import Model, Prediction, Preprocessing
 from dubito.model._folder import TrainingRecord
 from dubito.tasks import Classification, Regression, Task
@@ -58,6 +58,7 @@ def train(
     report: bool = True,
     tensorboard: bool = False,
     callbacks: Sequence[Callback] = (),
+    on_start: Callable[[str], Any] | None = None,
     **settings: Any,
 ) -> Model | list[Model]:
     """Train a model, calibrate it and fit its policy.
@@ -76,6 +77,7 @@ def train(
         report: Write report.html.
         tensorboard: Write scalars for TensorBoard.
         callbacks: Functions that are called during training.
+        on_start: Function that is called with a line about data and model, such as `print`.
         **settings: Fields of the sections of `RunConfig`: `epochs=5`, `method="edl"`,
             `error_rate=0.01`, or with the section: `{"training.epochs": 5}`.
 
@@ -98,9 +100,8 @@ def train(
     with _parallel.process_group() as own_device:
         place = own_device or find_device(device)
         prepared = _prepare(run, source)
-        finished = {folder: _finished(folder, runs[folder], prepared) for folder in runs}
-        models = {folder: model for folder, model in finished.items() if model is not None}
-        missing = {folder: runs[folder] for folder in runs if folder not in models}
+        models: Any = {folder: _finished(folder, runs[folder], prepared) for folder in runs}
+        missing = {folder: runs[folder] for folder in runs if models[folder] is None}
         logs: list[Callback] = []
         for folder, config in missing.items():
             seed = config.training.seed
@@ -108,7 +109,7 @@ def train(
             if tensorboard:
                 logs.append(TensorBoard(folder / "tensorboard", seed=seed))
         if missing:
-            models |= _fit(missing, prepared, place, (*logs, *callbacks), report)
+            models |= _fit(missing, prepared, place, (*logs, *callbacks), on_start, report)
     return models[Path(out)] if seeds is None else [models[folder] for folder in runs]
 
 
@@ -152,8 +153,7 @@ def _finished(folder: Path, run: RunConfig, prepared: _Prepared) -> Model | None
                 "choose another folder"
             )
     if before.policy != run.policy and _parallel.rank() == 0:
-        model.record = model.record.model_copy(update={"config": run.model_dump(mode="json")})
-        _calibrate(model, prepared.validation, run.policy.model_dump())
+        _refit(model, prepared.validation, run.policy)
         model.save(folder)
     return model
 
@@ -163,6 +163,7 @@ def _fit(
     prepared: _Prepared,
     device: torch.device,
     callbacks: Sequence[Callback],
+    on_start: Callable[[str], Any] | None,
     report: bool,
 ) -> dict[Path, Model]:
     """Train a model in each folder, or resume; then calibrate, fit the policy and save."""
@@ -179,6 +180,8 @@ def _fit(
     models = [Model.build(method, task, preprocessing, run.backbone, seed=seed) for seed in seeds]
     if warning := method.warning(task):
         warnings.warn(warning, stacklevel=3)
+    if on_start is not None:
+        on_start(_summary(models[0], prepared, device))
     histories = Trainer(run.training, callbacks=callbacks, device=device).fit_many(
         models, train, validation, seeds=seeds, ood=_train_ood(run, method, preprocessing),
         class_weight=_class_weight(run.data, task), out=list(runs),
@@ -187,6 +190,18 @@ def _fit(
         if _parallel.rank() == 0:
             _finish(model, folder, runs[folder], prepared, history, report)
     return dict(zip(runs, models, strict=True))
+
+
+def _summary(model: Model, prepared: _Prepared, device: torch.device) -> str:
+    """Describe data and model in a line."""
+    task, backbone = model.task, model.backbone or {"name": "custom"}
+    classifies = task.kind == "classification"
+    target = f"{task.size} classes" if classifies else f"target {', '.join(task.names)}"
+    return (
+        f"{prepared.train.name}: {len(prepared.train):,} training and "
+        f"{len(prepared.validation):,} validation samples of shape {model.preprocessing.shape}, "
+        f"{target}; method {name_of(model.method)}, backbone {backbone['name']}, {device}"
+    )
 
 
 def _samples(config: DataConfig, source: Source, task: Task) -> Any:
@@ -286,24 +301,20 @@ def evaluate(
         The result; of several seeds {"mean", "std"} for each number.
     """
     folders = [model] if isinstance(model, Model) else _seed_folders(Path(model))
-    models = [load_model(folder, device, network) for folder in folders]
-    results = [_evaluate(member, data, ood, noise, resize, seed) for member in models]
-    result: dict[str, Any] = results[0] if len(results) == 1 else _averaged(results)
+    results = []
+    for folder in folders:
+        loaded = load_model(folder, device, network)
+        source, part = _labeled(loaded, data, resize)
+        options: Any = {"format": loaded.preprocessing.inputs, "resize": resize, "labeled": False}
+        unlabeled = {str(name): datasets.open(name, _test_part(name), **options) for name in ood}
+        metrics = loaded.evaluate(source, ood=unlabeled, noise=noise, seed=seed)
+        results.append({"data": source.name, "part": part, **metrics})
+    result: dict[str, Any] = results[0] if len(results) == 1 else averaged(results)
     if out is None and not isinstance(model, Model):
         out = make_folder(Path(model) / EVALUATION) / RESULT
     if out is not None:
         atomic_write(Path(out), json_text(result))
     return result
-
-
-def _evaluate(
-    model: Model, data: Any, ood: Sequence[str], noise: Sequence[float], resize: bool, seed: int
-) -> dict[str, Any]:
-    source, part = _labeled(model, data, resize)
-    options: Any = {"format": model.preprocessing.inputs, "resize": resize, "labeled": False}
-    unlabeled = {str(name): datasets.open(name, _test_part(name), **options) for name in ood}
-    result = model.evaluate(source, ood=unlabeled, noise=noise, seed=seed)
-    return {"data": source.name, "part": part, **result}
 
 
 def _test_part(source: Any) -> str:
@@ -347,16 +358,16 @@ def _seed_folders(folder: Path) -> list[Path]:
     return sorted(seeds, key=lambda path: int(path.name.removeprefix("seed-")))
 
 
-def _averaged(results: Sequence[Any]) -> Any:
+def averaged(results: Sequence[Any]) -> Any:
     """Return mean and standard deviation of each number that all results have.
 
-    >>> _averaged([{"accuracy": 0.5, "samples": 9}, {"accuracy": 1.0, "samples": 9}])
+    >>> averaged([{"accuracy": 0.5, "samples": 9}, {"accuracy": 1.0, "samples": 9}])
     {'accuracy': {'mean': 0.75, 'std': 0.353...}, 'samples': 9}
     """
     first = results[0]
     if isinstance(first, Mapping):
         shared = [key for key in first if all(key in result for result in results)]
-        return {key: _averaged([result[key] for result in results]) for key in shared}
+        return {key: averaged([result[key] for result in results]) for key in shared}
     if isinstance(first, float):
         finite = all(abs(value) < float("inf") for value in results)
         return {"mean": fmean(results), "std": stdev(results) if finite else None}
@@ -367,39 +378,49 @@ def calibrate(
     model: AnyModel,
     data: Any = None,
     *,
-    error_rate: float | None = None,
-    confidence: float | None = None,
-    false_alarms: float | None = None,
     coverage: float | None = None,
     out: AnyPath | None = None,
     device: str = "auto",
     network: str | Callable[[], Any] | None = None,
+    **settings: Any,
 ) -> Model:
     """Refit calibration and policy of a finished model.
+
+    A policy that accepts predictions is not replaced by one that accepts none: that is an error.
 
     Args:
         model: Model, or the folder of one, which is updated.
         data: Labeled data that was not used for training; by default the validation samples.
-        error_rate: Largest error rate among accepted predictions; default as in training.
-        confidence: Probability with which that holds.
-        false_alarms: Share of ordinary inputs that may be rejected as unfamiliar.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
         out: Folder for the new model.
         device: "auto", "cpu" or "cuda".
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
+        **settings: Fields of the policy in `RunConfig`: `error_rate=0.01`, `confidence=0.9`, ...;
+            default as in training.
     """
     loaded = load_model(model, device, network)
-    record = loaded.record
     source = _validation(loaded) if data is None else _labeled(loaded, data)[0]
-    options = {} if record is None else dict(record.config.get("policy", {}))
-    changes = {"error_rate": error_rate, "confidence": confidence, "false_alarms": false_alarms}
-    options |= {key: value for key, value in changes.items() if value is not None}
-    policy = validated(PolicyConfig, options)
-    _calibrate(loaded, source, {**policy.model_dump(), "coverage": coverage})
-    if record is not None and record.config:
-        config = {**record.config, "policy": policy.model_dump()}
-        loaded.record = record.model_copy(update={"config": config})
+    before = {} if loaded.record is None else loaded.record.config.get("policy", {})
+    _refit(loaded, source, validated(PolicyConfig, {**before, **settings}), coverage)
     folder = model if out is None else out
     if not isinstance(folder, Model):
         loaded.save(folder)
     return loaded
+
+
+def _refit(
+    model: Model, source: Source, config: PolicyConfig, coverage: float | None = None
+) -> None:
+    """Fit calibration and policy again, and record the configuration of the policy."""
+    calibration, policy = model.calibration, model.policy
+    _calibrate(model, source, {**config.model_dump(), "coverage": coverage})
+    new = model.policy
+    if new is not None and new.accepts_nothing and policy and not policy.accepts_nothing:
+        model.calibration, model.policy = calibration, policy
+        raise DubitoError(
+            f"the model keeps its policy, because the new one would be {new!r}: pass more data, "
+            "or allow more errors (error_rate)"
+        )
+    if model.record is not None and model.record.config:
+        settings = {**model.record.config, "policy": config.model_dump()}
+        model.record = model.record.model_copy(update={"config": settings})

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from pydantic import BaseModel
@@ -21,9 +21,8 @@ from dubito._plugins import import_plugin, load_plugins
 from dubito.cli import _display
 from dubito.cli._generate import Setting, command, of_fields, of_function, spelled
 from dubito.errors import DubitoError
-
-if TYPE_CHECKING:
-    from dubito.model import Model
+from dubito.model import Model
+from dubito.model._card import format_metric
 
 __all__ = ["add"]
 
@@ -35,8 +34,8 @@ SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
 RESUMABLE = ("train", "fewshot")
 #: parameters without an option
 HIDDEN = {
-    *("callbacks", "progress", "backbone.shape", "data.source"),
-    *("serve.on_start", "serve.config", "service.token"),
+    *("callbacks", "on_start", "progress", "backbone.shape", "data.source"),
+    *("serve.config", "service.token"),
 }
 PLUGIN_HELP = "Module or .py file that registers methods, scores, backbones or datasets."
 IMPORT = Setting("import", Sequence[str], (), PLUGIN_HELP)
@@ -91,6 +90,11 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
     if name == "train":
         yield VERBOSE
         yield from _run_settings(argv)
+    elif name == "calibrate":
+        from dubito.api.config import PolicyConfig
+
+        for setting in of_fields(PolicyConfig.model_fields):
+            yield replace(setting, default=None)  # that of the training
     elif name == "fewshot":
         yield from _method_settings(*_option_values(argv, "method")[-1:] or [FEWSHOT_METHOD])
     elif name == "serve":
@@ -143,12 +147,10 @@ def _backbone_settings(name: str) -> Iterator[Setting]:
 
 
 def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> None:
-    from dubito.model._card import format_metric
-
     is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     console = Console(quiet=not is_first, soft_wrap=True)
     with _display.train_progress(console, verbose) as update:
-        models = function(out=out, callbacks=[update], **values)
+        models = function(out=out, callbacks=[update], on_start=console.print, **values)
     for model in models if isinstance(models, list) else [models]:
         record: Any = model.record
         if record is None:  # of a process that does not save
@@ -242,7 +244,7 @@ def _demo(function: Run, *, out: str = "dubito-demo", **values: Any) -> None:
     console = Console()
     with console.status("training EDL and I-EDL on digits ..."):
         result = function(out=out, **values)
-    title = f"{result['samples']['test']} test digits, photo patches and noisy digits (%)"
+    title = f"{result['samples']} test digits, photo patches and noisy digits (%)"
     console.print(_display.table(title, ["", *result["methods"]], comparison(result)))
     console.print(Text(f"report: {Path(out) / REPORT}"), soft_wrap=True)
 

@@ -13,15 +13,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from dubito.model import Prediction
+from dubito.model._card import PERCENT, format_metric
+
 if TYPE_CHECKING:
-    from dubito.model import Prediction
     from dubito.training import Progress as State
 
 __all__ = ["counter", "evaluation_tables", "fewshot_table", "row_lines", "table", "train_progress"]
 
 Result = Mapping[str, Any]
-#: metrics in percent
-PERCENT = ("accuracy", "ece", "coverage90", "error_rate")
 DETECTION = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aurc": "AURC ↓"}
 #: rows that are aligned and printed together
 CHUNK = 200
@@ -201,8 +201,6 @@ def train_progress(console: Console, verbose: bool) -> Iterator[Callable[[State]
 
 
 def _epoch_metrics(record: dict[str, Any], verbose: bool) -> dict[str, str]:
-    from dubito.model._card import format_metric
-
     validation = list(record.get("validation", {}).items())
     shown = validation if verbose else validation[:1]  # the first selects the weights
     terms = record["terms"] if verbose else {}

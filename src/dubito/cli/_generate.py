@@ -159,20 +159,20 @@ def of_function(function: Callable[..., Any]) -> Iterator[Setting]:
             )
 
 
-def of_fields(fields: Mapping[str, Any], section: str) -> Iterator[Setting]:
-    """Yield the fields of a section of a configuration.
+def of_fields(fields: Mapping[str, Any], section: str = "") -> Iterator[Setting]:
+    """Yield the fields of a configuration.
 
     Args:
         fields: `__pydantic_fields__` of a model or dataclass.
-        section: Name of the section.
+        section: Name of the section, if it is one of a configuration with several.
     """
     for name, field in fields.items():
         yield Setting(
-            name=f"{section}.{name}",
+            name=f"{section}.{name}" if section else name,
             annotation=field.annotation,
             default=REQUIRED if field.is_required() else field.get_default(),
             help=" ".join((field.description or "").split()),
-            panel=section.capitalize(),
+            panel=section.capitalize() or None,
         )
 
 
