@@ -97,25 +97,23 @@ def _train(train: Source, held_out: Source) -> Model:
     inputs = torch.cat([_distort(x) for x in [images] * VARIANTS + [torch.stack(drawn)]])
     targets = torch.cat([target] * VARIANTS + [task.encode(names)])
     preprocessing = Preprocessing(inputs=ImageFormat(size=(SIDE, SIDE), mode="L"))
-    trained = Model.build(_WithOutliers(kl_ramp=KL_RAMP), task, preprocessing, BACKBONE)
+    model = Model.build(_WithOutliers(kl_ramp=KL_RAMP), task, preprocessing, BACKBONE)
     # The validation selects nothing: there is only one, at the end.
     samples, validation = (_pixels(inputs), targets), (_pixels(images), target)
     ood = _pixels(_outliers(images, random))
-    Trainer(TRAINING).fit(trained, samples, validation, ood=ood)
-    model = Model(trained.network, IEDL(kl_ramp=KL_RAMP), task, preprocessing, backbone=BACKBONE)
-    # Half of the digits are distorted a little, as drawings are.
-    digits = _enlarge(held_out)
-    digits[::2] = _distort(digits[::2], 0.5)
+    Trainer(TRAINING).fit(model, samples, validation, ood=ood)
+    model.method = IEDL(kl_ramp=KL_RAMP)  # predicts alike, and is registered
+    digits = _distort(_enlarge(held_out), 0.5)  # a little, as drawings are
     model.calibrate(_pixels(digits), held_out.target)
     return model.fit_policy(_pixels(digits), held_out.target, error_rate=0.02, false_alarms=0.04)
 
 
 def _outliers(digits: Tensor, random: np.random.Generator) -> Tensor:
-    """Return scribbles, digits over others, negatives and noise."""
+    """Return scribbles, digits over others, and noise."""
     drawn = [_draw(_scribble(random), random.uniform(0.08, 0.22)) for _ in range(OUTLIERS // 2)]
     first, second = digits[torch.randint(len(digits), (2, OUTLIERS // 6))]
     lines = _distort(torch.cat([torch.stack(drawn), torch.maximum(first, second)]))
-    return torch.cat([lines, 1 - first, _noise(OUTLIERS // 6)])
+    return torch.cat([lines, _noise(OUTLIERS // 6)])
 
 
 # --- images: (N, 1, 32, 32) in [0, 1] -------------------------------------------------------------
@@ -154,27 +152,21 @@ def _draw(strokes: Sequence[Any], width: float = DRAWING["stroke"]) -> Tensor:
 
 def _curve(points: Any) -> Any:
     """Return points on parabolas between the middles of segments."""
-    middles = (points[1:] + points[:-1]) / 2
-    ends = [points[0], *middles[1:-1], points[-1]]
-    controls = points[1:-1] if len(points) > 2 else middles
-    t = np.linspace(0, 1, 16)[:, None]
-    parts = zip(ends[:-1], controls, ends[1:], strict=True)
-    return np.concatenate([(1 - t) ** 2 * a + 2 * t * (1 - t) * b + t**2 * c for a, b, c in parts])
+    degree = min(2, len(points) - 1)
+    knots = np.pad(np.linspace(0, 1, len(points) - degree + 1), degree, "edge")
+    spline = need("scipy.interpolate", "sklearn").BSpline(knots, points, degree)
+    return spline(np.linspace(0, 1, 16 * len(points)))
 
 
 def _distort(x: Tensor, strength: float = 1.0) -> Tensor:
-    """Turn, slant, stretch, shift and bend images, and vary their strokes."""
+    """Turn, slant, scale and shift images, and vary their strokes."""
 
     def within(most: float, *shape: int) -> Tensor:
         return most * strength * (2 * torch.rand(len(x), *shape) - 1)
 
-    turn, slant, stretch = within(15).deg2rad(), within(0.3), within(0.2).exp()
-    rotate = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], -1).view(-1, 2, 2)
-    scale = torch.stack([1 / stretch, slant, 0 * slant, stretch], -1).view(-1, 2, 2)
-    affine = torch.cat([scale @ rotate / (0.93 + within(0.12, 1, 1)), within(0.1, 2, 1)], -1)
-    knots = 0.1 * strength * torch.randn(len(x), 2, 4, 4)
-    bend = F.interpolate(knots, (WORK, WORK), mode="bicubic", align_corners=True)
-    grid = F.affine_grid(affine, list(x.shape), align_corners=False) + bend.permute(0, 2, 3, 1)
+    matrix = torch.eye(2) / 0.93 + within(0.25, 2, 2)  # turns, slants and scales
+    affine = torch.cat([matrix, within(0.1, 2, 1)], -1)
+    grid = F.affine_grid(affine, list(x.shape), align_corners=False)
     moved = F.grid_sample(x, grid, align_corners=False)
     # Contrast about a level of gray: strokes get thinner or thicker, sharper or softer.
     level, contrast = 0.45 + within(0.2, 1, 1, 1), (1 + within(1, 1, 1, 1)).exp()
@@ -182,11 +174,10 @@ def _distort(x: Tensor, strength: float = 1.0) -> Tensor:
 
 
 def _noise(count: int) -> Tensor:
-    """Return noise of several scales, brightnesses and contrasts."""
+    """Return noise of several scales and contrasts."""
     drawn = [torch.rand(count // 4, 1, side, side) for side in (2, 4, 8, WORK)]
     noise = torch.cat([F.interpolate(x, (WORK, WORK), mode="bilinear") for x in drawn])
-    contrast, offset = torch.rand(2, len(noise), 1, 1, 1).unbind()
-    return (1.5 * contrast * noise + 0.5 * offset - 0.2).clamp(0, 1)
+    return noise * torch.rand(len(noise), 1, 1, 1)
 
 
 def _enlarge(digits: Source) -> Tensor:
@@ -205,19 +196,14 @@ def _pixels(images: Tensor) -> Tensor:
 
 def _write_gallery(folder: Path, digits: Source) -> None:
     names, images = np.asarray(digits.target), _enlarge(digits)
-    shown = np.concatenate([np.flatnonzero(names == name)[:2] for name in np.unique(names)])
-    first = images[shown[::2]]
-    _write_group(folder, names[shown], images[shown])
+    groups = {str(name): images[names == name][:2] for name in np.unique(names)}
+    first = torch.cat([group[:1] for group in groups.values()])
     for key in ("letters", "signs"):
-        drawn = [_draw(_points(text)) for text in SHAPES[key]]
-        _write_group(folder, [key.title()] * len(drawn), torch.stack(drawn))
-    _write_group(folder, ["Two at once"] * 6, torch.maximum(first[:6], first[4:]))
-    _write_group(folder, ["Noise"] * 8, _noise(8))
+        groups[key.title()] = torch.stack([_draw(_points(text)) for text in SHAPES[key]])
+    groups |= {"Two at once": torch.maximum(first[:6], first[4:]), "Noise": _noise(8)}
+    for name, group in groups.items():
+        home = make_folder(folder / name)
+        for place, image in enumerate(_pixels(group)):
+            picture = need("PIL.Image", "data").fromarray(image[0].numpy())
+            picture.save(home / f"{place:02}.png")
     atomic_write(folder / DRAWING_FILE, json.dumps(DRAWING))
-
-
-def _write_group(folder: Path, names: Sequence[str], images: Tensor) -> None:
-    """Write each image to the sub-folder of its name."""
-    for place, (name, image) in enumerate(zip(names, _pixels(images), strict=True)):
-        file = make_folder(folder / str(name)) / f"{place:02}.png"
-        need("PIL.Image", "data").fromarray(image[0].numpy()).save(file)
