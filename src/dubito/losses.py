@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from dubito import _checks, kernels
 from dubito._eager import eager_cache
 from dubito._special import constant
-from dubito.distributions import Categorical, Dirichlet, Distribution, _closed_forms
+from dubito.distributions import Categorical, Dirichlet, Distribution, _weighted_sums
 from dubito.errors import DubitoError
 from dubito.kernels._spec import REDUCTIONS, LossSpec
 
@@ -196,16 +196,16 @@ def weighted_sums(
         fused = kernels.weighted_sums(*closed, target, weights, class_weight)
         if fused is not None:
             return fused
-        return _closed_forms.weighted_sums(*closed, target, weights, class_weight)
+        return _weighted_sums.weighted_sums(*closed, target, weights, class_weight)
     # Evaluate the terms one by one, with autograd.
     counted = target
     if not target.is_floating_point():
         labels = target.long()
         counted = labels.masked_fill(labels == ignore_index, 0)
     values = torch.stack([_value(term, dist, counted, per_class) for term in functions], -1)
-    _, row_weight = _closed_forms.row_weights(target, class_weight, ignore_index, values)
-    weights = _closed_forms.mean_weights(weights, row_weight, reduction, values)
-    return _closed_forms.reduced(values, row_weight, weights, reduction)
+    _, row_weight = _weighted_sums.row_weights(target, class_weight, ignore_index, values)
+    weights = _weighted_sums.mean_weights(weights, row_weight, reduction, values)
+    return _weighted_sums.reduced(values, row_weight, weights, reduction)
 
 
 def value_and_gradient(
@@ -235,7 +235,7 @@ def value_and_gradient(
     functions = tuple(terms.values())
     closed = _closed_form(functions, to_distribution(outputs), per_class, -100, "none")
     if closed is not None:
-        return _closed_forms.value_and_gradient(*closed, target, weights)
+        return _weighted_sums.value_and_gradient(*closed, target, weights)
     with torch.enable_grad():
         leaf = outputs.detach().double().requires_grad_()
         dist = to_distribution(leaf)

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from dubito.distributions import _closed_forms
+from dubito.distributions import _closed_forms, _weighted_sums
 from dubito.distributions._closed_forms import (
-    FAST_FORMS,
     FORMS,
     dissonance,
     evaluate,
     kl_divergence,
     uncertainty,
+)
+from dubito.distributions._weighted_sums import (
+    FAST_FORMS,
     weighted_sums,
     weighted_sums_reference,
 )
@@ -180,7 +182,7 @@ def fast(name: str) -> Quantity:
 def test_accuracy_of_the_fast_path(
     name: str, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_closed_forms, "Terms", None)  # the general path fails
+    monkeypatch.setattr(_weighted_sums, "Terms", None)  # the general path fails
     passes(measure(fast(name), cases(SAMPLE[classes])))
 
 
@@ -195,7 +197,7 @@ def test_fast_path_agrees_with_the_general_one(evidence: str, prior: float, soft
     for classes, scale in ((2, 1.0), (10, 5.0), (100, 20.0)):
         logits = scale * torch.randn(200, classes)
         target = torch.randn(200, classes).softmax(-1) if soft else torch.randint(classes, (200,))
-        assert _closed_forms._is_fast(spec, logits, target)
+        assert _weighted_sums._is_fast(spec, logits, target)
         result = loss_and_gradient(weighted_sums, spec, logits, target, weights)
         expected = loss_and_gradient(
             weighted_sums_reference, spec, logits.double(), target, weights.double()
@@ -213,7 +215,7 @@ def test_fast_divergences_of_any_alpha(form: str, low: float) -> None:
     for classes, high in ((2, 1.0), (10, 55.0), (100, 10.0)):
         logits = torch.empty(200, classes).uniform_(low, high)
         target = torch.randint(classes, (200,))
-        assert _closed_forms._is_fast(spec, logits, target)
+        assert _weighted_sums._is_fast(spec, logits, target)
         result = loss_and_gradient(weighted_sums, spec, logits, target, torch.ones(1))
         expected = loss_and_gradient(weighted_sums_reference, spec, logits, target, torch.ones(1))
         for one, other in zip(result[:2], expected[:2], strict=True):
@@ -290,7 +292,7 @@ def test_ten_thousand_hard_alphas_are_finite(dtype: torch.dtype) -> None:
     ],
 )
 def test_hard_logits_are_finite(evidence: str, prior: float) -> None:
-    forms = tuple(form for form in FORMS if form not in _closed_forms.PER_CLASS) + IEDL[2:]
+    forms = tuple(form for form in FORMS if form not in _weighted_sums.PER_CLASS) + IEDL[2:]
     spec = LossSpec(forms, evidence=evidence, prior=prior, beta=BETA)
     low = -13.0 if evidence == "exp" and prior == 0 else -100.0  # alpha >= 1e-6
     for used in (forms, *((form,) for form in FORMS)):
@@ -598,12 +600,12 @@ def test_strided_logits() -> None:
 def test_which_path_runs(spec: LossSpec, dtype: torch.dtype, is_fast: bool) -> None:
     values = torch.tensor([[0.5, 2.0, 3.0]], dtype=dtype)
     labels = torch.zeros(1, dtype=torch.long)
-    assert _closed_forms._is_fast(spec, values, labels) == is_fast
+    assert _weighted_sums._is_fast(spec, values, labels) == is_fast
 
 
 def test_alpha_of_at_least_one_is_fast() -> None:
     values, labels = torch.tensor([[1.0, 2.0, 3.0]]), torch.zeros(1, dtype=torch.long)
-    assert _closed_forms._is_fast(LossSpec(IEDL, evidence=None), values, labels)
+    assert _weighted_sums._is_fast(LossSpec(IEDL, evidence=None), values, labels)
 
 
 # --- uncertainty ---

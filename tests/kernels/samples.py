@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.distributions._closed_forms import weighted_sums_reference
+from dubito.distributions._weighted_sums import weighted_sums_reference
 from dubito.kernels import weighted_sums
 from dubito.kernels._spec import LossSpec
 

@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dubito import kernels
-from dubito.distributions._closed_forms import weighted_sums_reference
+from dubito.distributions._weighted_sums import weighted_sums_reference
 from dubito.kernels import _triton_backend, _triton_math
 from dubito.kernels._spec import LossSpec
 from tests.kernels.samples import (

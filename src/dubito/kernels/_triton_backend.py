@@ -293,7 +293,7 @@ class _Loss(torch.autograd.Function):
         if grad is None:
             return (None,) * 5
         if torch.is_grad_enabled():  # second derivatives: through the torch forms
-            from dubito.distributions._closed_forms import weighted_sums_reference
+            from dubito.distributions._weighted_sums import weighted_sums_reference
 
             loss = weighted_sums_reference(ctx.plan.spec, *ctx.saved_tensors)[0]
             (slopes,) = torch.autograd.grad(loss, ctx.saved_tensors[0], grad, create_graph=True)
