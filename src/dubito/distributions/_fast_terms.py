@@ -234,7 +234,7 @@ class _FastDivergence:
             rows = [exact * terms.non_target, label, rows[1] - (beta - base)]
         self.excess = self.xp.concatenate(rows)
         self.dtype = self.excess.dtype if self.wide else terms.alpha.dtype
-        kind = torch.float32 if "32" in str(self.dtype) else torch.float64
+        kind = torch.float32 if self.dtype.itemsize == 4 else torch.float64
         device = excess.device if self.xp is torch else None
         self.c = _Bases(len(excess), base, beta, terms.step, kind, device)
         self.family: Callable[[], Any] = lambda: GammaAboveOne(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dubito import _eager
-from dubito._special import constant, namespace
+from dubito._special import constant
 from dubito.distributions._closed_forms import (
     EVIDENCE,
     FORMS,
@@ -136,13 +136,13 @@ def weighted_sums_reference(
 
 def _fast_terms(spec: LossSpec, values: Tensor, evidence: Tensor | None, target: Tensor) -> Terms:
     """Return `FastTerms` of values or evidence (..., K), labels (..., 1) or soft targets."""
-    array = classes_first(values if evidence is None else evidence)
-    share, xp = False, namespace(array)
+    array, share = classes_first(values if evidence is None else evidence), False
     if target.is_floating_point():
         y = classes_first(target)
     else:
-        labels = target.flatten()
-        y = xp.eye(len(array), dtype=array.dtype)[:, labels.numpy() if xp is np else labels]
+        classes = torch.arange(len(array), device=target.device).unsqueeze(-1)
+        y = (classes == target.view(1, -1)).to(values.dtype)
+        y = y.numpy() if y.is_cpu else y
         share = "label_removed_kl" in spec.forms and not GAMMA_FORMS.isdisjoint(spec.forms)
     options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "share_removed": share}
     if evidence is None:
@@ -169,7 +169,7 @@ def _value_and_gradient(
     if fast:
         m = _fast_terms(spec, values, evidence, target)
         forms = m.xp.concatenate([FORMS[form].value(m) for form in spec.forms])
-        terms = torch.asarray(forms, dtype=values.dtype).T.reshape(*lead, len(spec.forms))
+        terms = torch.asarray(forms, dtype=values.dtype).T.view(*lead, len(forms))
     else:
         alpha = values if evidence is None else evidence + spec.prior
         m = Terms(
@@ -181,7 +181,7 @@ def _value_and_gradient(
         return (terms,)
     gradient = weighted_gradient(m, spec.forms, weights)
     if fast:
-        gradient = torch.asarray(gradient).T.reshape(values.shape)
+        gradient = torch.asarray(gradient).T.view(values.shape)
     if evidence is not None:
         gradient = derivative(values, evidence) * gradient
     return terms, gradient.to(values.dtype)
