@@ -223,6 +223,17 @@ def test_fast_divergences_of_any_alpha(form: str, low: float) -> None:
             assert (error <= 1e-5 * other.reshape(200, -1).abs().amax(-1)).all()
 
 
+@pytest.mark.parametrize("form", sorted(FAST_FORMS))
+def test_fast_path_of_tensors_is_that_of_arrays(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors, which a GPU computes with, in place of NumPy's arrays."""
+    logits, target = 3 * torch.randn(50, 7), torch.randint(7, (50,))
+    arguments = LossSpec((form,), beta=BETA), logits, target, torch.ones(1)
+    arrays = loss_and_gradient(weighted_sums, *arguments)
+    monkeypatch.setattr(_weighted_sums, "classes_first", lambda values: values.T.contiguous())
+    for one, other in zip(loss_and_gradient(weighted_sums, *arguments), arrays, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def loss_and_gradient(
     backend: Callable[..., tuple[Tensor, Tensor]],
     spec: LossSpec,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from dubito._eager import lazy
 from dubito._special import (
@@ -190,20 +190,20 @@ class _Bases:
     ) -> None:
         label = [] if beta is None else [beta]
         total = base * (classes - len(label)) + sum(label)
-        exact = torch.tensor([*[base] * classes, *label, total], dtype=torch.float64)
-        upper, sign = exact + step, torch.ones_like(exact)
-        sign[-1] = -1
-        polynomial = torch.tensor([stirling_coefficients(b) for b in upper.tolist()]).T
+        exact = np.array([*[base] * classes, *label, total])
+        upper, sign = exact + step, np.append(np.ones(len(exact) - 1), -1.0)
+        polynomial = np.transpose([stirling_coefficients(b) for b in upper.tolist()])
 
-        def columns(values: Tensor, dtype: Any = torch.float64) -> Array:
-            made = values.unsqueeze(-1).to(device, dtype)
+        def columns(values: Any, dtype: Any = torch.float64) -> Array:
+            with torch.inference_mode(False):  # cached for calls in other modes
+                made = torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
             return made if device else made.numpy()
 
         self.base, self.upper = columns(exact), columns(upper)
         self.sign, self.log_weight = (columns(w)[:, 0] for w in (sign, (0.5 - upper) * sign))
         self.half_less_upper = columns(0.5 - upper, dtype)
         self.polynomial = list(columns(polynomial, dtype))
-        self.delta = columns(torch.asarray(GammaAboveOne(upper).delta))
+        self.delta = columns(GammaAboveOne(upper).delta)
 
 
 class _FastDivergence:
@@ -261,8 +261,8 @@ class _FastDivergence:
         """mu(upper) - mu(x) - e delta(x) at x = upper + e, of second order in e."""
         z = self.gamma.variable
         shares = self.single_excess * z
-        shares *= shares
-        return shares * short_horner(self.c.polynomial, z)
+        value = shares * shares * short_horner(self.c.polynomial, z)
+        return self.xp.asarray(value, dtype=self.xp.float64)
 
     def _less_total(self, slopes: Array) -> Array:
         """Subtract the slope of the total from those of the classes: (K, N)."""

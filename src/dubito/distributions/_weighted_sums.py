@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dubito import _eager
-from dubito._special import constant
+from dubito._special import constant, namespace
 from dubito.distributions._closed_forms import (
     EVIDENCE,
     FORMS,
@@ -142,7 +142,7 @@ def _fast_terms(spec: LossSpec, values: Tensor, evidence: Tensor | None, target:
     else:
         classes = torch.arange(len(array), device=target.device).unsqueeze(-1)
         y = (classes == target.view(1, -1)).to(values.dtype)
-        y = y.numpy() if y.is_cpu else y
+        y = y if namespace(array) is torch else y.numpy()
         share = "label_removed_kl" in spec.forms and not GAMMA_FORMS.isdisjoint(spec.forms)
     options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "share_removed": share}
     if evidence is None:
