@@ -141,7 +141,7 @@ def _fast_terms(spec: LossSpec, values: Tensor, evidence: Tensor | None, target:
         y = classes_first(target)
     else:
         classes = torch.arange(len(array), device=target.device).unsqueeze(-1)
-        y = (classes == target.view(1, -1)).to(values.dtype)
+        y = (classes == target.reshape(1, -1)).to(values.dtype)
         y = y if namespace(array) is torch else y.numpy()
         share = "label_removed_kl" in spec.forms and not GAMMA_FORMS.isdisjoint(spec.forms)
     options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "share_removed": share}
