@@ -67,7 +67,7 @@ def experiment(splits: int, epochs: int) -> list[dict[str, Outcome]]:
             dist = Dirichlet.from_logits(network(x))
             # No class is correct for a photograph: every prediction is an error.
             errors = (dist.probs.argmax(-1) != test.y) | (name == PATCHES)
-            split[name] = (policy.decide(dist).codes, errors, dist.max_prob)
+            split[name] = (policy.decide(dist), errors, dist.max_prob)
         outcomes.append(split)
     return outcomes
 

@@ -46,9 +46,9 @@ def predictions(shape: tuple[int, ...], classes: int, seed: int = 0) -> tuple[Te
     return probs, torch.randint(classes, shape, generator=g)
 
 
-def sk_fpr(positive: np.ndarray, scores: np.ndarray, rate: float = 0.95) -> float:
+def sk_fpr(positive: np.ndarray, scores: np.ndarray) -> float:
     fpr, tpr, _ = sk.roc_curve(positive, scores, drop_intermediate=False)
-    return float(fpr[tpr >= rate].min())
+    return float(fpr[tpr >= 0.95].min())
 
 
 RANKING: dict[str, tuple[Metric, Callable[[np.ndarray, np.ndarray], float]]] = {
@@ -64,10 +64,8 @@ SCORED: dict[str, Metric] = {
 }
 LABELLED: dict[str, Metric] = {
     "accuracy": m.accuracy,
-    "nll": m.nll,
     "brier": m.brier,
     "ece": m.ece,
-    "ece, mass": lambda probs, target: m.ece(probs, target, scheme="mass"),
 }
 
 
@@ -91,20 +89,10 @@ def test_constant_scores_are_one_threshold(name: str) -> None:
     close(ours(scores, positive), reference(positive.numpy(), scores.numpy()))
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.5, 0.8, 0.95, 1.0])
-def test_fpr_at_other_rates(rate: float) -> None:
-    # 20 positives: each rate is met exactly at some threshold, where rounding would decide.
-    scores = torch.randn(6, 50, generator=generator(3))
-    positive = (torch.arange(50) < 20).expand(6, 50)
-    expected = [sk_fpr(p, s, rate) for p, s in zip(positive.numpy(), scores.numpy(), strict=True)]
-    close(m.fpr95(scores, positive, tpr=rate), expected)
-
-
 def test_fpr_at_a_rate_that_is_met_exactly() -> None:
-    assert 0.55 * 100 > 55  # the trap: 55 of 100 positives are enough all the same
-    positive = torch.ones(101, dtype=torch.bool)
-    positive[55] = False
-    assert m.fpr95(-torch.arange(101.0), positive, tpr=0.55) == 0
+    for count in range(20, 2000, 20):
+        positive = torch.arange(count + 1) != 19 * count // 20
+        assert m.fpr95(-torch.arange(count + 1.0), positive) == 0
 
 
 def test_aupr_and_auroc_of_a_million_scores() -> None:
@@ -115,13 +103,13 @@ def test_aupr_and_auroc_of_a_million_scores() -> None:
 
 
 def test_counts_go_past_the_integers_of_float32() -> None:
-    # The last positive of 2^24 + 2 comes after half of the negatives; float32 would not count it.
-    size = 2**24 + 4
+    # 95 % of 18 million positives are reached just after half of the negatives, in the group after
+    # an odd count, which float32 would round up.
+    size, reached = 18_000_002, 17_100_000
     positive = torch.ones(size, dtype=torch.bool)
-    positive[-3], positive[-1] = False, False
-    scores = -(torch.arange(size) // 2).float()
-    scores[-1] = -(2.0**24)
-    assert m.fpr95(scores, positive, tpr=1.0).item() == 0.5
+    positive[reached - 1], positive[-1] = False, False
+    scores = -((torch.arange(size) + 1) // 2).float()
+    assert m.fpr95(scores, positive).item() == 0.5
 
 
 def test_infinite_scores_are_ranked() -> None:
@@ -140,10 +128,8 @@ def test_infinite_scores_are_ranked() -> None:
 @pytest.mark.parametrize("classes", [2, 10])
 def test_probability_metrics_equal_sklearn(size: int, classes: int) -> None:
     probs, target = predictions((3, size), classes)
-    labels = list(range(classes))
     rows = list(zip(target.numpy(), probs.numpy(), strict=True))
     close(m.accuracy(probs, target), [sk.accuracy_score(t, p.argmax(-1)) for t, p in rows])
-    close(m.nll(probs, target), [sk.log_loss(t, p, labels=labels) for t, p in rows])
     expected = [((p - np.eye(classes)[t]) ** 2).sum(-1).mean() for t, p in rows]
     close(m.brier(probs, target), expected)
 
@@ -151,13 +137,6 @@ def test_probability_metrics_equal_sklearn(size: int, classes: int) -> None:
 def test_binary_brier_is_twice_that_of_sklearn() -> None:
     probs, target = predictions((200,), 2)
     close(m.brier(probs, target), 2 * sk.brier_score_loss(target.numpy(), probs[:, 1].numpy()))
-
-
-def test_nll_of_an_impossible_target_is_infinite() -> None:
-    probs = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]])
-    target = torch.tensor([[1, 0], [0, 0]])
-    assert m.nll(probs, target).tolist() == [math.inf, 0.0]
-    assert not m.nll(probs, target)[1].signbit()
 
 
 def test_accuracy_gives_ties_to_the_lower_class() -> None:
@@ -171,25 +150,17 @@ def width_groups(confidence: np.ndarray, bins: int) -> list[np.ndarray]:
     return [np.flatnonzero((confidence > a) & (confidence <= b)) for a, b in pairwise(edges)]
 
 
-def mass_groups(confidence: np.ndarray, bins: int) -> list[np.ndarray]:
-    return np.array_split(np.argsort(confidence, kind="stable"), bins)
-
-
-GROUPS = {"width": width_groups, "mass": mass_groups}
-
-
-@pytest.mark.parametrize("scheme", GROUPS)
 @pytest.mark.parametrize("bins", [1, 2, 15, 40])
 @pytest.mark.parametrize("size", [1, 2, 3, 150, 10_000])
-def test_ece_equals_its_definition(scheme: str, bins: int, size: int) -> None:
+def test_ece_equals_its_definition(bins: int, size: int) -> None:
     probs, target = predictions((3, size), 5, seed=size)
     probs[0] = (probs[0] * 8).round() + 1e-9  # tied confidences, many on the edge of a bin
     probs[0] /= probs[0].sum(-1, keepdim=True)
     expected = []
     for p, t in zip(probs.numpy(), target.numpy(), strict=True):
         gap = (p.argmax(-1) == t) - p.max(-1)
-        expected.append(sum(abs(gap[g].sum()) for g in GROUPS[scheme](p.max(-1), bins)) / size)
-    close(m.ece(probs, target, bins=bins, scheme=scheme), expected, 1e-12)
+        expected.append(sum(abs(gap[g].sum()) for g in width_groups(p.max(-1), bins)) / size)
+    close(m.ece(probs, target, bins=bins), expected, 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -624,17 +595,6 @@ def test_ece_rejects_bins(bins: int) -> None:
         m.ece(Q, T, bins=bins)
 
 
-def test_ece_lists_the_schemes() -> None:
-    with pytest.raises(ValueError, match=r"scheme: got 'depth', expected one of \['mass', 'width'"):
-        m.ece(Q, T, scheme="depth")
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.01, math.nan])
-def test_fpr_rejects_rates(rate: float) -> None:
-    with pytest.raises(ValueError, match=r"tpr: got .*, expected a rate in \(0, 1\]"):
-        m.fpr95(S, P, tpr=rate)
-
-
 @pytest.mark.parametrize(
     ("x", "y", "error", "match"),
     [
@@ -660,7 +620,7 @@ def test_energy_distance_errors(x: Tensor, y: Tensor, error: type[Exception], ma
 def test_targets_of_any_integer_type(dtype: torch.dtype) -> None:
     probs = torch.rand(20, 3, generator=generator(0)).softmax(-1)
     target = torch.arange(20) % 3
-    for metric in (m.accuracy, m.nll, m.brier, m.ece):
+    for metric in (m.accuracy, m.brier, m.ece):
         assert metric(probs, target.to(dtype)) == metric(probs, target)
     with pytest.raises(ValueError, match="labels must be from 0 to 2"):
         m.accuracy(probs, (target + 1).to(dtype))

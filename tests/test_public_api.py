@@ -37,8 +37,7 @@ PUBLIC = {
     "label_removed_kl marginal_nll mse_bias mse_variance reverse_kl uce",
     "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork LabelSmoothing "
     "MCDropout Method MethodLoss PosteriorNetwork ReverseKLPriorNetwork Softmax build register",
-    "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae nll "
-    "rmse",
+    "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
     "dubito.model": "Model Prediction Preprocessing",
     "dubito.onnx": "export",
     "dubito.policy": "Policy",

@@ -14,7 +14,7 @@ the held-out targets.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 import torch
@@ -78,11 +78,10 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         dist = dist.detach().to(torch.float64)
         target = _checked(dist, target)
         if not target.is_floating_point():
-            theta = _maximum_likelihood(*_with_added_error(dist, target))
-            return cls(theta=theta)
+            return cls(theta=_maximum_likelihood(*_with_added_error(dist, target)))
         for level in levels:
             _checks.in_open_unit_interval(levels=level)
-        theta = _maximum_likelihood(dist, target, lambda theta: 0.5 * theta.square().sum())
+        theta = _maximum_likelihood(dist, target, precision=1.0)
         quantiles = tuple(_conformal_quantiles(dist, target, level) for level in levels)
         return cls(theta=theta, levels=tuple(levels), quantiles=quantiles)
 
@@ -154,9 +153,9 @@ def _conformal_quantiles(dist: Any, target: Tensor, level: float) -> tuple[float
 
 
 def _maximum_likelihood(
-    dist: Distribution, target: Tensor, penalty: Callable[[Tensor], Tensor] | None = None
+    dist: Distribution, target: Tensor, precision: float = 0.0
 ) -> tuple[float, ...]:
-    """Minimize the mean negative log-likelihood plus penalty/N within the bounds.
+    """Maximize the likelihood times a normal prior of the given precision, within the bounds.
 
     The likelihood need not be concave: L-BFGS starts from the best point of a grid.
     """
@@ -165,16 +164,14 @@ def _maximum_likelihood(
 
     def loss(theta: Tensor, rows: Distribution, target: Tensor) -> Tensor:
         nll = -rows.calibrated(theta).log_prob(target).mean()
-        return nll if penalty is None else nll + penalty(theta) / count
+        return nll + 0.5 * precision * theta.square().sum() / count
 
     # A sample of the rows is enough to choose the start.
     entries = sum(leaf.numel() for leaf in _pytree.tree_leaves(dist))
     every = max(1, min(count // ROWS, entries // ENTRIES))
-    sample, sample_target = dist, target
-    if every > 1:
-        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-        rows = drawn[: count // every].to(target.device)
-        sample, sample_target = dist[rows], target[rows]
+    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    rows = drawn[: count // every].to(target.device)
+    sample, sample_target = dist[rows], target[rows]
     axes = [
         torch.linspace(-bound, bound, GRID[min(index, 1)], dtype=bounds.dtype, device=bounds.device)
         for index, bound in enumerate(bounds.tolist())

@@ -97,14 +97,10 @@ def risk_coverage(
     """
     curves: dict[str, Curve] = {}
     for name in dist.default_scores if scores is None else scores:
-        confidence, correct = (x.cpu().double().numpy() for x in _ranked(dist, errors, name))
-        ranks = np.unique(np.linspace(1, len(correct), min(CURVE_POINTS, len(correct))).round())
-        order = np.argsort(-confidence, kind="stable")
-        ranked = confidence[order]
-        ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-        counts = (1 - correct[order]).cumsum()[ends]
-        risk = np.interp(ranks, [0, *(ends + 1)], [0, *counts]) / ranks
-        curves[name] = {"coverage": (ranks / len(correct)).tolist(), "risk": risk.tolist()}
+        risk = metrics.risks(*_ranked(dist, errors, name)).cpu().numpy()
+        ranks = np.unique(np.linspace(1, len(risk), min(CURVE_POINTS, len(risk))).round())
+        points = risk[ranks.astype(int) - 1]
+        curves[name] = {"coverage": (ranks / len(risk)).tolist(), "risk": points.tolist()}
     return curves
 
 
@@ -132,14 +128,14 @@ def evaluate(
     """
     names = dist.default_scores if scores is None else tuple(scores)
     target = target.to(dist.device)
-    result = {"samples": len(dist), "metrics": task.metrics(dist.predictive, target)}
+    result: dict[str, Any] = {"samples": len(dist)}
+    result["metrics"] = task.metrics(dist.predictive, target)
     if calibration is not None:
         result["calibrated"] = task.metrics(calibration(dist), target)
-        if calibration.levels:
-            result["interval_coverage"] = {
-                str(level): _interval_coverage(calibration, dist, target, level)
-                for level in calibration.levels
-            }
+        for level in calibration.levels:
+            lower, upper = calibration.interval(dist, level)
+            inside = metrics.coverage(lower.mT, upper.mT, target.mT).mean().item()
+            result.setdefault("interval_coverage", {})[str(level)] = inside
     if task.defines_errors:
         errors = task.errors(task.point(dist), target)
         result["error_rate"] = errors.double().mean().item()
@@ -158,13 +154,6 @@ def _ranked(dist: Distribution, errors: Tensor, score: str) -> tuple[Tensor, Ten
     correct = ~_checks.errors(errors, dist.batch_shape)
     confidence = dist.confidence(score).detach().flatten()
     return confidence, correct.to(confidence.device).flatten()
-
-
-def _interval_coverage(
-    calibration: Calibration, dist: Distribution, target: Tensor, level: float
-) -> float:
-    lower, upper = calibration.interval(dist, level)
-    return metrics.coverage(lower.mT, upper.mT, target.mT).mean().item()
 
 
 def _event_shapes(dist: Distribution) -> list[torch.Size]:

@@ -8,8 +8,6 @@ unless stated otherwise, the order of the samples does not matter. Metrics have 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,7 +17,7 @@ from dubito.errors import DubitoError
 
 __all__ = [
     "accuracy", "aupr", "aurc", "auroc", "brier", "coverage",
-    "ece", "energy_distance", "fpr95", "mae", "nll", "rmse",
+    "ece", "energy_distance", "fpr95", "mae", "rmse",
 ]  # fmt: skip
 
 # --- ranking: scores (..., N), the higher the more positive --------------------------------------
@@ -72,28 +70,24 @@ def auroc(scores: Tensor, positive: Tensor) -> Tensor:
     return (twice.double() / (2 * positives * negatives)).to(scores.dtype)
 
 
-def fpr95(scores: Tensor, positive: Tensor, tpr: float = 0.95) -> Tensor:
+def fpr95(scores: Tensor, positive: Tensor) -> Tensor:
     """Compute the false positive rate at a true positive rate of 95 %; lower is better.
 
-        min { FPR_t : TPR_t >= tpr }        over the distinct thresholds t
+        min { FPR_t : TPR_t >= 0.95 }        over the distinct thresholds t
 
     Nothing is interpolated: tied scores share one threshold.
 
     Args:
         scores: Scores (..., N); higher means more positive.
         positive: Which samples are positive, (..., N): bool, or 0 and 1.
-        tpr: Another true positive rate, in (0, 1].
 
     >>> fpr95(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, False]))
     tensor(0.5000)
     """
-    if not 0.0 < tpr <= 1.0:
-        raise DubitoError(f"tpr: got {tpr}, expected a rate in (0, 1]")
     scores, positive = _scored("scores", scores, "positive", positive)
     hits, rank, end = _ranking(scores, positive)
     positives, negatives = _class_sizes(hits)
-    # A quotient, not tpr * positives: 55 of 100 is 0.55, but 0.55 * 100 rounds to more than 55.
-    reached = end & (hits.double().div_(positives.unsqueeze(-1)) >= tpr)
+    reached = end & (hits.double().div_(positives.unsqueeze(-1)) >= 0.95)
     false = torch.where(reached, rank - hits, rank[-1]).amin(-1)
     return (false.double() / negatives).to(scores.dtype)
 
@@ -116,6 +110,17 @@ def aurc(confidence: Tensor, correct: Tensor) -> Tensor:
     >>> aurc(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, True]))
     tensor(0.2708)
     """
+    risk = risks(confidence, correct).mean(-1)
+    return risk.to(torch.promote_types(confidence.dtype, torch.float32))
+
+
+def risks(confidence: Tensor, correct: Tensor) -> Tensor:
+    """Compute the points of the risk-coverage curve, E_k / k for k = 1, ..., N: (..., N) float64.
+
+    Args:
+        confidence: Confidence of each prediction, (..., N).
+        correct: Which predictions are correct, (..., N): bool, or 0 and 1.
+    """
     confidence, correct = _scored("confidence", confidence, "correct", correct)
     errors, rank, end = _ranking(confidence, ~correct)
     stop = torch.where(end, rank, rank[-1]).flip(-1).cummin(-1).values.flip(-1)
@@ -123,7 +128,7 @@ def aurc(confidence: Tensor, correct: Tensor) -> Tensor:
     counted = pad(errors, (1, 0))
     before, after = counted.gather(-1, start), counted.gather(-1, stop)
     expected = before + ((rank - start) * (after - before)).double() / (stop - start)
-    return (expected / rank).mean(-1).to(confidence.dtype)
+    return expected / rank
 
 
 # --- probabilities: probs (..., N, K), target (..., N) -------------------------------------------
@@ -145,25 +150,6 @@ def accuracy(probs: Tensor, target: Tensor) -> Tensor:
     return (probs.argmax(-1) == target).double().mean(-1).to(probs.dtype)
 
 
-def nll(probs: Tensor, target: Tensor) -> Tensor:
-    """Compute the negative log-likelihood of the targets, in nats; lower is better.
-
-        NLL = -(1/N) sum_n ln p_{n, y_n}
-
-    It is infinite if a target has probability zero: nothing is clipped.
-
-    Args:
-        probs: Class probabilities, (..., N, K).
-        target: Class indices, (..., N).
-
-    >>> nll(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))
-    tensor(0.3466)
-    """
-    probs, target = _labeled(probs, target)
-    target_probs = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    return (0.0 - target_probs.double().log().mean(-1)).to(probs.dtype)
-
-
 def brier(probs: Tensor, target: Tensor) -> Tensor:
     """Compute the Brier score of all classes, from 0 to 2; lower is better.
 
@@ -182,37 +168,56 @@ def brier(probs: Tensor, target: Tensor) -> Tensor:
     return squares.sum(-1, dtype=torch.float64).mean(-1).to(probs.dtype)
 
 
-def ece(probs: Tensor, target: Tensor, bins: int = 15, scheme: str = "width") -> Tensor:
+def ece(probs: Tensor, target: Tensor, bins: int = 15) -> Tensor:
     """Compute the expected calibration error of the most probable class; lower is better.
 
-        ECE = sum_b (n_b / N) |accuracy_b - confidence_b|
+        ECE = sum_b (n_b / N) |accuracy_b - confidence_b|        bins ((b-1)/B, b/B]
 
     Args:
         probs: Class probabilities, (..., N, K).
         target: Class indices, (..., N).
         bins: Number of bins B.
-        scheme: "width" for bins ((b-1)/B, b/B]; "mass" for bins of equal size, the larger ones
-            first, where ties across a boundary keep the order of the data.
 
     >>> ece(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0]), bins=10)
     tensor(0.3500)
     """
-    if scheme not in _SCHEMES:
-        raise DubitoError(f"scheme: got {scheme!r}, expected one of {sorted(_SCHEMES)}")
     if not isinstance(bins, int) or bins < 1:
         raise DubitoError(f"bins: got {bins!r}, expected an integer of at least 1")
     probs, target = _labeled(probs, target)
+    confidence, correct, _ = confidence_bins(probs, target, bins)
+    return ((correct - confidence).abs().sum(-1) / target.shape[-1]).to(probs.dtype)
+
+
+def confidence_bins(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the confidences, correct predictions and samples in each bin of the ECE.
+
+    Args:
+        probs: Class probabilities, (..., N, K), float32 or float64.
+        target: Class indices, (..., N).
+        bins: Number of bins B.
+
+    Returns:
+        Sum of confidences and number of correct predictions in float64, and number of samples:
+        (..., B) each.
+    """
     confidence, label = probs.max(dim=-1)
-    confidence, order = confidence.sort(dim=-1, stable=True)
-    right = (label == target).gather(-1, order)
-    # Gaps as fixed-point integers, scaled so that N of them fit: their sums are exact whatever the
-    # order, where a parallel float sum on an accelerator changes from run to run.
+    confidence, order = confidence.sort(dim=-1)
+    correct = (label == target).gather(-1, order)
     samples = confidence.shape[-1]
+    # The edges are rounded to the dtype of the confidence, so that 0.2 lies on the edge 3/15.
+    edges = (torch.arange(1, bins, dtype=torch.float64) / bins).to(confidence)
+    edges = edges.expand(*confidence.shape[:-1], bins - 1).contiguous()
+    inner = torch.searchsorted(confidence.contiguous(), edges, right=True)
+    cuts = pad(pad(inner, (1, 0)), (0, 1), value=samples)
+    # Confidences as fixed-point integers, scaled so that N of them fit: their sums are exact
+    # whatever the order, where a parallel float sum on an accelerator changes from run to run.
     scale = 2.0 ** (61 - samples.bit_length())
-    gaps = ((right.double() - confidence.double()) * scale).round().to(torch.int64)
-    cuts = _SCHEMES[scheme](confidence, bins)
-    apart = pad(gaps.cumsum(-1), (1, 0)).gather(-1, cuts).diff(dim=-1).abs()
-    return (apart.double().sum(-1) / (scale * samples)).to(probs.dtype)
+    fixed = (confidence.double() * scale).round().to(torch.int64)
+    sums, hits = (
+        pad(values.cumsum(-1), (1, 0)).gather(-1, cuts).diff(dim=-1).double()
+        for values in (fixed, correct)
+    )
+    return sums / scale, hits, cuts.diff(dim=-1)
 
 
 # --- numbers: prediction (..., N), target (..., N) -----------------------------------------------
@@ -338,24 +343,6 @@ def _steps(counted: Tensor, end: Tensor) -> Tensor:
     # The count at the last end passed. Counts never fall, so this is the largest at any end so far.
     held = counted if bool(end.all()) else (counted * end).cummax(-1).values
     return held.diff(dim=-1, prepend=torch.zeros_like(held[..., :1]))
-
-
-def _width_cuts(confidence: Tensor, bins: int) -> Tensor:
-    # The edges are rounded to the dtype of the confidence, so that 0.2 lies on the edge 3/15.
-    edges = (torch.arange(1, bins, dtype=torch.float64) / bins).to(confidence)
-    edges = edges.expand(*confidence.shape[:-1], bins - 1).contiguous()
-    inner = torch.searchsorted(confidence.contiguous(), edges, right=True)
-    return pad(pad(inner, (1, 0)), (0, 1), value=confidence.shape[-1])
-
-
-def _mass_cuts(confidence: Tensor, bins: int) -> Tensor:
-    size, larger = divmod(confidence.shape[-1], bins)
-    index = torch.arange(bins + 1, device=confidence.device)
-    return (index * size + index.clamp_max(larger)).expand(*confidence.shape[:-1], bins + 1)
-
-
-# Each takes sorted confidences (..., N) and returns the B + 1 places to cut at (..., B + 1).
-_SCHEMES: dict[str, Callable[[Tensor, int], Tensor]] = {"width": _width_cuts, "mass": _mass_cuts}
 
 
 # --- checks: each names the argument, the problem and the expectation -------------------------

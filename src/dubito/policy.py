@@ -17,7 +17,7 @@ the most confident first. Rank k means accepting the k most confident samples. W
 Ranks are tested one after the other, from a start that depends on N only, and the first failure
 ends the search: fixed-sequence testing, which needs no correction for the number of thresholds. An
 early error would end a single search, so three searches are run if N is large enough (N >= 3 n,
-where n error-free samples suffice): from the share `start`, from 0.6, and from all samples but one.
+where n error-free samples suffice): from a share of 0.1, from 0.6, and from all samples but one.
 They get 40 %, 40 % and 20 % of delta. A search that passes another's start also uses its share. The
 longest search determines the threshold. Then, for any model and score, under the assumptions below,
 with probability >= `confidence` over the draw of the validation samples, the error rate among
@@ -45,8 +45,7 @@ for early stopping, nor for choosing among models.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -66,9 +65,9 @@ Array = np.ndarray[Any, Any]
 REASONS = ("accepted", "ambiguous", "unfamiliar", "out_of_range")
 #: error rates of `Policy.table`
 TABLE_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2)
-#: shares of the samples where further searches start
-LATER_STARTS = (0.6, 1.0)
-#: shares of delta for the first search and these
+#: shares of the samples where the searches start
+STARTS = (0.1, 0.6, 1.0)
+#: their shares of delta
 DELTA_SHARES = (0.4, 0.4, 0.2)
 #: multiple of the needed samples from which several searches pay
 MIN_SAMPLES_FACTOR = 3
@@ -166,34 +165,6 @@ class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
     """Share of all validation samples that are accepted, those out of range included."""
 
 
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """Decision about each sample.
-
-    >>> Decision(torch.tensor([0, 2, 1]))
-    Decision(3 samples: 1 accepted, 1 ambiguous, 1 unfamiliar, 0 out_of_range)
-    """
-
-    codes: Tensor
-    """Indices into `REASONS`, (...) int64."""
-
-    @property
-    def accepted(self) -> Tensor:
-        """Which samples are accepted: bool (...)."""
-        return self.codes == 0
-
-    @property
-    def reason(self) -> Array:
-        """Reason for each sample, one of `REASONS`: array (...)."""
-        reasons: Array = np.asarray(REASONS)[self.codes.cpu().numpy()]
-        return reasons
-
-    def __repr__(self) -> str:
-        counts = torch.bincount(self.codes.flatten(), minlength=len(REASONS)).tolist()
-        listed = ", ".join(f"{n} {name}" for n, name in zip(counts, REASONS, strict=True))
-        return f"Decision({self.codes.numel()} samples: {listed})"
-
-
 class Policy(BaseModel, frozen=True, extra="forbid"):
     """Accept predictions that pass `threshold`, and `ood_threshold` if there is one.
 
@@ -203,8 +174,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     >>> policy = Policy.control_error(dist, errors, level=0.05)
     >>> policy
     Policy(max_prob >= 0.99: error <= 0.05 with confidence 0.95, accepts 50.0% of 400 samples)
-    >>> policy.decide(dist[:3]).reason
-    array(['accepted', 'ambiguous', 'accepted'], dtype='<U12')
+    >>> [REASONS[code] for code in policy.decide(dist[:3])]
+    ['accepted', 'ambiguous', 'accepted']
     """
 
     threshold: Threshold
@@ -229,7 +200,6 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         *,
         ood_score: str | None = None,
         false_alarms: float = 0.01,
-        start: float = 0.1,
     ) -> Policy:
         """Accept as many predictions as possible at a guaranteed error rate.
 
@@ -248,25 +218,22 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             score: Score that ranks predictions.
             ood_score: Score that ranks inputs by familiarity, if any.
             false_alarms: Share of inputs that may be rejected as unfamiliar.
-            start: Share of samples where the first search starts.
         """
         _checks.in_open_unit_interval(level=level, confidence=confidence)
-        if not 0 <= start <= 1:
-            raise DubitoError(f"start must be a share in [0, 1], not {start!r}")
         _checks.one_batch_axis(dist)
         wrong: Array = _checks.errors(errors, dist.batch_shape).cpu().numpy()
-        ood = _ood_threshold(dist, ood_score, false_alarms)
-        rows = np.append(ood.above, ood.tied[wrong[ood.tied]])
+        ood_threshold, above, tied = _ood_threshold(dist, ood_score, false_alarms)
+        rows = np.append(above, tied[wrong[tied]])
         values = _confidences(dist, score)[rows]
         order = _most_confident_first(values)
         values, cumulative_errors = values[order], wrong[rows][order].cumsum()
         delta = 1 - confidence
-        rank = _longest_search(values, cumulative_errors, level, delta, start)
+        rank = _longest_search(values, cumulative_errors, level, delta)
         count = int(cumulative_errors[rank - 1]) if rank else 0
         alarms = None if ood_score is None else false_alarms
         return cls(
             threshold=Threshold.at_confidence(dist, score, values[rank - 1] if rank else math.inf),
-            ood_threshold=ood.threshold,
+            ood_threshold=ood_threshold,
             guarantee=Guarantee(
                 controls="error", level=level, confidence=confidence, false_alarms=alarms
             ),
@@ -302,20 +269,20 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         """
         _checks.in_open_unit_interval(coverage=coverage)
         _checks.one_batch_axis(dist)
-        ood = _ood_threshold(dist, ood_score, false_alarms)
-        if ood.threshold is not None and coverage + false_alarms > 1:
+        ood_threshold, above, _ = _ood_threshold(dist, ood_score, false_alarms)
+        if ood_threshold is not None and coverage + false_alarms > 1:
             raise DubitoError(
                 f"coverage {coverage:g} is impossible if a share false_alarms={false_alarms:g} is "
                 "rejected as unfamiliar"
             )
-        values = _confidences(dist, score)[ood.above]
+        values = _confidences(dist, score)[above]
         rank = conformal_rank(len(dist), coverage)
         # With too few samples for a quantile everything familiar has to be accepted.
         least = -math.inf if rank > len(values) else -np.sort(-values)[rank - 1]
         alarms = None if ood_score is None else false_alarms
         return cls(
             threshold=Threshold.at_confidence(dist, score, least),
-            ood_threshold=ood.threshold,
+            ood_threshold=ood_threshold,
             guarantee=Guarantee(controls="coverage", level=coverage, false_alarms=alarms),
         )._validated(dist)
 
@@ -324,11 +291,14 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     ) -> Policy:
         validation = Validation(
             samples=len(dist),
-            coverage=self.decide(dist).accepted.double().mean().item(),
+            coverage=self._coverage(dist),
             errors=errors,
             upper_bound=upper_bound,
         )
         return self.model_copy(update={"validation": validation})
+
+    def _coverage(self, dist: Distribution) -> float:
+        return (self.decide(dist) == 0).double().mean().item()
 
     def with_table(
         self, dist: Distribution, errors: Tensor | Array, out_of_range: int = 0
@@ -351,13 +321,12 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             policy = Policy.control_error(
                 dist, errors, level, confidence, score, ood_score=ood_score, false_alarms=alarms
             )
-            coverage = policy.decide(dist).accepted.double().mean().item() * share
-            points.append(OperatingPoint(error_rate=level, coverage=coverage))
+            points.append(OperatingPoint(error_rate=level, coverage=policy._coverage(dist) * share))
         validation = self.validation.model_copy(update={"out_of_range": out_of_range})
         return self.model_copy(update={"validation": validation, "table": tuple(points)})
 
-    def decide(self, dist: Distribution, in_range: Tensor | None = None) -> Decision:
-        """Accept or reject each sample.
+    def decide(self, dist: Distribution, in_range: Tensor | None = None) -> Tensor:
+        """Accept or reject each sample: indices into `REASONS`, (...) int64; 0 means accepted.
 
         Args:
             dist: Distribution before calibration, any batch shape.
@@ -368,7 +337,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             codes = torch.where(self.ood_threshold.passes(dist), codes, 2)
         if in_range is not None:
             codes = torch.where(in_range.to(codes.device), codes, 3)
-        return Decision(codes)
+        return codes
 
     @property
     def accepts_nothing(self) -> bool:
@@ -388,7 +357,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     __str__ = __repr__
 
 
-def _longest_search(values: Array, errors: Array, level: float, delta: float, start: float) -> int:
+def _longest_search(values: Array, errors: Array, level: float, delta: float) -> int:
     """Return how many of the most confident samples to accept: the end of the longest search.
 
     `values` are sorted in decreasing order, `errors` is cumulative. An accepted rank must exceed
@@ -397,7 +366,7 @@ def _longest_search(values: Array, errors: Array, level: float, delta: float, st
     count = len(values)
     if count < 2:
         return 0
-    starts, shares = _starts(count, level, delta, start)
+    starts, shares = _starts(count, level, delta)
     first = int(starts.min())
     p_values = _binomial.running_cdf(errors[first - 1 :], first, level)
     # Ranks where the value changes: a threshold between tied values is impossible.
@@ -415,14 +384,14 @@ def _longest_search(values: Array, errors: Array, level: float, delta: float, st
     return longest
 
 
-def _starts(count: int, level: float, delta: float, start: float) -> tuple[Array, Array]:
+def _starts(count: int, level: float, delta: float) -> tuple[Array, Array]:
     """Return the rank where each search starts, and its share of delta.
 
-    >>> _starts(400, 0.05, 0.05, 0.1)
+    >>> _starts(400, 0.05, 0.05)
     (array([ 77, 240, 399]), array([0.02, 0.02, 0.01]))
     """
     several = count >= MIN_SAMPLES_FACTOR * math.log(delta) / math.log1p(-level)
-    places = np.array([start, *LATER_STARTS] if several else [start])
+    places = np.array(STARTS if several else STARTS[:1])
     shares = delta * np.array(DELTA_SHARES if several else [1.0])
     needed = np.maximum(np.log(shares) / math.log1p(-level), places * count)
     return np.ceil(needed).clip(1, count - 1).astype(int), shares
@@ -435,24 +404,18 @@ def _most_confident_first(values: Array) -> Array:
     return order
 
 
-class _OOD(NamedTuple):
-    """An OOD threshold, the rows above it in confidence, and those that are tied with it."""
-
-    threshold: Threshold | None
-    above: Array
-    tied: Array
-
-
-def _ood_threshold(dist: Distribution, score: str | None, false_alarms: float) -> _OOD:
-    """Return the OOD threshold, a conformal quantile."""
+def _ood_threshold(
+    dist: Distribution, score: str | None, false_alarms: float
+) -> tuple[Threshold | None, Array, Array]:
+    """Return a conformal quantile, the rows above it in confidence, and those tied with it."""
     everything, none = np.arange(len(dist)), np.arange(0)
     if score is None:
-        return _OOD(None, everything, none)
+        return None, everything, none
     _checks.in_open_unit_interval(false_alarms=false_alarms)
     values = _confidences(dist, score)
     rank = conformal_rank(len(dist), 1 - false_alarms)
     if rank > len(dist):  # Too few samples for this quantile: reject nothing.
-        return _OOD(Threshold.at_confidence(dist, score, -math.inf), everything, none)
+        return Threshold.at_confidence(dist, score, -math.inf), everything, none
     # Samples strictly above the threshold are an unbiased sample of what passes. Tied samples also
     # pass, but are only partly among them. Counting the tied errors and omitting the tied correct
     # ones can only overestimate the error rate.
@@ -460,7 +423,7 @@ def _ood_threshold(dist: Distribution, score: str | None, false_alarms: float) -
     least = values[order[rank - 1]]
     at_threshold = order[rank - 1 :][values[order[rank - 1 :]] == least]
     tied = at_threshold if (values == least).sum() > 1 else none
-    return _OOD(Threshold.at_confidence(dist, score, least), np.sort(order[: rank - 1]), tied)
+    return Threshold.at_confidence(dist, score, least), np.sort(order[: rank - 1]), tied
 
 
 def _without_nan(values: Tensor, score: str) -> Tensor:

@@ -7,7 +7,7 @@ and export then treat all alike. A new score is one class like `Energy`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor, nn
@@ -56,14 +56,12 @@ class Score(nn.Module, ABC):
             outputs: Outputs of the network, (N, M), or (N, S, M) for S members or samples.
         """
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the buffers that an earlier `fit` found.
-
-        Args:
-            tensors: Buffers by name.
-        """
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        # `fit` may have added buffers.
+        for name, tensor in state_dict.items():
+            if name.startswith(prefix):
+                self.register_buffer(name.removeprefix(prefix), tensor)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 #: name -> score

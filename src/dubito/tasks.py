@@ -56,9 +56,9 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
             """Names of the classes, or of the target values."""
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """Number of classes, or of target values."""
+        return len(self.names)
 
     @property
     def defines_errors(self) -> bool:
@@ -120,15 +120,12 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
         """
 
     @abstractmethod
-    def tensors(
-        self, point: Tensor, predictive: Any, interval: tuple[Tensor, Tensor] | None = None
-    ) -> dict[str, Tensor]:
+    def tensors(self, point: Tensor, predictive: Any) -> dict[str, Tensor]:
         """Return the columns of a prediction that depend on the kind of target.
 
         Args:
             point: Result of `point`.
             predictive: Calibrated distribution of the target.
-            interval: Lower and upper ends of intervals, (N, T) each.
         """
 
     def to_training_units(self, target: Tensor) -> Tensor:
@@ -188,11 +185,6 @@ class Classification(Task, frozen=True, extra="forbid"):
     def names(self) -> tuple[str, ...]:
         """Names of the classes."""
         return self.classes
-
-    @property
-    def size(self) -> int:
-        """Number of classes."""
-        return len(self.classes)
 
     def encode(self, values: Any) -> Tensor:
         """Convert class names (N,) to indices (N,) int64, or check probabilities (..., K) float32.
@@ -254,22 +246,13 @@ class Classification(Task, frozen=True, extra="forbid"):
 
         An empty bin has zeros.
         """
-        confidence, label = predictive.probs.detach().max(-1)
-        edges = (torch.arange(1, RELIABILITY_BINS).double() / RELIABILITY_BINS).to(confidence)
-        place = torch.bucketize(confidence.contiguous(), edges)
-        correct = (label == self._labels(target)).double()
-        count = torch.bincount(place, minlength=RELIABILITY_BINS)
-        zeros = torch.zeros(RELIABILITY_BINS, dtype=torch.float64, device=place.device)
-        expected, observed = (
-            zeros.index_add(0, place, values.double()) / count.clamp_min(1)
-            for values in (confidence, correct)
-        )
+        probs, labels = predictive.probs.detach(), self._labels(target)
+        confidence, correct, count = metrics.confidence_bins(probs, labels, RELIABILITY_BINS)
+        expected, observed = confidence / count.clamp_min(1), correct / count.clamp_min(1)
         columns = {"expected": expected, "observed": observed, "count": count}
         return {name: values.tolist() for name, values in columns.items()}
 
-    def tensors(
-        self, point: Tensor, predictive: Any, interval: tuple[Tensor, Tensor] | None = None
-    ) -> dict[str, Tensor]:
+    def tensors(self, point: Tensor, predictive: Any) -> dict[str, Tensor]:
         """Return prediction (N,), its probability (N,) and probs (N, K); see `Task.tensors`."""
         probs: Tensor = predictive.probs.float()
         probability = probs.gather(-1, point.unsqueeze(-1)).squeeze(-1)
@@ -343,11 +326,6 @@ class Regression(Task, frozen=True, extra="forbid"):
         )
 
     @property
-    def size(self) -> int:
-        """Number of target values, T."""
-        return len(self.names)
-
-    @property
     def defines_errors(self) -> bool:
         """Whether there is a tolerance."""
         return self.tolerance is not None
@@ -397,14 +375,9 @@ class Regression(Task, frozen=True, extra="forbid"):
         observed = [_central_coverage(cdf, level) for level in levels]
         return {"expected": levels, "observed": observed, "count": [len(target)] * len(levels)}
 
-    def tensors(
-        self, point: Tensor, predictive: Any, interval: tuple[Tensor, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return prediction, lower and upper: (N,), or (N, T) if T > 1; see `Task.tensors`."""
-        columns = {"prediction": point}
-        if interval is not None:
-            columns |= {"lower": interval[0], "upper": interval[1]}
-        return {name: v[..., 0] if self.size == 1 else v for name, v in columns.items()}
+    def tensors(self, point: Tensor, predictive: Any) -> dict[str, Tensor]:
+        """Return the prediction: (N,), or (N, T) if T > 1; see `Task.tensors`."""
+        return {"prediction": point[..., 0] if self.size == 1 else point}
 
     def to_training_units(self, target: Tensor) -> Tensor:
         """Standardize targets (N, T)."""

@@ -201,7 +201,7 @@ DAMAGE = {
     "task": (lambda f: edit(f, task__kind="ranking"), "not valid: task: Input tag 'ranking'"),
     "architecture": (
         lambda f: edit(f, backbone__hidden=[9]),
-        r"weights of another network: size mismatch for backbone\.layers\.0\.weight",
+        r"weights of another network: size mismatch for network\.backbone\.layers\.0\.weight",
     ),
 }
 

@@ -131,9 +131,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], card: str, **content: Any
     for other in folder.iterdir():
         if WEIGHTS.fullmatch(other.name) and other != path:
             other.unlink(missing_ok=True)
-            remove_partial(other)
     atomic_write(folder / CARD, card)
-    for name in (MODEL, CARD, weights.name):
+    for name in (MODEL, CARD, "weights-*.safetensors"):
         remove_partial(folder / name)
     return folder
 
@@ -159,10 +158,10 @@ def read(folder: Path) -> tuple[ModelFile, dict[str, Tensor]]:
         raise DubitoError(f"cannot read {path}: {error}") from error
 
 
-def fill(network: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Set all weights of a network, or raise if they do not fit."""
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Set all weights of a model, or raise if they do not fit."""
     try:
-        network.load_state_dict(dict(tensors))
+        model.load_state_dict(dict(tensors))
     except RuntimeError as error:
         _, problem, *more = str(error).strip().splitlines()
         raise DubitoError(
@@ -213,12 +212,8 @@ def _digest(plain: Mapping[str, Any]) -> str:
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, each with its own memory: the format has no tied weights."""
-    result: dict[str, Tensor] = {}
-    memory: set[int] = set()
-    for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        place = own.untyped_storage().data_ptr()
-        result[name] = own.clone() if place in memory else own
-        memory.add(place)
-    return result
+    """Copy tensors to the CPU, each to its own memory: the format has no tied weights."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }

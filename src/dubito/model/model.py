@@ -28,7 +28,7 @@ from dubito.methods.base import Network, from_dict, to_method
 from dubito.model import _folder
 from dubito.model._folder import TrainingRecord
 from dubito.model.prediction import Prediction
-from dubito.model.preprocessing import Preprocessing
+from dubito.model.preprocessing import Preprocessing, unit_range
 from dubito.policy import REASONS, Policy
 from dubito.tasks import Task
 
@@ -39,6 +39,8 @@ Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], nn.Module]
 BATCH = 1024
 #: largest difference from the expected outputs, relative to the largest of these
 OUTPUT_TOLERANCE = 1e-3
+#: in the names of weights of a network that torch.compile wraps
+COMPILED = "_orig_mod."
 NOT_FINITE = "the outputs of the network are not finite"
 
 
@@ -71,7 +73,10 @@ class Model(nn.Module):
         backbone: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        _check_task(method, task)
+        if task.kind not in method.tasks:
+            raise DubitoError(
+                f"{type(method).__name__} is for {' and '.join(method.tasks)}, not for {task.kind}"
+            )
         self.network, self.method, self.task = network, method, task
         self.preprocessing = preprocessing
         self.backbone = None if backbone is None else dict(backbone)
@@ -100,17 +105,17 @@ class Model(nn.Module):
                 from the shape of an input to a module with `out_features`.
             seed: Seed of the initial weights; the global random state does not change.
         """
-        method = to_method(method)
-        _check_task(method, task)
-        shape, named = preprocessing.shape, None
-        if callable(backbone):
-            make = partial(backbone, shape)
-        else:
-            named = _described(backbone, shape)
-            make = partial(_build_backbone, named, shape, method)
+        method, shape, named = to_method(method), preprocessing.shape, None
+        if not callable(backbone):
+            named = {"name": backbone} if isinstance(backbone, str) else dict(backbone)
+            if not isinstance(named.get("name"), str):
+                raise DubitoError(f"a backbone needs a name, but is {backbone!r}")
+            if named["name"] == "auto":
+                named["name"] = backbones.default_for(shape)
+            backbone = partial(_build_backbone, named, method)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            network = method.network(make, task)
+            network = method.network(partial(backbone, shape), task)
         return cls(network, method, task, preprocessing, backbone=named)
 
     @classmethod
@@ -194,14 +199,12 @@ class Model(nn.Module):
             )
         return features
 
-    def run(
-        self, inputs: Tensor, *, with_features: bool | None = None
-    ) -> tuple[Tensor | None, Tensor]:
+    def run(self, inputs: Tensor, *, with_features: bool = False) -> tuple[Tensor | None, Tensor]:
         """Run the network, on its device and in its floating-point type.
 
         Args:
             inputs: Encoded inputs, (N, *shape).
-            with_features: Whether to return features; None: if there are scores that read them.
+            with_features: Return features even if there are no scores that read them.
 
         Returns:
             Features (N, D), None without these or if the network does not expose them; and outputs
@@ -211,9 +214,8 @@ class Model(nn.Module):
         parameter = next(self.network.parameters(), inputs)
         x = self.preprocessing.normalize(inputs.to(parameter.device))
         x = x.to(parameter.dtype) if parameter.is_floating_point() else x
-        if with_features is None:
-            with_features = bool(self.scores)
-        features = network.features(x) if with_features and hasattr(network, "features") else None
+        exposed = (with_features or self.scores) and hasattr(network, "features")
+        features = network.features(x) if exposed else None
         is_split = features is not None and isinstance(network, Network)
         outputs = network.head(features) if is_split else network(x)
         size = self.method.outputs(self.task)
@@ -230,19 +232,10 @@ class Model(nn.Module):
             outputs: Outputs of the network.
         """
         dist: Distribution = self.task.to_user_units(self.method.distribution(outputs))
-        if not self.scores:
-            return dist
         values = {name: (s(features, outputs), s.higher) for name, s in self.scores.items()}
         return dist.with_scores(values)  # type: ignore[arg-type]
 
-    def prediction(
-        self,
-        dist: Distribution,
-        in_range: Tensor | None = None,
-        *,
-        notes: Mapping[int, str] | None = None,
-        errors: Mapping[int, str] | None = None,
-    ) -> Prediction:
+    def prediction(self, dist: Distribution, in_range: Tensor | None = None) -> Prediction:
         """Add point prediction, calibration and decision to a distribution.
 
         A pure function of tensors, which torch.export can trace.
@@ -250,17 +243,10 @@ class Model(nn.Module):
         Args:
             dist: Result of `forward`.
             in_range: Which inputs are in the range of the training data, bool (N,); default: all.
-            notes: Values outside the range of the training data, by row.
-            errors: Why a row could not be read or predicted, by row.
         """
-        if errors:  # never accept a row that could not be read
-            in_range = torch.ones(len(dist), dtype=torch.bool) if in_range is None else in_range
-            in_range = in_range.index_fill(0, torch.tensor(list(errors)), False)
-        codes = None if self.policy is None else self.policy.decide(dist, in_range).codes
-        point, calibration = self.task.point(dist), self.calibration
-        return Prediction(
-            self.task, dist, point, calibration, codes, in_range, notes or {}, errors or {}
-        )
+        codes = None if self.policy is None else self.policy.decide(dist, in_range)
+        point = self.task.point(dist)
+        return Prediction(self.task, dist, point, self.calibration, codes, in_range)
 
     def predict(
         self, items: Any, *, batch_size: int = BATCH, on_error: Literal["raise", "report"] = "raise"
@@ -276,16 +262,14 @@ class Model(nn.Module):
                 reason to `Prediction.errors` and continues.
         """
         _checks.one_of(("raise", "report"), on_error, "on_error")
-        stop, names = on_error == "raise", _names(items)
+        stop = on_error == "raise"
         if not isinstance(items, Prediction):
-            return self._predict(self._batches(items, batch_size), stop, names)
+            return self._predict(self._batches(items, batch_size), stop, _names(items))
         if stop and items.errors:
             row, reason = next(iter(items.errors.items()))
-            raise DubitoError(f"{_name(names, row)}: {reason}")
-        prediction = self.prediction(
-            items.distribution, items.in_range, notes=items.notes, errors=items.errors
-        )
-        return replace(prediction, inputs=names)
+            raise DubitoError(f"{_name(items.inputs, row)}: {reason}")
+        new = self.prediction(items.distribution, items.in_range)
+        return replace(items, calibration=new.calibration, codes=new.codes)
 
     @torch.no_grad()
     def _predict(
@@ -313,9 +297,9 @@ class Model(nn.Module):
         in_range = torch.cat(ranges)
         for row in (~in_range).nonzero().flatten().tolist():
             notes.setdefault(row, "outside the range of the training data")
-        dist = Distribution.cat(dists)
-        prediction = self.prediction(dist, in_range, notes=notes, errors=errors)
-        return replace(prediction, inputs=names)
+        in_range[list(errors)] = False  # never accept a row that could not be read
+        prediction = self.prediction(Distribution.cat(dists), in_range)
+        return replace(prediction, notes=notes, errors=errors, inputs=names)
 
     def _predict_batch(self, inputs: Tensor) -> tuple[Distribution, list[int]]:
         """Return the distribution, and the rows whose outputs are not finite."""
@@ -353,10 +337,8 @@ class Model(nn.Module):
     def _run_all(self, items: Any, *, with_features: bool = False) -> tuple[Tensor | None, Tensor]:
         """Return features, if the network exposes them, and outputs of all inputs; see `run`."""
         with self._evaluating():
-            parts = [
-                self.run(batch.checked(), with_features=with_features)
-                for batch in self._batches(items)
-            ]
+            batches = (batch.checked() for batch in self._batches(items))
+            parts = [self.run(inputs, with_features=with_features) for inputs in batches]
         features = [part for part, _ in parts if part is not None]
         return torch.cat(features) if features else None, torch.cat([part for _, part in parts])
 
@@ -485,9 +467,7 @@ class Model(nn.Module):
         predicted = self.predict(items)
         expected = self._target(items, target, len(predicted))
         dist = predicted.distribution
-        result: dict[str, Any] = dict(
-            evaluation.evaluate(self.task, dist, expected, calibration=self.calibration)
-        )
+        result = evaluation.evaluate(self.task, dist, expected, calibration=self.calibration)
         result |= self._decisions(predicted, expected)
         for name, inputs in (ood or {}).items():
             other = self.predict(inputs)
@@ -516,12 +496,11 @@ class Model(nn.Module):
     def _predict_noisy(self, items: Any, sigma: float, seed: int) -> Prediction:
         generator = torch.Generator().manual_seed(seed)
 
-        def noisy(inputs: Tensor) -> Encoded:
-            x = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+        def noisy(batch: Encoded) -> Encoded:
+            x = unit_range(batch.inputs)
             return Encoded(x + sigma * torch.randn(x.shape, generator=generator), {}, {})
 
-        batches = (noisy(batch.inputs) for batch in self._batches(items))
-        return self._predict(batches, True, _names(items))
+        return self._predict(map(noisy, self._batches(items)), True, _names(items))
 
     # --- files ---
 
@@ -535,7 +514,7 @@ class Model(nn.Module):
 
         return _folder.write(
             Path(folder),
-            self._tensors(),
+            {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()},
             card(self),
             method=self.method.to_dict(),
             backbone=self.backbone,
@@ -546,15 +525,6 @@ class Model(nn.Module):
             scores={name: score.options for name, score in self.scores.items()},
             training=self.record,
         )
-
-    def _tensors(self) -> dict[str, Tensor]:
-        network = getattr(self.network, "_orig_mod", self.network)  # wrapped by torch.compile
-        parts = {"network": network, "scores": self.scores}
-        return {
-            f"{part}.{name}": tensor
-            for part, module in parts.items()
-            for name, tensor in module.state_dict().items()
-        }
 
     @classmethod
     def load(
@@ -590,14 +560,12 @@ class Model(nn.Module):
             else:
                 model = cls(network if isinstance(network, nn.Module) else network(), *parts)
             for name, options in content.scores.items():
-                score = scores.build(name, **options)
-                score.restore(_below(tensors, f"scores.{name}."))
-                model.scores[name] = score
+                model.scores[name] = scores.build(name, **options)
         except DubitoError as error:
             raise DubitoError(f"cannot load {place}: {error}") from error
         model.calibration, model.policy = content.calibration, content.policy
         model.record = content.training
-        _folder.fill(model.network, _below(tensors, "network."), place)
+        _folder.fill(model, tensors, place)
         return model.to(device).eval()
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
@@ -610,25 +578,8 @@ class Model(nn.Module):
         return import_module("dubito.onnx").export(self, path, **options)
 
 
-def _check_task(method: Method, task: Task) -> None:
-    if task.kind not in method.tasks:
-        raise DubitoError(
-            f"{type(method).__name__} is for {' and '.join(method.tasks)}, not for {task.kind}"
-        )
-
-
-def _described(backbone: str | Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return the name and options of a backbone, "auto" resolved."""
-    options = {"name": backbone} if isinstance(backbone, str) else dict(backbone)
-    if not isinstance(options.get("name"), str):
-        raise DubitoError(f"a backbone needs a name, but is {backbone!r}")
-    if options["name"] == "auto":
-        options["name"] = backbones.default_for(shape)
-    return options
-
-
 def _build_backbone(
-    described: Mapping[str, Any], shape: tuple[int, ...], method: Method
+    described: Mapping[str, Any], method: Method, shape: tuple[int, ...]
 ) -> nn.Module:
     """Build a registered backbone, with the dropout rate of the method if it has one."""
     options = dict(described)
@@ -648,19 +599,14 @@ def _dropout(method: Method) -> float | None:
     return _dropout(member) if rate is None and member is not None else rate
 
 
-def _names(items: Any) -> Sequence[str] | None:
+def _names(items: Any) -> list[str] | None:
     """Return the names of inputs for users, such as paths; None if they only have numbers."""
     if isinstance(items, Source):
         return [items.item(row) for row in range(len(items))]
     if isinstance(items, list | tuple) and all(isinstance(i, str | os.PathLike) for i in items):
         return [os.fspath(item) for item in items]
-    return items.inputs if isinstance(items, Prediction) else None
+    return None
 
 
 def _name(names: Sequence[str] | None, row: int) -> str:
     return f"row {row}" if names is None else names[row]
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names start with a prefix, without it."""
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

@@ -15,12 +15,11 @@ from dubito._extras import need
 from dubito.calibration import Calibration
 from dubito.data.base import take_texts
 from dubito.distributions import Distribution
+from dubito.distributions.base import COMMON
 from dubito.policy import REASONS
 from dubito.tasks import Task
 
 __all__ = ["Prediction"]
-
-UNCERTAINTIES = ("total", "aleatoric", "epistemic")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,9 +126,11 @@ class Prediction:
         Args:
             scores: Names of further scores.
         """
-        names = dict.fromkeys((*UNCERTAINTIES, *(scores or ())))
-        columns = self.task.tensors(self.point, self.predictive, self.interval)
+        names = dict.fromkeys((*COMMON, *(scores or ())))
+        columns = self.task.tensors(self.point, self.predictive)
         probs = columns.pop("probs", None)
+        for name, end in zip(("lower", "upper"), self.interval or (), strict=False):
+            columns[name] = end[..., 0] if self.task.size == 1 else end
         columns |= {name: self.score(name).float() for name in names}
         if self.codes is not None:
             columns |= {"accepted": self.codes == 0, "reason": self.codes}
@@ -146,11 +147,15 @@ class Prediction:
             scores: Names of further scores.
             probs: Include a column of calibrated probabilities for each class.
         """
-        columns, wide = self._lists(scores)
-        if probs and wide is not None:
-            for place, name in enumerate(self.task.names):
-                columns[f"probs.{name}"] = [cells[place] for cells in wide]
-        return columns
+        tensors = self.tensors(scores)
+        wide = {"probs": tensors.pop("probs")} if "probs" in tensors else {}
+        names = {} if self.inputs is None else {"input": list(self.inputs)}
+        notes = {row: text for row, text in self.notes.items() if row not in self.errors}
+        texts = {
+            name: [by_row.get(row) for row in range(len(self))]
+            for name, by_row in (("note", notes), ("error", self.errors))
+        }
+        return names | self._lists(tensors) | texts | self._lists(wide if probs else {})
 
     def rows(
         self, scores: Sequence[str] | None = None, *, probs: bool = True
@@ -161,11 +166,13 @@ class Prediction:
             scores: Names of further scores.
             probs: Include the calibrated probabilities of all classes.
         """
-        columns, wide = self._lists(scores)
-        for index, values in enumerate(zip(*columns.values(), strict=True)):
-            row = {name: v for name, v in zip(columns, values, strict=True) if v is not None}
-            if probs and wide is not None and index not in self.errors:
-                row["probs"] = dict(zip(self.task.names, wide[index], strict=True))
+        columns = self.columns(scores, probs=probs)
+        names = list(columns)
+        first = names.index("error") + 1  # columns of probs come last
+        for values in zip(*columns.values(), strict=True):
+            row = {name: v for name, v in zip(names[:first], values, strict=False) if v is not None}
+            if len(names) > first and "error" not in row:
+                row["probs"] = dict(zip(self.task.names, values[first:], strict=True))
             yield row
 
     def to_pandas(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Any:
@@ -177,31 +184,23 @@ class Prediction:
         """
         return need("pandas", "data").DataFrame(self.columns(scores, probs=probs))
 
-    def _lists(self, scores: Sequence[str] | None) -> tuple[dict[str, list[Any]], Any]:
-        """Return the columns but for probs, and probs as a list of rows; None without classes."""
-        tensors = self.tensors(scores)
-        wide = tensors.pop("probs").tolist() if "probs" in tensors else None
+    def _lists(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+        """Return tensors as columns of plain values, None in rows with an error."""
         columns: dict[str, list[Any]] = {}
         for name, values in tensors.items():
             if values.ndim > 1:
-                parts = zip(self.task.names, values.unbind(-1), strict=True)
-                columns |= {f"{name}.{part}": column.tolist() for part, column in parts}
+                parts = zip(self.task.names, values.mT.tolist(), strict=True)
+                columns |= {f"{name}.{part}": column for part, column in parts}
+            elif name == "prediction":
+                columns[name] = self.labels.tolist()
+            elif name == "reason":
+                columns[name] = [REASONS[code] for code in values.tolist()]
             else:
                 columns[name] = values.tolist()
-        if "prediction" in columns:
-            columns["prediction"] = self.labels.tolist()
-        if self.codes is not None:
-            columns["reason"] = [REASONS[code] for code in columns["reason"]]
         for row in self.errors:
             for cells in columns.values():
                 cells[row] = None
-            if wide is not None:
-                wide[row] = [None] * self.task.size
-        notes = {row: text for row, text in self.notes.items() if row not in self.errors}
-        for name, texts in (("note", notes), ("error", self.errors)):
-            columns[name] = [texts.get(row) for row in range(len(self))]
-        names = {} if self.inputs is None else {"input": list(self.inputs)}
-        return {**names, **columns}, wide
+        return columns
 
     def __repr__(self) -> str:
         accepted = self.accepted

@@ -64,14 +64,13 @@ class Preprocessing(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
         if standardize is None:
             standardize = inputs.ndim == 2 and inputs.is_floating_point()
         if not standardize:
-            return cls.model_validate({"inputs": format})
-        x = _unit_range(inputs).double().movedim(1, 0).flatten(1)  # (channels, values)
+            return cls(inputs=format)  # type: ignore[arg-type]
+        x = unit_range(inputs).double().movedim(1, 0).flatten(1)  # (channels, values)
         mean, std = x.mean(1), x.std(1, correction=0)
         binary = ((x == 0) | (x == 1)).all(1)
         mean = torch.where(binary, 0.0, mean)
         std = torch.where(binary | (std <= CONSTANT * mean.abs()), 1.0, std)
-        values = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
-        return cls.model_validate({"inputs": format, **values})
+        return cls(inputs=format, mean=mean.tolist(), std=std.tolist())  # type: ignore[arg-type]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,22 +83,22 @@ class Preprocessing(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
         Args:
             inputs: Encoded inputs; floating-point pixels are in [0, 1].
         """
-        x = _unit_range(inputs)
+        x = unit_range(inputs)
         if self.mean is None or self.std is None:
             return x
         mean, rest, std = _constants(self.mean, self.std, x.ndim, x.device)
         return ((x - mean) - rest) / std
 
 
-def _unit_range(inputs: Tensor) -> Tensor:
-    """Return float32, pixels divided by 255."""
+def unit_range(inputs: Tensor) -> Tensor:
+    """Convert to float32, pixels divided by 255."""
     return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
 
 
 @eager_cache
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], ndim: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the mean in float32, its rounding error, and the standard deviation.
 
     Values far from zero, such as years, would otherwise lose digits. Cached because a CUDA graph
@@ -110,5 +109,4 @@ def _constants(
         exact = torch.tensor(mean, dtype=torch.float64)
         rest = (exact - exact.float().double()).float()
         parts = (exact.float(), rest, torch.tensor(std, dtype=torch.float32))
-        first, second, third = (part.view(shape).to(device) for part in parts)
-        return first, second, third
+        return tuple(part.view(shape).to(device) for part in parts)
