@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 import dubito
 from dubito import cli
-from dubito.cli._commands import MODULES
+from dubito.cli._commands import COMMANDS
 
 OPTIONS = ["--epochs", "6", "--lr", "0.01", "--training.batch_size=16", "--backbone.hidden", "32"]
 METHOD = ["--method.kl_weight", "0.5"]
@@ -72,7 +72,7 @@ def test_help_imports_neither_torch_nor_pydantic(source_env):
 def test_summaries_are_the_first_lines_of_docstrings(name):
     if name == "serve":
         pytest.importorskip("fastapi")
-    function = getattr(import_module(MODULES.get(name, "dubito.api")), name)
+    function = getattr(import_module(COMMANDS[name][0]), name)
     assert function.__doc__.splitlines()[0] == cli.SUMMARIES[name]
 
 

@@ -36,11 +36,13 @@ def test_fewshot_writes_a_result(file: Path, tmp_path: Path) -> None:
     assert result["metrics"]["accuracy"]["episodes"] == 30
 
 
-def test_preset_scales_by_the_reference(file: Path) -> None:
+def test_presets_set_method_and_scaling(file: Path) -> None:
     options = {"ways": 4, "shots": 1, "episodes": 20, "device": "cpu"}
-    result = fewshot(file, preset="centered", reference=draw_features(seed=1), **options)
-    assert result["method"]["kl_weight"] == 0
-    assert result["features"]["hash"] != fewshot(file, **options)["features"]["hash"]
+    centered = fewshot(file, preset="centered", reference=draw_features(seed=1), **options)
+    published = fewshot(file, preset="published", **options)
+    assert centered["method"]["kl_weight"] == 0
+    assert published["method"]["scale"] == "paper"
+    assert centered["features"]["hash"] != published["features"]["hash"]
 
 
 @pytest.mark.parametrize("options", [{"method": "edl"}, {"scaling": "unit"}])

@@ -6,10 +6,8 @@ import hashlib
 
 import numpy as np
 import pytest
-import torch
 
 from dubito.errors import DubitoError
-from dubito.fewshot import Features
 from dubito.fewshot._episodes import Sampler, Setting
 from fewshot.samples import draw_features
 
@@ -52,12 +50,6 @@ def test_draws_are_uniform() -> None:
     assert abs(counts / counts.mean() - 1).max() < 0.03
 
 
-def test_classes_without_samples_are_left_out() -> None:
-    features = Features(torch.rand(4, 2), torch.tensor([0, 2, 2, 0]), ("a", "b", "c"))
-    assert features.classes == ("a", "c")
-    assert features.labels.tolist() == [0, 1, 1, 0]
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -84,10 +76,3 @@ def test_features_of_another_width_are_an_error() -> None:
 def test_setting_out_of_range_is_an_error() -> None:
     with pytest.raises(DubitoError, match="ways must be at least 2, not 1"):
         Setting(ways=1)
-
-
-def test_features_that_are_not_finite_are_an_error() -> None:
-    values = torch.ones(3, 2)
-    values[1, 0] = torch.nan
-    with pytest.raises(DubitoError, match="sample 1 are not finite"):
-        Features(values, torch.arange(3), tuple("abc"), "bad")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dubito.fewshot._design import Design
-from dubito.fewshot._episodes import Sampler, Setting
+from dubito.fewshot._design import factorize, to_weights
+from dubito.fewshot._engine import Engine
+from dubito.fewshot._episodes import Setting
 from dubito.fewshot._lbfgs import Solver, minimize
-from dubito.fewshot._objective import Objective
 from dubito.losses import weighted_sums
 from dubito.methods.base import build
 from fewshot.samples import draw_features
@@ -21,23 +21,27 @@ WAYS = 4
 METHODS = ["iedl", "edl", "redl", "softmax", "fedl"]
 
 
-def supports(shots: int, episodes: int = 2) -> tuple[Tensor, Tensor]:
-    """Return support features with ones (E, N, D + 1) in float64, and labels."""
-    features = draw_features()
-    sampler = Sampler(features, None, Setting(WAYS, shots))
-    index = torch.from_numpy(sampler.draw(0, episodes).support)
-    return pad(features.values[index].double(), (0, 1), value=1.0), sampler.labels
+def build_engine(name: str, shots: int, solver: Solver | None = None, **options: float) -> Engine:
+    method, setting = build(name, **options), Setting(WAYS, shots)
+    return Engine(method, draw_features(), setting=setting, solver=solver or Solver())
 
 
-def evaluate(objective: Objective, x: Tensor, weights: Tensor, turn: int) -> tuple[Tensor, Tensor]:
+def supports(engine: Engine, episodes: int = 2) -> Tensor:
+    """Return support features with ones (E, N, D + 1) in float64."""
+    index = torch.from_numpy(engine.sampler.draw(0, episodes).support)
+    return pad(engine.features.values[index].double(), (0, 1), value=1.0)
+
+
+def evaluate(engine: Engine, x: Tensor, weights: Tensor, turn: int) -> tuple[Tensor, Tensor]:
     """Return the loss of an episode and its gradient in the weights (M, D + 1)."""
-    loss, slopes = objective((weights @ x.mT)[None], torch.tensor([turn]))
+    loss, slopes = engine.loss((weights @ x.mT)[None], torch.tensor([turn]))
     return loss[0], slopes[0] @ x
 
 
-def by_torch(objective: Objective, x: Tensor, solver: Solver) -> Tensor:
+def by_torch(engine: Engine, x: Tensor) -> Tensor:
     """Fit all weights of one episode with the optimizer whose rules the solver follows."""
-    weights = torch.zeros(objective.outputs, x.shape[1], dtype=x.dtype, requires_grad=True)
+    solver = engine.solver
+    weights = torch.zeros(engine.size, x.shape[1], dtype=x.dtype, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [weights], lr=1, max_iter=solver.iterations, max_eval=solver.evaluations,
         history_size=solver.history, tolerance_grad=0, tolerance_change=solver.tolerance_change,
@@ -47,69 +51,67 @@ def by_torch(objective: Objective, x: Tensor, solver: Solver) -> Tensor:
 
         def closure(turn: int = turn) -> float:
             with torch.no_grad():
-                value, weights.grad = evaluate(objective, x, weights, turn)
+                value, weights.grad = evaluate(engine, x, weights, turn)
             return value.item()
 
         optimizer.step(closure)
     return weights.detach()
 
 
-def fit(objective: Objective, x: Tensor, solver: Solver) -> Tensor:
+def fit(engine: Engine, x: Tensor) -> Tensor:
     """Return the weights of all episodes, (E, M, D + 1)."""
-    design, size = Design.of(x), objective.outputs
+    factor, size = factorize(x), engine.size
     zero = torch.zeros(size, x.shape[-1], dtype=x.dtype)
-    scale = torch.stack([evaluate(objective, each, zero, 0)[1].abs().sum() for each in x])
-    return design.weights(minimize(objective, design.factor, size, scale, solver), x)
+    scale = torch.stack([evaluate(engine, each, zero, 0)[1].abs().sum() for each in x])
+    return to_weights(minimize(engine.loss, factor, size, scale, engine.solver), factor, x)
 
 
 @pytest.mark.parametrize("shots", [1, 5])
 @pytest.mark.parametrize("name", METHODS)
 def test_iterates_are_those_of_torch_in_all_weights(name: str, shots: int) -> None:
-    x, labels = supports(shots)
     solver = Solver(rounds=3, iterations=5, evaluations=6, tolerance_grad=0)
-    objective = Objective(build(name), labels, WAYS, solver.rounds)
-    result = fit(objective, x, solver)
-    for one, weights in zip(x, result, strict=True):
-        expected = by_torch(objective, one, solver) @ one.mT
+    engine = build_engine(name, shots, solver)
+    x = supports(engine)
+    for one, weights in zip(x, fit(engine, x), strict=True):
+        expected = by_torch(engine, one) @ one.mT
         torch.testing.assert_close(
             weights @ one.mT, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item()
         )
 
 
 def test_solution_is_the_optimum_that_scipy_finds() -> None:
-    x, labels = supports(3)
     solver = Solver(rounds=3, iterations=100, evaluations=125, tolerance_grad=1e-6)
-    objective = Objective(build("iedl", fisher_weight=0.05), labels, WAYS, solver.rounds)
-    for one, weights in zip(x, fit(objective, x, solver), strict=True):
+    engine = build_engine("iedl", 3, solver, fisher_weight=0.05)
+    x = supports(engine)
+    for one, weights in zip(x, fit(engine, x), strict=True):
 
         def loss(flat: np.ndarray, one: Tensor = one) -> tuple[float, np.ndarray]:
-            value, slope = evaluate(objective, one, torch.from_numpy(flat).view(WAYS, -1), 2)
+            value, slope = evaluate(engine, one, torch.from_numpy(flat).view(WAYS, -1), 2)
             return value.item(), slope.flatten().numpy()
 
         best = scipy.optimize.minimize(
             loss, np.zeros(weights.numel()), jac=True, method="L-BFGS-B",
             options={"maxiter": 5000, "maxfun": 10_000, "gtol": 1e-8, "ftol": 1e-15},
         )  # fmt: skip
-        assert evaluate(objective, one, weights, 2)[0].item() == pytest.approx(best.fun, abs=1e-6)
+        assert evaluate(engine, one, weights, 2)[0].item() == pytest.approx(best.fun, abs=1e-6)
 
 
 def test_batch_does_not_matter() -> None:
-    x, labels = supports(3, 8)
-    objective = Objective(build("softmax"), labels, WAYS, 10)
-    alone = torch.cat([fit(objective, one[None], Solver()) for one in x])
-    torch.testing.assert_close(fit(objective, x, Solver()), alone, rtol=1e-6, atol=1e-6)
+    engine = build_engine("softmax", 3)
+    x = supports(engine, 8)
+    alone = torch.cat([fit(engine, one[None]) for one in x])
+    torch.testing.assert_close(fit(engine, x), alone, rtol=1e-6, atol=1e-6)
 
 
 def test_value_and_gradient_is_that_of_the_loss() -> None:
     """The weights of the terms belong to the round of each episode."""
-    _, labels = supports(5)
     drawn = torch.Generator().manual_seed(0)
     rounds = torch.tensor([0, 3, 9, 0, 5, 12])  # beyond the last round for finished episodes
     for name in [*METHODS, "kl_pn", "rkl_pn", "label_smoothing"]:
-        method = build(name)
-        objective = Objective(method, labels, WAYS, 10)
-        inputs = torch.randn(6, objective.outputs, len(labels), generator=drawn)
-        result, slopes = objective(inputs, rounds)
+        engine = build_engine(name, 5)
+        method, labels = engine.method, engine.labels
+        inputs = torch.randn(6, engine.size, len(labels), generator=drawn)
+        result, slopes = engine.loss(inputs, rounds)
         for i, turn in enumerate(rounds.clamp(max=9).tolist()):
             leaf = inputs[i].mT.double().clone().requires_grad_()
             weights = method.weight_tensor(turn, 10)[: len(method.terms)].double()

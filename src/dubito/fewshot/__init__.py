@@ -12,8 +12,7 @@ method of classification, and evaluated on queries and out-of-distribution queri
 """
 
 from dubito.fewshot._commands import features, fewshot
-from dubito.fewshot._episodes import Features
-from dubito.fewshot._files import read_features, write_features
+from dubito.fewshot._features import Features, read_features, write_features
 from dubito.fewshot._tuning import tune
 
 __all__ = ["Features", "features", "fewshot", "read_features", "tune", "write_features"]

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dubito import _checks
 from dubito import data as sources
-from dubito.api import find_device, find_factory
+from dubito.api import AnyPath, find_device, find_factory
 from dubito.errors import DubitoError
 from dubito.fewshot._engine import Engine
-from dubito.fewshot._episodes import Features, Sampler, Setting
-from dubito.fewshot._files import read_features, write_features
+from dubito.fewshot._episodes import Sampler, Setting
+from dubito.fewshot._features import Features, read_features, scale, write_features
 from dubito.fewshot._results import run
-from dubito.fewshot._scalings import PRESETS, scale
 from dubito.fewshot._tuning import tune as choose
-from dubito.methods.base import from_dict
+from dubito.methods.base import to_method
 from dubito.model import Model
 from dubito.tasks import Classification
 
-__all__ = ["features", "fewshot"]
+Scaling = Literal["none", "unit", "centered"]
 
-File = str | os.PathLike[str]
+#: name -> method and scaling; "published" is I-EDL as published, and "centered" was chosen on
+#: validation classes
+PRESETS: dict[str, tuple[dict[str, Any], Scaling]] = {
+    "published": ({"name": "iedl", "fisher_weight": 0.01, "scale": "paper"}, "none"),
+    "centered": ({"name": "iedl", "fisher_weight": 0.0, "kl_weight": 0.0}, "centered"),
+}
 
 
 def fewshot(
-    features: File | Features,
+    features: AnyPath | Features,
     *,
-    ood: File | Features | None = None,
+    ood: AnyPath | Features | None = None,
     method: str | dict[str, Any] | None = None,
     preset: str | None = None,
     ways: int = 5,
@@ -40,14 +43,14 @@ def fewshot(
     queries: int | None = None,
     episodes: int = 10_000,
     seed: int = 0,
-    scaling: Literal["none", "unit", "centered"] | None = None,
-    reference: File | Features | None = None,
-    tune: File | Features | None = None,
+    scaling: Scaling | None = None,
+    reference: AnyPath | Features | None = None,
+    tune: AnyPath | Features | None = None,
     objective: Literal["pareto", "accuracy", "ood_aupr"] = "pareto",
     trials: int = 30,
     tune_episodes: int = 400,
     device: str = "auto",
-    out: File | None = None,
+    out: AnyPath | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Evaluate few-shot episodes on frozen features: accuracy, confidence and OOD detection.
@@ -81,31 +84,31 @@ def fewshot(
     inside, outside, validation, known = map(_open, (features, ood, tune, reference or tune))
     assert inside is not None
     Sampler(inside, outside, setting)  # fail before a long search
-    if preset is not None and not (method is None and scaling is None):
-        raise DubitoError(
-            f"preset {preset!r} sets method and scaling: pass either preset, or method and scaling"
-        )
-    named = {"name": method or "iedl"} if not isinstance(method, dict) else method
-    entry = None if preset is None else _checks.entry(PRESETS, preset, "preset")
-    chosen, scaling_name = entry or (named, scaling or "none")
-    built, place = from_dict(chosen), find_device(device)
+    if preset is not None:
+        if method is not None or scaling is not None:
+            raise DubitoError(
+                f"preset {preset!r} sets method and scaling: pass either preset, or method and "
+                "scaling"
+            )
+        method, scaling = _checks.entry(PRESETS, preset, "preset")
+    built, scaling, place = to_method(method or "iedl"), scaling or "none", find_device(device)
     folder = None if out is None else Path(out)
     if validation is not None:
         built = choose(
-            scale(validation, scaling_name, known), setting, built,
+            scale(validation, scaling, known), setting, built,
             objective=objective, trials=trials, episodes=tune_episodes, device=str(place),
             storage=None if folder is None else folder / "tuning.log",
         ).method  # fmt: skip
-    inside = scale(inside, scaling_name, known)
-    outside = None if outside is None else scale(outside, scaling_name, known)
+    inside = scale(inside, scaling, known)
+    outside = None if outside is None else scale(outside, scaling, known)
     engine = Engine(built, inside, outside, setting=setting, device=place)
     return run(engine, episodes, folder, progress)
 
 
 def features(
-    model: File | Model | nn.Module | Callable[[], nn.Module],
+    model: AnyPath | Model | nn.Module | Callable[[], nn.Module],
     data: Any,
-    out: File | None = None,
+    out: AnyPath | None = None,
     *,
     split: Literal["train", "test", "all"] = "all",
     size: int | None = None,
@@ -136,17 +139,20 @@ def features(
     """
     place, network = find_device(device), _network(model)
     network.to(place).eval()
-    if isinstance(network, Model):
-        extract: Callable[[Tensor], Tensor] = network.features
-        source = sources.open(data, split, format=network.preprocessing.inputs)
-    else:
-        extract = _extractor(network)
-        source = sources.open(data, split, size=size, mode=mode)
+    form = network.preprocessing.inputs if isinstance(network, Model) else None
+    source = sources.open(data, split, size=size, mode=mode, format=form)
+    # Some networks have a module called `features`, which is only a part of the way.
+    extract: Any = getattr(network, "features", None)
+    if not callable(extract) or isinstance(extract, nn.Module):
+        extract = network
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     task, parts = Classification.from_target(source.target), []
     for rows in torch.arange(len(source)).split(batch_size):
-        inputs = source.subset(rows).load()
+        inputs = source.subset(rows).load().to(place)
+        if form is None:  # a model normalizes by itself
+            inputs = (inputs / 255 if inputs.dtype == torch.uint8 else inputs).to(dtype)
         with torch.no_grad():
-            parts.append(extract(inputs.to(place)).float().cpu())
+            parts.append(extract(inputs).float().cpu())
         if progress is not None:
             progress(len(rows))
     result = Features(torch.cat(parts), task.encode(source.target), task.classes, source.name)
@@ -155,7 +161,7 @@ def features(
     return result
 
 
-def _open(source: File | Features | None) -> Features | None:
+def _open(source: AnyPath | Features | None) -> Features | None:
     return source if isinstance(source, Features | None) else read_features(source)
 
 
@@ -165,11 +171,3 @@ def _network(model: Any) -> nn.Module:
     if callable(model) and not isinstance(model, nn.Module):
         model = model()
     return model if isinstance(model, nn.Module) else Model.load(model)
-
-
-def _extractor(network: nn.Module) -> Callable[[Tensor], Tensor]:
-    # Some networks have a module called `features`, which is only a part of the way.
-    own = getattr(network, "features", None)
-    run = own if callable(own) and not isinstance(own, nn.Module) else network
-    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    return lambda inputs: run((inputs / 255 if inputs.dtype == torch.uint8 else inputs).to(dtype))

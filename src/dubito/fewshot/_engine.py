@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import embedding, pad
 
 from dubito import kernels, metrics
 from dubito._threads import one_thread
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.fewshot._design import Design, with_ones
-from dubito.fewshot._episodes import Episodes, Features, Sampler, Setting
+from dubito.fewshot._design import factorize, to_weights
+from dubito.fewshot._episodes import Episodes, Sampler, Setting
+from dubito.fewshot._features import Features
 from dubito.fewshot._lbfgs import Solver, minimize
-from dubito.fewshot._objective import Objective
+from dubito.losses import value_and_gradient
 from dubito.methods import Method
-
-__all__ = ["Engine", "Values", "evaluate_scores"]
 
 #: metrics by name, one value per episode
 Values = dict[str, NDArray[np.float32]]
@@ -41,12 +41,16 @@ METRICS = {"aupr": (metrics.aupr, 1.0), "auroc": (metrics.auroc, math.nan)}
 class Engine:
     """Fits and evaluates episodes of one setting.
 
+    Outputs are linear in the features, whatever head the method builds for a network: an episode
+    has too few samples for hidden layers. Terms for out-of-distribution inputs do not count, since
+    an episode has none to train on.
+
     Args:
-        method: Method of classification.
+        method: Method of classification, without members.
         features: Features of the classes to distinguish.
         ood: Features of out-of-distribution queries; default: the classes outside an episode.
         setting: Episodes.
-        solver: Protocol of the solver.
+        solver: Protocol of the solver; its rounds determine the weights of the terms.
         device: Device to compute on.
 
     >>> from dubito.methods import IEDL
@@ -69,9 +73,22 @@ class Engine:
     ) -> None:
         self.method, self.features, self.ood = method, features, ood
         self.setting, self.solver, self.device = setting, solver, torch.device(device)
-        self.sampler = Sampler(features, ood, self.setting)
-        labels = self.sampler.labels.to(self.device)
-        self.objective = Objective(method, labels, self.setting.ways, self.solver.rounds)
+        self.sampler = Sampler(features, ood, setting)
+        self.labels = self.sampler.labels.to(self.device)
+        task: Any = SimpleNamespace(size=setting.ways)
+        #: number of outputs M
+        self.size = int(method.outputs(task))
+        #: distribution of one sample, which has the names of the scores
+        self.example = method.distribution(torch.zeros(1, 1, self.size))
+        if "classification" not in method.tasks or tuple(self.example.batch_shape) != (1, 1):
+            raise DubitoError(
+                f"episodes need a method of classification without members, not {method}"
+            )
+        rounds = [method.weights(i, solver.rounds) for i in range(solver.rounds)]
+        columns = [[weights[name] for weights in rounds] for name in method.terms]
+        tensors = [torch.tensor(c, dtype=torch.float64, device=self.device) for c in columns]
+        # Constant weights are scalars, which are faster.
+        self._weights = [w if bool((w != w[0]).any()) else w[0] for w in tensors]
         _check_length(features)
         self._inside = features.values.to(self.device)
         self._outside = self.sampler.ood.values.to(self.device)
@@ -99,15 +116,44 @@ class Engine:
         Returns:
             Metrics by name, (E,) each.
         """
-        size = self._batch_size(stop - start)
+        # On a CPU a batch per thread: torch's own threads would wait for each other in each of
+        # many small operations.
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        size = self._batch_size(stop - start, threads)
         ranges = [(first, min(first + size, stop)) for first in range(start, stop, size)]
+        pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         parts = []
-        with _workers(self.device, len(ranges)) as map_batches:
-            for part in map_batches(self._batch, ranges):
-                parts.append(part)
-                if progress is not None:
-                    progress(len(part["accuracy"]))
+        with one_thread():
+            try:
+                for part in (pool.map if threads > 1 else map)(self._batch, ranges):
+                    parts.append(part)
+                    if progress is not None:
+                        progress(len(part["accuracy"]))
+            finally:
+                pool.shutdown(cancel_futures=True)
         return {name: torch.cat([p[name] for p in parts]).cpu().numpy() for name in parts[0]}
+
+    def loss(self, outputs: Tensor, rounds: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the mean loss over the support samples of each episode, and its gradient.
+
+        Args:
+            outputs: Outputs of the support samples, (E, M, N).
+            rounds: Round of each episode, (E,).
+
+        Returns:
+            Loss (E,) and its gradient (E, M, N).
+        """
+        count, size, samples = outputs.shape
+        now = rounds.clamp(max=self.solver.rounds - 1).long().repeat_interleave(samples)
+        weights = [w[now].unsqueeze(-1) if w.ndim else w for w in self._weights]
+        # With the outputs first in memory, operations on a class run along it.
+        flat = outputs.transpose(0, 1).reshape(size, -1).T
+        values, gradient = value_and_gradient(
+            self.method.terms, self.method.distribution, flat, self.labels.repeat(count), weights,
+            per_class=self.method.per_class,
+        )  # fmt: skip
+        slopes = (gradient.T / samples).reshape(size, count, samples).transpose(0, 1)
+        return values.view(count, samples).mean(-1), slopes
 
     def outputs(self, drawn: Episodes) -> Tensor:
         """Fit the classifiers of episodes, and return the outputs of their queries.
@@ -121,30 +167,26 @@ class Engine:
         each = 4 * self._inside.shape[1] * max(drawn.query.shape[1], drawn.support.shape[1])
         rows = max(1, GATHERED[self.device.type] // each)
         chunks = [torch.from_numpy(index).to(self.device).split(rows) for index in drawn]
-        slopes = self._first_slopes()
-        designs, scales = [], []
+        # With zero weights the gradient is the same for all episodes.
+        zeros = torch.zeros(1, self.size, len(self.labels), device=self.device)
+        start = torch.zeros(1, dtype=torch.int32, device=self.device)
+        slopes = self.loss(zeros, start)[1][0]
+        factors, scales = [], []
         for index in chunks[0]:
-            support = with_ones(_gather(self._inside, index))
-            designs.append(Design.of(support))
+            support = _with_ones(embedding(index, self._inside))
+            factors.append(factorize(support))
             scales.append((slopes @ support).abs().sum((-2, -1)))
-        factor = torch.cat([design.factor for design in designs]).float()
-        size = self.objective.outputs
-        solved = minimize(self.objective, factor, size, torch.cat(scales), self.solver).split(rows)
+        factor, scale = torch.cat(factors).float(), torch.cat(scales)
+        solved = minimize(self.loss, factor, self.size, scale, self.solver).split(rows)
         outputs = []
-        for coordinates, design, *indices in zip(solved, designs, *chunks, strict=True):
+        for coordinates, exact, *indices in zip(solved, factors, *chunks, strict=True):
             pools = (self._inside, self._inside, self._outside)
-            support, query, ood = map(_gather, pools, indices)
-            weights = design.weights(coordinates, with_ones(support))
+            support, query, ood = map(embedding, indices, pools)
+            weights = to_weights(coordinates, exact, _with_ones(support))
             linear = [weights[..., :-1] @ values.mT for values in (query, ood)]
             outputs.append(torch.cat(linear, -1) + weights[..., -1:])
-        # Outputs first in memory, as in `Objective`.
+        # Outputs first in memory, as in `loss`.
         return torch.cat([part.transpose(0, 1) for part in outputs], 1).movedim(0, -1)
-
-    def _first_slopes(self) -> Tensor:
-        """Return the gradient of the loss at zero weights, the same for all episodes: (M, N)."""
-        shape = (1, self.objective.outputs, len(self.objective.labels))
-        start = torch.zeros(1, dtype=torch.int32, device=self.device)
-        return self.objective(torch.zeros(shape, device=self.device), start)[1][0]
 
     def _batch(self, numbers: tuple[int, int]) -> dict[str, Tensor]:
         with torch.no_grad(), kernels.disabled():
@@ -158,13 +200,12 @@ class Engine:
             labels = self.sampler.query_labels.to(self.device)
             return evaluate_scores(self.method.distribution(outputs), labels)
 
-    def _batch_size(self, episodes: int) -> int:
+    def _batch_size(self, episodes: int, threads: int) -> int:
         """Return the size of batches that fit the memory, one or more for each thread."""
-        support, queries = len(self.objective.labels), len(self.sampler.query_labels)
+        support, queries = len(self.labels), len(self.sampler.query_labels)
         rank = min(support, self._inside.shape[1] + 1)
         solver = (2 * self.solver.history + 20) * rank + 80 * (support + queries)
-        each = 4 * (self.objective.outputs * solver + 3 * support * rank)
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        each = 4 * (self.size * solver + 3 * support * rank)
         share = threads * max(1, BATCH[self.device.type] // each)
         return max(1, -(-episodes // (threads * -(-episodes // share))))
 
@@ -205,35 +246,16 @@ def evaluate_scores(dist: Distribution, labels: Tensor) -> dict[str, Tensor]:
     return result
 
 
-def _gather(values: Tensor, index: Tensor) -> Tensor:
-    """Gather features: (N, D), (E, M) -> (E, M, D)."""
-    return values.index_select(0, index.reshape(-1)).view(*index.shape, -1)
+def _with_ones(features: Tensor) -> Tensor:
+    """Append a column of ones, for the bias."""
+    return pad(features, (0, 1), value=1.0)
 
 
 def _check_length(features: Features) -> None:
     """Warn of features for which a round of the solver would end with nothing learned."""
-    some = features.values[:: 1 + len(features.values) // 1000].double()
-    length = float(some.norm(dim=-1).mean())
+    length = float(features.values.norm(dim=-1).mean())
     if 0 < length < SHORT or length > LONG:
         factor = 10.0 ** round(1 - math.log10(length))
         expected = f"expected {SHORT:g} to {LONG:g}: multiply all features by {factor:g}"
         text = f"the features of {features.name} have a mean length of {length:.2g}; {expected}"
         warnings.warn(text, stacklevel=3)
-
-
-@contextmanager
-def _workers(device: torch.device, tasks: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Provide a `map` over batches: in threads on a CPU, one batch each.
-
-    Torch's own threads would wait for each other in each of many small operations.
-    """
-    before = torch.get_num_threads()
-    if device.type != "cpu" or min(before, tasks) <= 1:
-        yield map
-        return
-    pool = ThreadPoolExecutor(before, initializer=torch.set_num_threads, initargs=(1,))
-    with one_thread():
-        try:
-            yield pool.map
-        finally:
-            pool.shutdown(cancel_futures=True)

@@ -1,27 +1,28 @@
 """Episodes: indices of support samples, queries and out-of-distribution queries.
 
 An episode is a function of the seed and its number. So methods, batch sizes and devices all use
-the same episodes, and episodes with more shots or queries contain those with fewer.
+the same episodes, and episodes with more shots or queries contain those with fewer. A random number
+is a hash of its key (the finalizer of SplitMix64), the same on every machine.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from dubito.errors import DubitoError
-from dubito.fewshot._draws import Indices, Keys, choices, keys
+from dubito.fewshot._features import Features, Indices
 
-__all__ = ["Episodes", "Features", "Sampler", "Setting"]
+Keys = NDArray[np.uint64]
 
-#: streams of random numbers of an episode
-CLASSES, SAMPLES, OOD_CLASSES, OOD_SAMPLES = range(4)
+#: rows that stay in the cache of a processor
+BLOCK = 16384
+#: increment of SplitMix64
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -53,77 +54,6 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.ways}-way {self.shots}-shot"
-
-
-@dataclass(frozen=True, eq=False)
-class Features:
-    """Labeled features.
-
-    Args:
-        values: Features (N, D), float32 and finite.
-        labels: Class indices, (N,).
-        classes: Names of the classes; those without samples are left out.
-        name: Name in messages.
-
-    >>> Features(torch.rand(5, 3), torch.tensor([1, 0, 1, 1, 0]), ("a", "b")).sizes
-    array([2, 3])
-    """
-
-    values: Tensor
-    labels: Tensor
-    classes: tuple[str, ...]
-    name: str = "features"
-
-    def __post_init__(self) -> None:
-        shapes = tuple(self.values.shape), tuple(self.labels.shape)
-        if len(shapes[0]) != 2 or shapes[0][:1] != shapes[1]:
-            raise DubitoError(
-                f"{self.name}: features have shape {shapes[0]} and labels {shapes[1]}; expected "
-                "(N, D) and (N,)"
-            )
-        object.__setattr__(self, "values", self.values.float().contiguous())
-        bad = (~self.values.isfinite()).any(-1).nonzero().flatten().tolist()
-        if bad:
-            raise DubitoError(f"{self.name}: the features of sample {bad[0]} are not finite")
-        present, labels = self.labels.unique(return_inverse=True)
-        object.__setattr__(self, "classes", tuple(self.classes[i] for i in present.tolist()))
-        object.__setattr__(self, "labels", labels)
-
-    @cached_property
-    def order(self) -> Indices:
-        """Samples sorted by class."""
-        return np.argsort(self.labels.numpy(), kind="stable")
-
-    @cached_property
-    def sizes(self) -> Indices:
-        """Number of samples of each class."""
-        return np.bincount(self.labels.numpy())
-
-    @property
-    def smallest(self) -> str:
-        """The class with the fewest samples, for messages."""
-        least = int(self.sizes.argmin())
-        return f"class {self.classes[least]!r} has {self.sizes[least]} samples"
-
-    def check_width(self, other: Features) -> None:
-        """Raise if other features have another dimension.
-
-        Args:
-            other: Features to compare with.
-        """
-        widths = self.values.shape[1], other.values.shape[1]
-        if widths[0] != widths[1]:
-            raise DubitoError(
-                f"{self.name} has {widths[0]} features and {other.name} {widths[1]}: use features "
-                "of one network"
-            )
-
-    def describe(self) -> dict[str, Any]:
-        """Return name, shape and hash as JSON values."""
-        digest = hashlib.blake2b(digest_size=16)
-        for array in (self.values.numpy(), self.order, self.sizes):
-            digest.update(np.ascontiguousarray(array).data)
-        return {"name": self.name, "shape": list(self.values.shape), "hash": digest.hexdigest()}
 
 
 class Episodes(NamedTuple):
@@ -189,25 +119,22 @@ class Sampler:
         """Draw the episodes with the numbers from `start` to `stop` - 1."""
         ways, shots, queries = self.setting.ways, self.setting.shots, self.setting.queries
         seed = keys(np.zeros(1, np.uint64), np.array([self.setting.seed], np.uint64))
-        streams = keys(keys(seed, np.arange(start, stop))[:, None], np.arange(4))
+        # Streams of random numbers of each episode.
+        streams = keys(keys(seed, np.arange(start, stop)), np.arange(4)[:, None])
         count = ways if self._apart else ways + self._ood_ways
-        classes = _classes(self.features, streams[:, CLASSES], count)
-        drawn = _samples(self.features, streams[:, SAMPLES], classes[:, :ways], shots + queries)
+        classes = choices(streams[0], np.array([len(self.features.classes)]), count)
+        drawn = _samples(self.features, streams[1], classes[:, :ways], shots + queries)
         ood_classes = classes[:, ways:]
         if self._apart:
-            ood_classes = _classes(self.ood, streams[:, OOD_CLASSES], self._ood_ways)
+            ood_classes = choices(streams[2], np.array([len(self.ood.classes)]), self._ood_ways)
         each = -(-ways * queries // self._ood_ways)
-        ood = _samples(self.ood, streams[:, OOD_SAMPLES], ood_classes, each)
+        ood = _samples(self.ood, streams[3], ood_classes, each)
         return Episodes(
             support=drawn[:, :, :shots].reshape(len(drawn), -1),
             query=drawn[:, :, shots:].reshape(len(drawn), -1),
             # One sample of each class in turn, so that what is left over is spread evenly.
             ood=ood.transpose(0, 2, 1).reshape(len(drawn), -1)[:, : ways * queries],
         )
-
-
-def _classes(features: Features, streams: Keys, count: int) -> Indices:
-    return choices(streams, np.full(len(streams), len(features.classes)), count)
 
 
 def _samples(features: Features, streams: Keys, classes: Indices, count: int) -> Indices:
@@ -218,3 +145,50 @@ def _samples(features: Features, streams: Keys, classes: Indices, count: int) ->
     starts = (np.cumsum(features.sizes) - features.sizes)[classes]
     samples: Indices = features.order[starts[..., None] + picked.reshape(*classes.shape, count)]
     return samples
+
+
+# --- random draws ---
+
+
+def keys(parents: Keys, counters: Indices | Keys) -> Keys:
+    """Hash pairs of a parent key and a counter >= 0, which broadcast.
+
+    >>> keys(np.zeros(1, np.uint64), np.array([[0], [1]]))
+    array([[16294208416658607535], [ 7960286522194355700]], dtype=uint64)
+    """
+    x: Keys = parents + GOLDEN * (counters.astype(np.uint64) + np.uint64(1))
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def choices(parents: Keys, sizes: Indices, count: int) -> Indices:
+    """Draw `count` different numbers below a size for each of R keys, in random order: (R, count).
+
+    There is a size for each key, or one for all.
+
+    These are the first swaps of a Fisher-Yates shuffle; arrays of the given sizes are never built.
+    A larger count leaves the first draws unchanged.
+
+    >>> choices(keys(np.zeros(1, np.uint64), np.arange(2)), np.array([3, 600]), 3)
+    array([[  1,   2,   0], [165, 130, 527]])
+    """
+    bits = keys(parents[:, None], np.arange(count)) >> np.uint64(32)
+    left = (sizes[:, None] - np.arange(count)).astype(np.uint64)
+    # Draw j swaps place j with a place from j on.
+    places = ((bits * left) >> np.uint64(32)).astype(np.int32)
+    places += np.arange(count, dtype=np.int32)
+    blocks = [_swap(places[i : i + BLOCK].T.copy()) for i in range(0, len(places), BLOCK)]
+    return np.concatenate([block.T for block in blocks]).astype(np.int64)
+
+
+def _swap(places: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the numbers that the swaps move to the first places: (count, R) -> (count, R)."""
+    drawn, moved = places.copy(), np.empty_like(places)
+    for j in range(len(places)):
+        moved[j] = j
+        for column, at in ((moved, np.int32(j)), (drawn, places[j])):
+            # Matches are few and in the order of k; the last one at a place counts.
+            k, row = np.divmod(np.flatnonzero(places[:j] == at), places.shape[1])
+            column[j, row] = moved[k, row]
+    return drawn

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Loss", "Solver", "minimize"]
-
 #: outputs (E, M, N) and rounds (E,) -> loss of each problem (E,) and its gradient (E, M, N)
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -69,17 +67,23 @@ class State(SimpleNamespace):
     | t | step to evaluate |
     | f, s | value and slope at the start of the line search |
     | low, high | ends of the bracket by value; without a bracket `low` is the previous point |
-    | first, last_t | first step of all, step that led to x |
+    | first_t, last_t | first step of the next line search, step that led to x |
     | longest | largest entry of d |
     | stuck | whether the last step was close to an end of the bracket |
-    | phase, round, iteration, total | progress; `total` counts the iterations of all rounds |
-    | evals, search, limit | evaluations of the round and of the line search, and its limit |
+    | phase, round, iteration | progress; iterations of the round |
+    | evals, search | evaluations of the round, and earlier ones of the line search |
     | stored, gamma | number of pairs stored so far, scale of the initial inverse Hessian |
     | pairs | steps, then changes of the gradient, (E, 2 (H + 1), P) |
     | inverse | of the triangle of products of steps and changes, (E, H + 1, H + 1) |
     | changes, diagonal | products of the changes; of each step and its own change |
     | ids, factor | positions in the batch, design matrices (E, N, R) |
     """
+
+    def assign(self, mask: Tensor, **values: Tensor | float) -> None:
+        """Set values of the problems in the mask, (E,)."""
+        for name, value in values.items():
+            old = getattr(self, name)
+            setattr(self, name, torch.where(mask.view(-1, *[1] * (old.ndim - 1)), value, old))
 
 
 def minimize(loss: Loss, factor: Tensor, outputs: int, scale: Tensor, solver: Solver) -> Tensor:
@@ -117,13 +121,13 @@ def _start(factor: Tensor, outputs: int, scale: Tensor, solver: Solver) -> State
     vectors = ("x", "d", "g", "old_g", "low_g")
     # In float64, as the loss: a line search compares values that are nearly equal.
     numbers = {"t": (), "f": (), "s": (), "last_t": (), "longest": (), "low": (3,), "high": (3,)}
-    counters = ("phase", "round", "iteration", "total", "evals", "search", "limit", "stored")
+    counters = ("phase", "round", "iteration", "evals", "search", "stored")
     return State(
         **{name: zeros(size) for name in vectors},
         **{name: zeros(*shape, dtype=torch.float64) for name, shape in numbers.items()},
         **{name: zeros(dtype=torch.int32) for name in counters},
         **{name: zeros(slots, slots) for name in ("inverse", "changes")},
-        first=scale.double().reciprocal().clamp(max=1),
+        first_t=scale.double().reciprocal().clamp(max=1),
         stuck=zeros(dtype=torch.bool),
         gamma=zeros() + 1,
         pairs=zeros(2 * slots, size),
@@ -175,46 +179,32 @@ def _advance(z: State, f: Tensor, slopes: Tensor, solver: Solver) -> None:
     """Decide for each problem how to continue."""
     g = (slopes @ z.factor).flatten(-2)
     starting = z.phase == START
-    z.evals = (z.evals + 1).masked_fill(starting, 1)
+    z.evals = torch.where(starting, 1, z.evals + 1)
     accepted = _search(z, f, g, (g * z.d).sum(-1).double(), solver)
+    z.search = z.search + 1
     t, low_f, _ = z.low.unbind(-1)
-    change = (low_f - z.f).abs()
+    still = z.longest * t.abs() <= solver.tolerance_change
+    still = still | ((low_f - z.f).abs() < solver.tolerance_change)
     z.x = z.x + _scaled(z.d, torch.where(accepted, t, 0))
-    z.f = torch.where(starting, f, torch.where(accepted, low_f, z.f))
-    moved = accepted & (t != 0)
-    z.g = torch.where(starting[:, None], g, torch.where(moved[:, None], z.low_g, z.g))
-    z.last_t = torch.where(accepted, t, z.last_t)
-    z.iteration = z.iteration.masked_fill(starting, 0)
+    z.assign(accepted, f=low_f, last_t=t)
+    z.assign(accepted & (t != 0), g=z.low_g)
+    z.assign(starting, f=f, g=g, iteration=0)
     flat = z.g.square().sum(-1) <= solver.tolerance_grad**2
     spent = (z.iteration >= solver.iterations) | (z.evals >= solver.evaluations)
-    still = z.longest * t.abs() <= solver.tolerance_change
-    still = still | (change < solver.tolerance_change)
     ended = (accepted & (spent | flat | still)) | (starting & flat)
     _turn(z, (starting | accepted) & ~ended, ended, solver)
 
 
 def _turn(z: State, mask: Tensor, ended: Tensor, solver: Solver) -> None:
     """Choose a new direction for the problems in the mask; start the next round of ended ones."""
-    z.iteration, z.total = z.iteration + mask.int(), z.total + mask.int()
-    first = z.total == 1
-    d = _direction(z, mask & ~first)
-    z.d = torch.where(mask[:, None], d, z.d)
-    z.old_g = torch.where(mask[:, None], z.g, z.old_g)
-    z.s = torch.where(mask, (z.g * z.d).sum(-1), z.s)
-    z.longest = torch.where(mask, z.d.abs().amax(-1), z.longest)
-    t = torch.where(first, z.first, torch.ones_like(z.t))
-    z.t = torch.where(mask, t, z.t)
+    z.assign(mask, iteration=z.iteration + 1, d=_direction(z, mask), old_g=z.g)
+    z.assign(mask, s=(z.g * z.d).sum(-1), longest=z.d.abs().amax(-1))
+    z.assign(mask, phase=BRACKET, search=0, low=_origin(z), t=z.first_t)
     level = mask & (z.s > -solver.tolerance_change)
-    z.last_t = torch.where(level, t, z.last_t)
-    searching, ended = mask & ~level, ended | level
-    start = torch.stack([torch.zeros_like(t), z.f, z.s], -1)
-    z.low = torch.where(searching[:, None], start, z.low)
-    z.search = z.search.masked_fill(searching, 0)
-    z.limit = torch.where(searching, solver.evaluations - z.evals, z.limit)
-    z.phase = z.phase.masked_fill(searching, BRACKET)
-    z.round = z.round + ended.int()
-    z.phase = z.phase.masked_fill(ended, START).masked_fill(z.round >= solver.rounds, DONE)
-    z.t = z.t.masked_fill(ended, 0)
+    z.assign(level, last_t=z.first_t)
+    z.assign(mask, first_t=1)
+    z.assign(ended | level, phase=START, round=z.round + 1, t=0)
+    z.assign(z.round >= solver.rounds, phase=DONE)
 
 
 # --- line search ---
@@ -235,42 +225,40 @@ def _search(z: State, f: Tensor, g: Tensor, s: Tensor, solver: Solver) -> Tensor
         Problems whose search is finished, (E,).
     """
     bracketing, zooming = z.phase == BRACKET, z.phase == ZOOM
+    spent = z.evals > solver.evaluations
+    # Without evaluations left, the origin and the new point are the bracket.
+    z.assign(bracketing & spent, low=_origin(z))
     low_t, low_f, _ = z.low.unbind(-1)
     above = ~(f <= z.f + ARMIJO * z.t * z.s)  # true if f is NaN: the step is too long
     flat = s.abs() <= -CURVATURE * z.s
-    spent = bracketing & (z.search >= z.limit)
-    looking = bracketing & ~spent
-    past = above | ((z.search > 1) & (f >= low_f))
-    satisfied = looking & ~past & flat
-    closed = looking & ~satisfied & (past | (s >= 0))
-    further = looking & ~satisfied & ~closed
-    worse = zooming & (above | ~(f < low_f))
+    worse = above | ((zooming | (z.search > 1)) & (f >= low_f))
+    extending = bracketing & ~spent & ~worse
     better = zooming & ~worse
-    done = better & flat
-    turned = better & ~flat & (s * (z.high[:, 0] - low_t) >= 0)
-    lower = (closed | worse) & (f < low_f)
-    improved = spent & (f < z.f)
+    satisfied = (extending | better) & flat
+    further = extending & ~flat & ~(s >= 0)
+    closed = bracketing & ~satisfied & ~further
+    turned = better & (s * (z.high[:, 0] - low_t) >= 0)
+    shrunk = closed | (zooming & worse)
+    lower = shrunk & (f < low_f)
     new = torch.stack([z.t, f, s], -1)
     longer = _within(_cubic(z.low, new), z.t + 0.01 * (z.t - low_t), 10 * z.t)
     # The previous lower end becomes the upper one if the slope turns or the new point is lower.
     upper = torch.where((lower | turned)[:, None], z.low, new)
-    z.high = torch.where((closed | worse | turned)[:, None], upper, z.high)
-    take = further | satisfied | lower | better | improved
-    z.low = torch.where(take[:, None], new, z.low)
-    z.low_g = torch.where(take[:, None], g, z.low_g)
-    # Without a bracket and without an improvement the problem stays where it is.
-    start = torch.stack([torch.zeros_like(f), z.f, z.s], -1)
-    z.low = torch.where((spent & ~improved)[:, None], start, z.low)
-    z.phase = z.phase.masked_fill(closed, ZOOM)
-    z.stuck = z.stuck & ~closed
-    z.t = torch.where(further, longer, z.t)
-    unfinished = closed | (zooming & ~done)
+    z.assign(shrunk | turned, high=upper)
+    z.assign(further | satisfied | lower | better, low=new, low_g=g)
+    z.assign(closed, phase=ZOOM, stuck=False)
+    z.assign(further, t=longer)
+    unfinished = closed | (zooming & ~satisfied)
     small = (z.high[:, 0] - z.low[:, 0]).abs() * z.longest < solver.tolerance_change
-    finished = unfinished & ((z.search >= z.limit) | small)
+    finished = unfinished & (spent | small)
     _interpolate(z, unfinished & ~finished)
-    z.search = z.search + (further | (unfinished & ~finished)).int()
-    over: Tensor = spent | satisfied | done | finished
+    over: Tensor = satisfied | finished
     return over
+
+
+def _origin(z: State) -> Tensor:
+    """Return the point at which the line search starts, (E, 3)."""
+    return torch.stack([torch.zeros_like(z.f), z.f, z.s], -1)
 
 
 def _interpolate(z: State, mask: Tensor) -> None:
@@ -281,8 +269,7 @@ def _interpolate(z: State, mask: Tensor) -> None:
     close = torch.minimum(most - t, t - least) < margin
     push = close & (z.stuck | (t >= most) | (t <= least))
     inner = torch.where((t - most).abs() < (t - least).abs(), most - margin, least + margin)
-    z.t = torch.where(mask, torch.where(push, inner, t), z.t)
-    z.stuck = torch.where(mask, close & ~push, z.stuck)
+    z.assign(mask, t=torch.where(push, inner, t), stuck=close & ~push)
 
 
 def _cubic(a: Tensor, b: Tensor) -> Tensor:
@@ -297,7 +284,7 @@ def _cubic(a: Tensor, b: Tensor) -> Tensor:
 
 def _within(t: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Limit a step to an interval; the middle if it is NaN."""
-    return torch.where(t.isnan(), 0.5 * (low + high), torch.minimum(torch.maximum(t, low), high))
+    return torch.where(t.isnan(), 0.5 * (low + high), t.clamp(low, high))
 
 
 # --- direction ---
@@ -327,32 +314,23 @@ def _direction(z: State, mask: Tensor) -> Tensor:
     onto, products = (torch.stack([z.g, change], 1) @ z.pairs.mT).unbind(1)
     z.changes[rows, slot] = products[:, size:]
     z.changes.mT[rows, slot] = products[:, size:]
-    _update_inverse(z, slot, rows, products[:, :size], along, keep)
+    # Border the inverse with the column of the newest pair. Rows and columns are in the order of
+    # the slots, a permutation of both that changes no product.
+    zeros = torch.zeros_like(z.diagonal)  # a number would be copied to the GPU
+    z.inverse[rows, slot] = zeros
+    z.inverse.mT[rows, slot] = zeros
+    inverse = torch.where(keep, along, 1).reciprocal()[:, None]
+    border = -_times(products[:, :size], z.inverse.mT) * inverse
+    border.scatter_(-1, slot[:, None], inverse)
+    z.inverse.mT[rows, slot] = torch.where(keep[:, None], border, 0)
     z.diagonal[rows, slot] = along
-    z.gamma = torch.where(keep, along / change.square().sum(-1), z.gamma)
-    z.stored = z.stored + keep.int()
+    z.assign(keep, gamma=along / change.square().sum(-1), stored=z.stored + 1)
     gamma = z.gamma[:, None]
     a = -_times(onto[:, :size], z.inverse.mT)
     along_changes = -gamma * (onto[:, size:] + _times(a, z.changes))
     b = _times(z.diagonal * a - along_changes, z.inverse)
     direction: Tensor = _times(torch.cat([b, -gamma * a], -1), z.pairs) - gamma * z.g
     return direction
-
-
-def _update_inverse(
-    z: State, slot: Tensor, rows: Tensor, products: Tensor, along: Tensor, keep: Tensor
-) -> None:
-    """Border the inverse of R with the column of the newest pair.
-
-    Rows and columns are in the order of the slots, a permutation of both that changes no product.
-    """
-    zeros = torch.zeros_like(products)  # a number would be copied to the GPU
-    z.inverse[rows, slot] = zeros
-    z.inverse.mT[rows, slot] = zeros
-    inverse = torch.where(keep, along, 1).reciprocal()
-    border = -_times(products, z.inverse.mT) * inverse[:, None]
-    border.scatter_(-1, slot[:, None], inverse[:, None])
-    z.inverse.mT[rows, slot] = torch.where(keep[:, None], border, 0)
 
 
 def _times(vector: Tensor, matrix: Tensor) -> Tensor:

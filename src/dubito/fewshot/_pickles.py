@@ -16,21 +16,19 @@ import numpy.typing as npt
 
 from dubito.errors import DubitoError
 
-__all__ = ["unpickle"]
 
-
-def unpickle(path: Path) -> object:
-    """Return the content of a pickle of plain values.
+def unpickle(path: Path) -> Any:
+    """Return the content of a pickle of plain values; `np.asarray` converts the arrays in it.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder) / "features.pkl"
     ...     _ = path.write_bytes(pickle.dumps({3: [np.arange(2.0)]}))
-    ...     unpickle(path)
-    {3: [array([0., 1.])]}
+    ...     np.asarray(unpickle(path)[3])
+    array([[0., 1.]])
     """
     with path.open("rb") as stream:
-        return _plain(_Restricted(stream, encoding="latin1").load())
+        return _Restricted(stream, encoding="latin1").load()
 
 
 def _refuse(reason: str) -> DubitoError:
@@ -61,6 +59,9 @@ class _Array:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, data = state
         self.value = _from_buffer(data, dtype, shape, "F" if fortran else "C")
+
+    def __array__(self, *_: object, **__: object) -> npt.NDArray[np.generic]:
+        return self.value
 
 
 def _from_buffer(
@@ -100,14 +101,3 @@ class _Restricted(pickle.Unpickler):
         if (module, name) not in ALLOWED:
             raise _refuse(f"names {module}.{name}")
         return ALLOWED[module, name]
-
-
-def _plain(value: Any) -> Any:
-    """Replace stand-ins by their arrays."""
-    if isinstance(value, _Array):
-        return value.value
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(each) for each in value)
-    return value

@@ -13,26 +13,24 @@ with more episodes reuses the parts that exist, and parts may be computed on sev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from dubito import _checks
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.errors import DubitoError
 from dubito.fewshot._engine import Engine, Values
-
-__all__ = ["ranges", "run", "summarize"]
 
 #: episodes of a part
 PART = 10_000
 
 
-def summarize(parts: Iterable[Mapping[str, NDArray[np.float32]]]) -> dict[str, dict[str, Any]]:
+def summarize(parts: Sequence[Values]) -> dict[str, dict[str, Any]]:
     """Compute the mean of each metric over the episodes that have it.
 
     Args:
@@ -45,26 +43,15 @@ def summarize(parts: Iterable[Mapping[str, NDArray[np.float32]]]) -> dict[str, d
     >>> summarize([{"accuracy": np.array([0.5, 1.0, np.nan], np.float32)}])
     {'accuracy': {'mean': 0.75, 'interval': 0.49, 'episodes': 2}}
     """
-    columns: dict[str, list[NDArray[np.float32]]] = {}
-    for part in parts:
-        for name, values in part.items():
-            columns.setdefault(name, []).append(values[~np.isnan(values)])
-    return {name: _estimate(np.concatenate(values)) for name, values in columns.items()}
-
-
-def _estimate(values: NDArray[np.float32]) -> dict[str, Any]:
-    exact, count = values.astype(np.float64), len(values)
-    mean = float(exact.mean()) if count else None
-    interval = 1.96 * float(exact.std(ddof=1)) / math.sqrt(count) if count > 1 else None
-    return {"mean": mean, "interval": interval, "episodes": count}
-
-
-def ranges(episodes: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a run: first episode and end."""
-    if episodes < 1:
-        raise DubitoError(f"episodes must be at least 1, not {episodes}")
-    for start in range(0, episodes, PART):
-        yield start, min(start + PART, episodes)
+    summary = {}
+    for name in parts[0]:
+        values = np.concatenate([part[name] for part in parts]).astype(np.float64)
+        values = values[~np.isnan(values)]
+        count = len(values)
+        mean = float(values.mean()) if count else None
+        interval = 1.96 * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else None
+        summary[name] = {"mean": mean, "interval": interval, "episodes": count}
+    return summary
 
 
 def run(
@@ -84,24 +71,21 @@ def run(
     Returns:
         Configuration, number of episodes, and "metrics": mean, interval and episodes of each.
     """
+    _checks.positive(episodes, "episodes")
     config = engine.describe()
     if out is not None:
-        _claim(out, config)
-    parts = [_part(engine, out, *part, progress) for part in ranges(episodes)]
+        make_folder(out / "parts")
+        path, text = out / "config.json", json_text(config)
+        if not path.exists():
+            atomic_write(path, text)
+        elif path.read_text("utf-8") != text:
+            raise DubitoError(f"{out} has episodes of another run: choose another folder")
+    starts = range(0, episodes, PART)
+    parts = [_part(engine, out, i, min(i + PART, episodes), progress) for i in starts]
     result = {**config, "episodes": episodes, "metrics": summarize(parts)}
     if out is not None:
         atomic_write(out / "result.json", json_text(result))
     return result
-
-
-def _claim(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the configuration to a new folder, or compare it with that of an existing one."""
-    make_folder(folder / "parts")
-    path, text = folder / "config.json", json_text(config)
-    if not path.exists():
-        atomic_write(path, text)
-    elif path.read_text("utf-8") != text:
-        raise DubitoError(f"{folder} has episodes of another run: choose another folder")
 
 
 def _part(

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 from dubito import _checks
 from dubito._extras import need
 from dubito._files import json_text, make_folder
+from dubito.distributions.base import COMMON
 from dubito.fewshot._engine import Engine
-from dubito.fewshot._episodes import Features, Setting
-from dubito.fewshot._results import ranges, summarize
-from dubito.fewshot._scalings import scale
+from dubito.fewshot._episodes import Setting
+from dubito.fewshot._features import Features, scale
+from dubito.fewshot._results import summarize
 from dubito.methods import Method
 from dubito.methods.base import from_dict
-
-__all__ = ["Choice", "tune"]
 
 #: metrics to maximize, one of them or both
 METRICS = ("accuracy", "ood_aupr")
@@ -67,20 +66,21 @@ def tune(
         device: Device to compute on.
     """
     _checks.one_of((*METRICS, "pareto"), objective, "objective")
+    _checks.positive(episodes, "episodes")
     metrics = METRICS if objective == "pareto" else (objective,)
     if space is None:
         space = {name: values for name, values in SPACE.items() if hasattr(method, name)}
     optuna = need("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    grid = {k: list(v) for k, v in space.items() if not isinstance(v, tuple)}
-    if len(grid) == len(space):
-        sampler = optuna.samplers.GridSampler(grid, seed=setting.seed % 2**32)
-        trials = math.prod(len(values) for values in grid.values())
-    else:
+    if any(isinstance(values, tuple) for values in space.values()):
         sampler = optuna.samplers.TPESampler(seed=setting.seed % 2**32)
+    else:
+        sampler = optuna.samplers.GridSampler(space, seed=setting.seed % 2**32)
+        trials = math.prod(map(len, space.values()))
     engine = Engine(method, features, setting=setting, device=device)
     config = {**engine.describe(), "space": space, "objective": objective, "episodes": episodes}
-    score = engine.objective.score_name(ood_score or method.ood_score)
+    score = ood_score or method.ood_score
+    score = dict(zip(COMMON, engine.example.decomposition, strict=True)).get(score, score)
     study = optuna.create_study(
         storage=None if storage is None else _open(optuna, storage),
         study_name=hashlib.blake2b(json_text(config).encode(), digest_size=16).hexdigest(),
@@ -92,7 +92,7 @@ def tune(
     def attempt(trial: Any) -> list[float]:
         variant, scaling = _build(method, {k: _suggest(trial, k, v) for k, v in space.items()})
         engine = Engine(variant, scale(features, scaling, features), setting=setting, device=device)
-        summary = summarize(engine.values(*part) for part in ranges(episodes))
+        summary = summarize([engine.values(0, episodes)])
         for name, metric in (("accuracy", "accuracy"), ("ood_aupr", f"ood/{score}/aupr")):
             trial.set_user_attr(name, summary[metric]["mean"])
             trial.set_user_attr(f"{name}_interval", summary[metric]["interval"])
@@ -110,7 +110,7 @@ def tune(
 def _suggest(trial: Any, name: str, values: Any) -> Any:
     if isinstance(values, tuple):
         return trial.suggest_float(name, *values, log=True)
-    return trial.suggest_categorical(name, list(values))
+    return trial.suggest_categorical(name, values)
 
 
 def _build(method: Method, parameters: Mapping[str, Any]) -> tuple[Method, str]:

@@ -1,4 +1,4 @@
-"""Files of features."""
+"""Features, their files and scalings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,47 @@ import pytest
 import torch
 
 from dubito.errors import DubitoError
-from dubito.fewshot import read_features, write_features
+from dubito.fewshot import Features, read_features, write_features
+from dubito.fewshot._features import scale
 from fewshot.samples import draw_features
+
+
+def test_classes_without_samples_are_left_out() -> None:
+    features = Features(torch.rand(4, 2), torch.tensor([0, 2, 2, 0]), ("a", "b", "c"))
+    assert features.classes == ("a", "c")
+    assert features.labels.tolist() == [0, 1, 1, 0]
+
+
+def test_features_that_are_not_finite_are_an_error() -> None:
+    values = torch.ones(3, 2)
+    values[1, 0] = torch.nan
+    with pytest.raises(DubitoError, match="sample 1 are not finite"):
+        Features(values, torch.arange(3), tuple("abc"), "bad")
+
+
+def test_unit_gives_the_mean_length_of_the_reference() -> None:
+    reference = draw_features(seed=1)
+    lengths = scale(draw_features(), "unit", reference).values.norm(dim=-1)
+    expected = reference.values.norm(dim=-1).mean()
+    torch.testing.assert_close(lengths, expected.expand_as(lengths))
+
+
+def test_centered_uses_the_mean_of_the_reference() -> None:
+    data, reference = draw_features(), draw_features(seed=1)
+    moved = data.values - reference.values.mean(0)
+    result = scale(data, "centered", reference).values
+    cosine = torch.cosine_similarity(result, moved)
+    torch.testing.assert_close(cosine, torch.ones_like(cosine))
+
+
+def test_none_leaves_features_alone() -> None:
+    data = draw_features()
+    assert scale(data, "none", None) is data
+
+
+def test_scaling_needs_a_reference() -> None:
+    with pytest.raises(DubitoError, match="'unit' needs a reference"):
+        scale(draw_features(), "unit", None)
 
 
 def test_written_features_are_read_back(tmp_path: Path) -> None:
