@@ -119,6 +119,13 @@ def test_a_search_that_passes_the_other_starts_has_the_whole_failure_probability
     assert coverage(Policy.control_error(*ranked(wrong), level=0.05)) == 1
 
 
+def test_a_search_has_the_part_of_another_only_behind_its_start() -> None:
+    wrong = np.zeros(320, bool)
+    wrong[[185, 187, 189, 191, *range(260, 320)]] = True  # the second search starts at rank 192
+    assert 0.4 * DELTA < binom(192, 0.05).cdf(4) <= 0.8 * DELTA
+    assert coverage(Policy.control_error(*ranked(wrong), level=0.05)) == 191 / 320
+
+
 def test_ties_are_accepted_or_rejected_together() -> None:
     confidence = np.repeat([0.9, 0.8, 0.7], 100)
     policy = Policy.control_error(binary(confidence), np.arange(300) >= 200, level=0.05)

@@ -188,7 +188,7 @@ def ece(probs: Tensor, target: Tensor, bins: int = 15) -> Tensor:
     return ((correct - confidence).abs().sum(-1) / target.shape[-1]).to(probs.dtype)
 
 
-def confidence_bins(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+def confidence_bins(probs: Tensor, target: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sum the confidences, correct predictions and samples in each bin of the ECE.
 
     Args:

@@ -104,6 +104,11 @@ def test_sizes_are_the_published_ones(name, shape, parameters, features):
         assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
+def test_wide_resnet_halves_the_resolution_twice():
+    network = build("wide_resnet", (3, 32, 32), depth=10, width=1)
+    assert network.blocks(torch.zeros(1, 16, 32, 32)).shape == (1, 64, 8, 8)
+
+
 def test_convnet_equals_the_published_order_of_layers():
     """The published network applies ReLU before pooling, which gives the same."""
     network, x = build("convnet", (1, 28, 28), init="he"), torch.rand(3, 1, 28, 28)

@@ -123,6 +123,7 @@ def test_large_npz_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     x = np.random.default_rng(0).integers(256, size=(20, 6, 5), dtype=np.uint8)
     np.savez(path, x=np.asfortranarray(x), y=np.arange(20) % 2)
     source = data.open(path)
+    assert isinstance(source.items, np.memmap)
     assert torch.equal(source.load(), torch.from_numpy(x[:, None]))
     assert torch.equal(source.subset([3, 1]).load(), torch.from_numpy(x[[3, 1], None]))
     before = source.fingerprint()

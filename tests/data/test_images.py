@@ -28,6 +28,7 @@ def test_encode_takes_paths_bytes_images_and_arrays(pets: Path) -> None:
     assert all(torch.equal(row, expected) for row in encoded.inputs)
     assert torch.equal(RGB.encode(pixels[None]).inputs[0], expected)
     assert torch.equal(RGB.encode(path).inputs[0], expected)
+    assert ImageFormat(size=(3, 7), mode="RGB").encode([np.zeros((3, 3, 7), "u1")]).errors == {}
 
 
 def test_encode_reports_each_error(pets: Path, tmp_path: Path) -> None:
@@ -96,6 +97,7 @@ def test_folder_has_one_sub_folder_per_class(pets: Path) -> None:
     assert repr(source) == "<pets: 5 x (3, 6, 5), image, labeled>"
     assert source.target.tolist() == ["cat", "cat", "dog", "dog", "dog"]
     assert source.item(4) == "dog/x/c.png"
+    assert data.open(pets, mode="L").format.shape == (1, 6, 5)
     with Image.open(pets / "dog/x/c.png") as image:
         np.testing.assert_array_equal(source[4].permute(1, 2, 0).numpy(), np.asarray(image))
 

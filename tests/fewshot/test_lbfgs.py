@@ -96,6 +96,10 @@ def test_solution_is_the_optimum_that_scipy_finds() -> None:
         assert evaluate(engine, one, weights, 2)[0].item() == pytest.approx(best.fun, abs=1e-6)
 
 
+def test_defaults_are_those_of_the_published_code() -> None:
+    assert Solver() == (10, 10, 12, 20, 1e-3, 1e-9)
+
+
 def test_batch_does_not_matter() -> None:
     engine = build_engine("softmax", 3)
     x = supports(engine, 8)

@@ -49,6 +49,8 @@ def test_more_episodes_reuse_what_there_is(tmp_path: Path) -> None:
     computed: list[int] = []
     _results.run(engine(), 50, tmp_path, computed.append)
     assert sum(computed) == 10
+    fewer = _results.run(engine(), 30, tmp_path)
+    assert (fewer["episodes"], fewer["metrics"]) == (30, _results.run(engine(), 30)["metrics"])
 
 
 def test_folder_of_another_run_is_an_error(tmp_path: Path) -> None:

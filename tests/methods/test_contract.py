@@ -229,6 +229,7 @@ def test_defaults():
         "posterior_network": {"latent_dim": 6, "flow_length": 6, "entropy_weight": 1e-5},
     }  # fmt: skip
     assert all(METHODS[name]() == METHODS[name](**values) for name, values in defaults.items())
+    assert METHODS["der"]().weights(0, 1) == {"nll": 1.0, "evidence_penalty": 0.01}
 
 
 def test_unknown_method_lists_the_known():

@@ -134,6 +134,7 @@ def test_lists_arrays_tensors_and_sources_are_read_alike(fitted):
     source = data.open((rows.numpy(), models.names()[:9]), format=fitted.preprocessing.inputs)
     for items in (rows.numpy(), rows.tolist(), list(rows.numpy()), source):
         torch.testing.assert_close(fitted.predict(items).distribution.probs, expected)
+    assert fitted.predict(source).inputs == [source.item(row) for row in range(9)]
 
 
 def test_prediction_leaves_the_mode_alone(fitted):
@@ -236,6 +237,8 @@ def test_guarantee_is_about_inputs_in_range():
         X[inside], models.names()[inside], error_rate=0.2
     )
     assert model.policy.threshold == same.policy.threshold
+    assert model.fit_policy(X, models.names()).policy.guarantee.level == 0.05
+    model.fit_policy(outside, models.names(), error_rate=0.2)
     assert (model.policy.validation.samples, model.policy.validation.out_of_range) == (400, 200)
     for row, expected in zip(model.policy.table, same.policy.table, strict=True):
         assert row.error_rate == expected.error_rate
