@@ -38,3 +38,8 @@ def test_build_makes_an_equal_score_from_its_options():
 def test_wrong_arguments(name, options, message):
     with pytest.raises(DubitoError, match=message):
         scores.build(name, **options)
+
+
+def test_names_of_the_package_are_taken():
+    with pytest.raises(ValueError, match="there is a score 'energy' already"):
+        scores.register("energy")(type("Mine", (scores.Energy,), {}))
