@@ -139,7 +139,7 @@ def test_app_can_be_mounted(array_model: Model) -> None:
         ('{"inputs": [[1, 2, 3, "4"]]}', "inputs.0.3: Input should be a valid number"),
         ('{"inputs": [[1, 2, 3, true]]}', "inputs.0.3:"),
         ('{"inputs": [[1, 2, 3, NaN]]}', "inputs.0.3:"),
-        ('{"inputs": [[1, 2, 3, 1e39]]}', "inputs.0: value [3] is inf"),
+        ('{"inputs": [[1, 2, 3, 1e39]]}', "inputs.0: value [3] is 1e+39"),
         ('{"inputs": []}', "inputs: List should have at least 1 item"),
         (json.dumps({"inputs": [[1, 2, 3, 4]] * 257}), "inputs: List should have at most 256"),
         ('{"rows": [{}]}', "inputs: Field required"),
@@ -215,8 +215,8 @@ def test_bodies_that_cost_too_much(array_model: Model, served: Serve) -> None:
         assert post(b" " * 10_001).status_code == 413
         assert post(b" " * 6000 for _ in range(2)).status_code == 413  # chunked
         assert "brackets and commas" in post(b"[" * 9000).json()["detail"]
-        assert post(b"1", html).status_code == 415
-        assert post(b"1", gzip).status_code == 415
+        assert {post(b"1", kind).status_code for kind in (html, gzip)} == {415}
+        assert client.get("/v1/predict").status_code == 405
         assert client.service.free_memory == 20_000
         assert not client.service.slots.locked()
 

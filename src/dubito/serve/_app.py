@@ -17,8 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dubito import __version__
 from dubito.api import AnyModel, AnyPath
@@ -33,6 +32,8 @@ __all__ = ["create_app"]
 log = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")
 PREDICT = "/v1/predict"
+#: FastAPI would look for a configuration of OpenTelemetry in each request.
+TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
 #: The page uses nothing from other sites, and no other site may frame it.
 PAGE_HEADERS = {
     "cache-control": "no-cache",
@@ -66,75 +67,86 @@ def create_app(
     samples = Gallery((), {}, None)
     if gallery is not None:
         samples = read(gallery, service.loaded.model.task.names)
-    app = FastAPI(title="dubito", version=__version__, openapi_url=None)
+    app = FastAPI(title="dubito", version=__version__, openapi_url=None, telemetry=TELEMETRY)
     app.state.service = service
-
-    # A plain route: FastAPI's routing takes longer than model and parsing together.
-    app.add_route(PREDICT, _Predict(service), methods=["POST"])  # type: ignore[arg-type]
     _add_routes(app, service, samples)
     _add_page(app, samples)
+    app.add_middleware(_Predict, service=service)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=service.config.allowed_hosts)
     return app
 
 
 class _Predict:
-    """POST /v1/predict, as an ASGI application."""
+    """Middleware that answers POST /v1/predict.
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    A route would be slower: FastAPI's routing takes longer than model and parsing together.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))  # it may be mounted
+        if scope["type"] != "http" or path != PREDICT:
+            return await self.app(scope, receive, send)
         metrics, start = self.service.metrics, time.perf_counter()
         try:
-            response = await self._respond(Request(scope, receive))
+            response = Response(await self._respond(scope, receive), media_type="application/json")
         except HTTPException as error:
             response = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
-        except TimeoutError:
-            response = JSONResponse({"detail": "the model did not answer in time"}, 504)
-        except (ClientDisconnect, ConnectionError):
+        except ConnectionError:
             response = Response(status_code=499)  # as in nginx; nobody receives it
         except Exception:
             log.exception("the model failed")
             response = JSONResponse({"detail": "the model failed"}, 500)
         metrics.seconds.observe(time.perf_counter() - start)
-        metrics.requests.labels(response.status_code).inc()
+        metrics.requests(response.status_code).inc()
         if response.status_code == 503:
             await asyncio.sleep(BUSY_DELAY)
         await response(scope, receive, send)
 
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, scope: Scope, receive: Receive) -> bytes:
         """Read the whole body, then take a slot, read the inputs and predict them."""
         service, loaded = self.service, self.service.loaded
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers.raw}
-        service.authorize(request)
-        if headers.get("content-encoding", "identity").lower() != "identity":
+        if scope["method"] != "POST":
+            raise HTTPException(405, "Method Not Allowed", {"allow": "POST"})
+        headers = dict(scope["headers"])
+        service.authorize(headers.get(b"authorization", b"").decode("latin-1"))
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise HTTPException(415, "encoded bodies are not supported")
-        content_type, known = headers.get("content-type", ""), loaded.reader.media_types
-        if media_type(content_type) not in known:
-            raise HTTPException(415, f"the type of the body must be one of {', '.join(known)}")
-        evidence = b"evidence=true" in request.scope["query_string"]
-        with Lease(service) as memory:
-            body = await self._read_body(request, int(headers.get("content-length", 0)), memory)
-            async with service.slots, asyncio.timeout(service.config.timeout):
-                items = await service.read(loaded.reader, content_type, body)
-                memory.take(len(items) * loaded.input_bytes)
-                rows = await loaded.predict(items, evidence, request.is_disconnected)
-        content = to_json({"model": loaded.version, "predictions": rows}, inf_nan_mode="strings")
-        return Response(content, media_type="application/json")
-
-    async def _read_body(self, request: Request, length: int, memory: Lease) -> bytes:
-        """Read a body within its limits; memory is taken as it arrives."""
-        most, seconds = self.service.config.max_body, self.service.config.body_timeout
-        body = bytearray()
+        content_type = headers.get(b"content-type", b"").decode("latin-1")
+        if media_type(content_type) not in loaded.reader.media_types:
+            known = ", ".join(loaded.reader.media_types)
+            raise HTTPException(415, f"the type of the body must be one of {known}")
+        evidence = b"evidence=true" in scope["query_string"]
+        length, config, body = int(headers.get(b"content-length", 0)), service.config, None
         try:
-            async with asyncio.timeout(seconds):
-                stream = request.stream()
-                while length <= most and (chunk := await anext(stream, None)) is not None:
-                    memory.take(len(chunk))
-                    body += chunk
-                    length = max(length, len(body))
+            with Lease(service) as memory:
+                async with asyncio.timeout(config.body_timeout) as deadline:
+                    body = await self._read_body(receive, length, memory)
+                    deadline.reschedule(asyncio.get_running_loop().time() + config.timeout)
+                    async with service.slots:
+                        items = await service.read(loaded.reader, content_type, body)
+                        memory.take(len(items) * loaded.input_bytes)
+                        is_gone = Request(scope, receive).is_disconnected
+                        rows = await loaded.predict(items, evidence, is_gone)
         except TimeoutError:
-            raise HTTPException(408, f"the body took more than {seconds:g} s") from None
+            if body is not None:
+                raise HTTPException(504, "the model did not answer in time") from None
+            raise HTTPException(408, f"the body took more than {config.body_timeout:g} s") from None
+        return to_json({"model": loaded.version, "predictions": rows}, inf_nan_mode="strings")
+
+    async def _read_body(self, receive: Receive, length: int, memory: Lease) -> bytes:
+        """Read a body within its limits; memory is taken as it arrives."""
+        most, body, more = self.service.config.max_body, bytearray(), True
+        while more and length <= most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionError
+            chunk, more = message.get("body", b""), message.get("more_body", False)
+            memory.take(len(chunk))
+            body += chunk
+            length = max(length, len(body))
         if length > most:
             raise HTTPException(413, f"a body may have at most {most} bytes")
         return bytes(body)

@@ -31,8 +31,8 @@ class _Part(NamedTuple):
 class Batcher:
     """Computes results for the items of concurrent requests in batches.
 
-    One batch runs at a time. Requests meanwhile form the next batch: an idle service answers at
-    once, and batches grow with the load.
+    One batch runs at a time. Requests that have arrived by its end form the next one: an idle
+    service answers at once, and batches grow with the load.
 
     Args:
         compute: Function from a list of items to their results.
@@ -41,10 +41,7 @@ class Batcher:
     """
 
     def __init__(
-        self,
-        compute: Callable[[list[Any]], Sequence[Any]],
-        batch_size: int,
-        in_thread: bool = True,
+        self, compute: Callable[[list[Any]], Sequence[Any]], batch_size: int, in_thread: bool = True
     ) -> None:
         self._compute, self._batch_size, self._in_thread = compute, batch_size, in_thread
         self._queue: deque[_Part] = deque()
@@ -96,7 +93,11 @@ class Batcher:
     async def _next_batch(self) -> list[_Part]:
         """Take parts from the queue, and drop those that nobody waits for."""
         batch: list[_Part] = []
-        count, loop = 0, asyncio.get_running_loop()
+        count, waiting, loop = 0, -1, asyncio.get_running_loop()
+        while waiting < len(self._queue) < self._batch_size:  # let more requests join the batch
+            waiting = len(self._queue)
+            await asyncio.sleep(0)  # send responses, receive requests
+            await asyncio.sleep(0)  # read these
         while self._queue and count + len(self._queue[0].items) <= self._batch_size:
             part = self._queue.popleft()
             if loop.time() - part.since > IMPATIENT and await part.is_gone():
@@ -112,7 +113,6 @@ class Batcher:
             results = await loop.run_in_executor(self._thread, self._compute, items)
         else:
             results = self._compute(items)
-            await asyncio.sleep(0)  # let requests arrive before the next batch
         start = 0
         for part in batch:
             if not part.results.done():

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from dubito._extras import need
-from dubito.data.base import Encoded
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.model import NOT_FINITE
@@ -68,9 +67,8 @@ class OnnxEngine:
 
     def __call__(self, items: Any) -> Prediction:
         """Predict inputs as users have them, or an encoded tensor (N, *shape)."""
-        model, format = self.model, self.model.preprocessing.inputs
-        encoded = Encoded(items, {}, {}) if isinstance(items, Tensor) else format.encode(items)
-        inputs, errors, notes = encoded
+        model, encode = self.model, self.model.preprocessing.inputs.encode
+        inputs, errors, notes = (items, {}, {}) if isinstance(items, Tensor) else encode(items)
         arrays = self._session.run(self._outputs, {self._input: inputs.numpy()})
         known = dict(zip(self._outputs, map(torch.from_numpy, arrays), strict=True))
         dist = model.task.to_user_units(model.method.distribution(known.pop("outputs")))

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ LARGE = 1 << 20
 REDUCIBLE = ("L", "LA", "RGB", "RGBA")
 
 
+@lru_cache
 def media_type(content_type: str) -> str:
     """Return the media type in a header."""
     return content_type.partition(";")[0].strip().lower()
@@ -104,10 +106,8 @@ class InputReader:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"])) or "body"
             raise HTTPException(422, f"{place}: {first['msg']}") from None
-        if self.columns:
-            return values
-        with np.errstate(over="ignore"):  # a number beyond float32 becomes an error of its row
-            return list(np.array(values, dtype=np.uint8 if self.is_pixels else np.float32))
+        dtype = np.uint8 if self.is_pixels else np.float64
+        return values if self.columns else list(np.array(values, dtype))
 
     # --- images ---
 

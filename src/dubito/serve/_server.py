@@ -63,7 +63,8 @@ def serve(
     torch.set_num_threads(config.threads)
     log.info("loading %s", model)
     app = create_app(model, config, network=network, gallery=gallery)
-    log.info("engine: %s", app.state.service.loaded.engine)
+    service = app.state.service
+    log.info("engine: %s", service.loaded.engine)
     settings = uvicorn.Config(
         app,
         ws="none",
@@ -75,11 +76,11 @@ def serve(
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=DRAIN,
     )
-    reload = app.state.service.reload
-    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=reload).start())
+    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=service.reload).start())
     listener = _listen(host, port)
     gc.collect()
     gc.freeze()  # collections skip the objects that stay until the end
+    gc.set_threshold(20_000)  # each collection visits the objects of all open requests
     if on_start is not None:
         on_start(f"http://{host}:{listener.getsockname()[1]}/")
     with contextlib.suppress(KeyboardInterrupt):
