@@ -113,7 +113,10 @@ async def connection(
     port: int, source: str = ATTACKER
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect from an address."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+    # Only if needed: once many ports wait for their reuse, the kernel takes long to find one for
+    # an address, and the attacker would be slower than the service.
+    local = None if source == ATTACKER else (source, 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
     try:
         yield reader, writer
     finally:
