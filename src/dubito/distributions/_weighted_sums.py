@@ -28,16 +28,17 @@ from dubito.distributions._dirichlet_terms import Terms
 from dubito.distributions._fast_terms import FastTerms
 from dubito.kernels._spec import PER_CLASS, LossSpec
 
-LEAST = 0.01
+#: smallest prior for which probabilities do not underflow in float32
+MIN_PRIOR = 0.01
 #: form -> the least prior for which `FastTerms` computes it; 0: if alpha is at least 1e-8
 FAST_FORMS: dict[str, float] = {
     **dict.fromkeys(("fisher_bias", "fisher_variance", "fisher_penalty"), 1.0),
     "expected_cross_entropy": 1.0,
-    **dict.fromkeys(("mse_bias", "mse_variance", "marginal_nll"), LEAST),
+    **dict.fromkeys(("mse_bias", "mse_variance", "marginal_nll"), MIN_PRIOR),
     **dict.fromkeys(("label_removed_kl", "kl_to_uniform", "differential_entropy"), 0.0),
     **dict.fromkeys(("kl_from_uniform", "reverse_kl", "forward_kl"), 0.0),
 }
-#: forms that need the gamma family at alpha
+#: forms that need the gamma family at alpha, and therefore alpha >= 1
 GAMMA_FORMS = {form for form, prior in FAST_FORMS.items() if prior == 1}
 
 
@@ -227,7 +228,7 @@ def _is_fast(spec: LossSpec, values: Tensor, target: Tensor) -> bool:
     least = max(FAST_FORMS[form] for form in forms)
     if spec.evidence is None:
         return spec.prior in (0.0, 1.0) and above(values, 1.0)
-    return spec.prior >= (least or LEAST) or (least == 0 and above(values, math.log(1e-8)))
+    return spec.prior >= (least or MIN_PRIOR) or (least == 0 and above(values, math.log(1e-8)))
 
 
 def _compute(
