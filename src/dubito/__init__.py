@@ -3,8 +3,6 @@
 Names are imported when they are first used: `import dubito` takes no time.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

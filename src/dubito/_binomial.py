@@ -1,7 +1,5 @@
 """Binomial tail probabilities in float64, without SciPy."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ outside of torch.compile, torch.export and torch.func. On an accelerator reading
 stream, so there a bad value shows as a non-finite result, which nothing in dubito hides.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral

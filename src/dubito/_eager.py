@@ -1,7 +1,5 @@
 """Eager mode and torch.compile: whether code with its own gradients may run, and caches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, Generic, Self, TypeVar, TypeVarTuple, overload

@@ -1,7 +1,5 @@
 """Atomic writes, and numbers in JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ the entry-point group `dubito`; the command line also takes `--import MODULE`. A
 names code to import.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from importlib import import_module

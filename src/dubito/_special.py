@@ -14,8 +14,6 @@ from some x on, and sums of positive increments below it: no call into a library
 differentiates, compiles and exports.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cache

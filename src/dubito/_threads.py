@@ -1,7 +1,5 @@
 """Number of threads of torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

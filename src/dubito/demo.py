@@ -8,8 +8,6 @@ The settings are not blind. The Fisher weight, the weight decay and the scale of
 chosen with OOD figures in view; batch size, learning rate and epochs keep the demo short.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from functools import reduce

@@ -1,7 +1,5 @@
 """Errors that users can fix."""
 
-from __future__ import annotations
-
 __all__ = ["DubitoError"]
 
 

@@ -4,8 +4,6 @@ In-distribution and correct samples are the positives, and scores are signed so 
 more confident. Scores whose cost is quadratic in the number of classes are computed on request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

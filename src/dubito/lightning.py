@@ -23,8 +23,6 @@ so on. Methods that train with OOD inputs take a dict of loaders, {"train": ...,
 Prediction(3 inputs)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

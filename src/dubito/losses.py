@@ -16,8 +16,6 @@ Notation: alpha0 is the sum of alpha, p = alpha/alpha0, y the one-hot target, ps
 psi_1 the trigamma function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ float64 input and float32 otherwise. Half precision is computed in float32. Ties
 unless stated otherwise, the order of the samples does not matter. Metrics have no gradient.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

@@ -8,8 +8,6 @@ Before a file gets its name, onnxruntime runs it beside torch on random and extr
 metadata describes task, columns and inputs, so that a file can be used without this package.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ A distribution has scores of its own. `Model.add_score` adds one of these, and e
 and export then treat all alike. A new score is one class like `Energy`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeVar

@@ -9,8 +9,6 @@ True
 (3,)
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import warnings

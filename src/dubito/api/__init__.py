@@ -13,8 +13,6 @@ it.
 (True, ['0.5'])
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

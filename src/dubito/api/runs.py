@@ -1,7 +1,5 @@
 """Train, evaluate and calibrate."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Built-in backbones: a multilayer perceptron and the networks of Deng et al. (2023)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -5,8 +5,6 @@ Fourier transform of a small map is a product with a small matrix along each axi
 products are all there is, and autograd differentiates them.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

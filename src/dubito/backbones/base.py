@@ -1,7 +1,5 @@
 """Registry of backbones, and checks of their arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from typing import Any, TypeVar

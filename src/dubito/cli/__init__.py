@@ -4,8 +4,6 @@ Commands are generated from typed functions. Only the command that runs is impor
 `dubito --help` needs neither torch nor pydantic.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Sequence

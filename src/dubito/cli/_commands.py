@@ -1,7 +1,5 @@
 """The commands: their options and output."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

@@ -4,8 +4,6 @@ A parameter of the function becomes an argument or an option, and so does each f
 configuration. Help texts are the `Args:` section of the function and the docstrings of the fields.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

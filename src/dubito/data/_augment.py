@@ -4,8 +4,6 @@ All three only move pixels, so their chain is one table of source pixels and one
 equals that of a flip, a crop of the padded image and a rotation with nearest pixels in turn.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

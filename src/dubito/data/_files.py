@@ -1,7 +1,5 @@
 """Published files, in the data folder or downloaded."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

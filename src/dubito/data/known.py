@@ -1,7 +1,5 @@
 """Datasets by name: those in known.json, the digits of scikit-learn, and registered ones."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable, Sequence
 from functools import partial

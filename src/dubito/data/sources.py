@@ -1,7 +1,5 @@
 """Open data of any kind."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ Each entry of `FORMS` has a value (..., 1) and its partial derivatives, both fun
 torch.compile and torch.export.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

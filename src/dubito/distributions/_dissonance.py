@@ -1,7 +1,5 @@
 """Dissonance of belief masses, over pairs of classes in blocks that bound the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Equal mixtures: deep ensembles, MC Dropout, and mixtures of these."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Losses of a Dirichlet: weighted sums of closed forms, with their gradient in one pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The commands `dubito fewshot` and `dubito features`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal

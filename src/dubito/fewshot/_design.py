@@ -6,8 +6,6 @@ coordinates B = Z A have the lengths and angles of W: outputs W X' = B A', gradi
 L-BFGS are the same, in N coordinates per output instead of D + 1. If N is larger, A = X and B = W.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

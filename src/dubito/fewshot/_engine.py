@@ -1,7 +1,5 @@
 """Evaluation of episodes in batches."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

@@ -5,8 +5,6 @@ the same episodes, and episodes with more shots or queries contain those with fe
 is a hash of its key (the finalizer of SplitMix64), the same on every machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ rounds. A tick evaluates every problem once, wherever it is in its line search, 
 no problem waits for the line search of another, and the slowest one determines the number of ticks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Nothing that the file names is imported. Arrays are rebuilt from their shape, ty
 numpy's own unpickling believes any state that a file gives it.
 """
 
-from __future__ import annotations
-
 import collections
 import pickle
 from pathlib import Path

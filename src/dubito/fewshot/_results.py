@@ -10,8 +10,6 @@ A part is a fixed range of episode numbers. So an interrupted run continues wher
 with more episodes reuses the parts that exist, and parts may be computed on several machines.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

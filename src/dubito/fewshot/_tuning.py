@@ -4,8 +4,6 @@ Out-of-distribution queries come from the validation classes that an episode lea
 the novel classes nor the out-of-distribution set influence the choice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping

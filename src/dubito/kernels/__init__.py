@@ -9,8 +9,6 @@ forward-mode differentiation and second derivatives. With `DUBITO_KERNELS=off` i
 they compute everything.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator

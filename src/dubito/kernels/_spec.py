@@ -1,7 +1,5 @@
 """Specification of a fused loss: its terms and their constants."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 __all__ = ["EXP_BOUND", "FORMS", "PER_CLASS", "REDUCTIONS", "LossSpec", "Terms"]

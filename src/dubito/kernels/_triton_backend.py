@@ -6,8 +6,6 @@ costs one lookup, three allocations and a launch; `Kernel` bypasses Triton's arg
 torch.compile the same kernels are the operator `dubito::weighted_sums`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

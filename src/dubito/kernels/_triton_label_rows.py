@@ -3,8 +3,6 @@
 A row's sums, of `triton_labels`, leave out the label, whose part is added here.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

@@ -10,8 +10,6 @@ last class: their part is known, and is subtracted once a row. Where alpha may b
 masked.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ thread, a row of up to `ONE_BLOCK` classes in one warp or a few, and a longer on
 the sums over its classes, and then, backwards, for the gradient, while its end is in a cache.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -10,8 +10,6 @@ they bound the speed. With `ANY` a function accepts every alpha > 0: below 1 it 
 over one step.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

@@ -1,7 +1,5 @@
 """Configurations of the Triton kernels: blocks of classes, layouts of tensors, constants."""
 
-from __future__ import annotations
-
 import math
 from collections import namedtuple
 from functools import cache

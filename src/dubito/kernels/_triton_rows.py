@@ -5,8 +5,6 @@ rows, so that a row of few classes stays in one thread and its sums need no exch
 classes the class stride is known, and the lanes run along the classes.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import triton

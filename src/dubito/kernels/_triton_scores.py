@@ -1,7 +1,5 @@
 """Scores of a batch of logits in Triton, in one pass, for alpha = evidence + 1."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 

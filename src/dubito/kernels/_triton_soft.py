@@ -5,8 +5,6 @@ class that may have nearly all of alpha0, then the terms and the fields of the g
 is one block the compiler keeps it, and the sweeps cost no second load.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

@@ -1,7 +1,5 @@
 """The method protocol: how a network is built, read and trained."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields

@@ -8,8 +8,6 @@ The likelihood leaves nu free along a ridge (Meinert et al., AAAI 2023): the epi
 single network reflects the regularizer. Use an ensemble where it matters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

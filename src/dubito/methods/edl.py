@@ -15,8 +15,6 @@ This is the loss with `scale="paper"`. The default, `scale="per_class"`, multipl
 10/K.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

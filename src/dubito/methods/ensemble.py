@@ -4,8 +4,6 @@ The loss is the mean of the members' losses on the same batches, and the predict
 mixture of the members' distributions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ with mu and Var the moments of the flexible Dirichlet of alpha = exp(g1), p = so
 tau = softplus(g3), three heads of the same features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

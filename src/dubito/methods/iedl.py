@@ -12,8 +12,6 @@ This is the loss with `scale="paper"`. The default, `scale="per_class"`, multipl
 log-determinant and the KL term by 10/K.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from dubito import losses

@@ -6,8 +6,6 @@ with f_s the network under the s-th dropout mask. Masks are a hash of the input,
 prediction of an input depends neither on its batch nor on the device.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

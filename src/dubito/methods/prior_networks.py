@@ -12,8 +12,6 @@ where beta^y is beta for the target's class and 1 for the others. alpha = exp(ou
 below 1 and has no prior: there is no vacuity, and alpha0 measures the evidence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 

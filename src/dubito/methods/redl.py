@@ -8,8 +8,6 @@ with alpha = e + lambda: the prior weight is free instead of 1, and EDL's varian
 The target Dir(lambda) of the KL is that of the published code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

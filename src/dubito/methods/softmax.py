@@ -5,8 +5,6 @@ r"""Softmax cross entropy, with label smoothing (Szegedy et al., CVPR 2016) or w
     p = \mathrm{softmax}(\mathrm{outputs})
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, ClassVar

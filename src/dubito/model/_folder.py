@@ -11,8 +11,6 @@ folder contains the old model or the new one. Nothing in a folder is executed: n
 scores are looked up by name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

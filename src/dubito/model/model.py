@@ -1,7 +1,5 @@
 """The model: trained, saved, loaded, evaluated, exported and served."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

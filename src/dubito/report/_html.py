@@ -1,7 +1,5 @@
 """Standalone pages: templates of this package, numbers as text, samples with their images."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The words are in templates/training.html.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Dynamic batching: one call of the model answers many requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence

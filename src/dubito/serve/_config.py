@@ -1,7 +1,5 @@
 """Configuration of the service."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt

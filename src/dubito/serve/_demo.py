@@ -8,8 +8,6 @@ The settings were tuned on the gallery and on drawn digits: neither measures acc
 Calibration and policy use digits that were not trained on.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The engine "torch" is `Model.predict`. The engine "onnx" runs the file that `dub
 writes, which compares it with torch on random and extreme inputs.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import timeit

@@ -5,8 +5,6 @@ samples; each of the rest is a group of unknown samples. A file drawing.json, fo
 inputs can be drawn, is a `Drawing`.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Bodies are not trusted. Their cost is bounded before they are parsed: the bracke
 JSON, the number of files, the pixels and sides of images.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import threading

@@ -1,7 +1,5 @@
 """Response models, and the OpenAPI description of the route that is not FastAPI's."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from fastapi import APIRouter

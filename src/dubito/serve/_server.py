@@ -1,7 +1,5 @@
 """Run the service: socket, signals and logging."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Batches of samples: read, augmented and normalized."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Checkpoints: one safetensors file with tensors and JSON, replaced atomically."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Data-parallel training with torchrun."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator

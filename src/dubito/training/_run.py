@@ -1,7 +1,5 @@
 """A training run of one seed: the state that a checkpoint saves, and the step that changes it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Callbacks: functions of a `Progress`, called during each epoch and at its end."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

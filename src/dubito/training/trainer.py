@@ -1,7 +1,5 @@
 """The trainer: any method and network, on a CPU, a GPU or several processes."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence
