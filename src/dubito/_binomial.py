@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["cdf", "running_cdf", "upper_bound"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -7,8 +7,6 @@ from typing import Any, Generic, Self, TypeVar, TypeVarTuple, overload
 import torch
 from torch import Tensor
 
-__all__ = ["PLAIN", "eager_cache", "is_eager", "is_transformed", "lazy"]
-
 #: types of tensors whose memory a kernel can read; subclasses may have none
 PLAIN = (Tensor, torch.nn.Parameter)
 

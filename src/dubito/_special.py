@@ -26,20 +26,6 @@ from torch import Tensor
 
 from dubito._eager import eager_cache, lazy
 
-__all__ = [
-    "MU_SLOPE",
-    "POLYNOMIALS",
-    "Gamma",
-    "GammaAboveOne",
-    "bregman_excess",
-    "constant",
-    "log_gap",
-    "namespace",
-    "short_horner",
-    "stirling_coefficients",
-]
-
-
 _FILE = Path(__file__).with_name("_polynomials.json")  # from tools/fit_polynomials.py
 #: name -> coefficients in ascending powers, mostly of 1/(x + 1/2)
 POLYNOMIALS = {name: tuple(c) for name, c in json.loads(_FILE.read_text()).items()}

@@ -11,8 +11,6 @@ from dubito.backbones._spectral import SpectralConv2d
 from dubito.backbones.base import Shape, dropout_rate, image_shape, positive_size, register
 from dubito.errors import DubitoError
 
-__all__ = ["MLP", "VGG16", "ConvNet", "WideResNet"]
-
 
 @register("mlp")
 class MLP(nn.Module):

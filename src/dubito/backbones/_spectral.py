@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from dubito._eager import is_eager
 
-__all__ = ["SpectralConv2d"]
-
 #: smaller batches do not repay the transform of the filters
 SMALLEST_BATCH = 16
 #: spectra of filters for larger maps take too much memory

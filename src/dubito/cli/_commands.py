@@ -22,8 +22,6 @@ from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.model._card import format_metric
 
-__all__ = ["add"]
-
 Run = Callable[..., Any]
 REPORT = "report.html"
 FEWSHOT_METHOD = "iedl"

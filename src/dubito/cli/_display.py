@@ -19,8 +19,6 @@ from dubito.model._card import PERCENT, format_metric
 if TYPE_CHECKING:
     from dubito.training import Progress as State
 
-__all__ = ["counter", "evaluation_tables", "fewshot_table", "row_lines", "table", "train_progress"]
-
 Result = Mapping[str, Any]
 DETECTION = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aurc": "AURC ↓"}
 #: rows that are aligned and printed together

@@ -17,8 +17,6 @@ import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from rich.markup import escape
 
-__all__ = ["Setting", "argument_docs", "command", "of_fields", "of_function", "spelled"]
-
 REQUIRED: Any = ...
 #: sections whose name an option may have or lack
 OPTIONAL_SECTION = re.compile(r"^(no-)?(?:data|training|policy|service)\.")

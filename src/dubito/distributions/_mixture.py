@@ -11,8 +11,6 @@ from torch import distributions as td
 from dubito.distributions.base import Distribution, _Score
 from dubito.errors import DubitoError
 
-__all__ = ["Mixture", "MixturePredictive"]
-
 
 class Mixture(Distribution):
     """Equal mixture of `members`, whose last batch axis counts them.

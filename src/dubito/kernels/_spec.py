@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-__all__ = ["EXP_BOUND", "FORMS", "PER_CLASS", "REDUCTIONS", "LossSpec", "Terms"]
-
 
 class Terms(NamedTuple):
     """One entry per closed form: columns, weights or values."""

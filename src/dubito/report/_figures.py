@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "curves", "new", "predicted", "svg"]
-
 Array = np.ndarray[Any, Any]
 #: coordinates x and y of the points of a line
 Curve = tuple[Sequence[float] | Array, Sequence[float] | Array]

@@ -15,8 +15,6 @@ from dubito.data import Source, TableFormat
 from dubito.methods.base import name_of
 from dubito.model import Prediction, _card
 
-__all__ = ["Example", "examples", "image", "render"]
-
 #: image, and texts by name: truth, prediction and further columns
 Example = tuple[str | None, dict[str, str]]
 

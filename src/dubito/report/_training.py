@@ -21,8 +21,6 @@ from dubito.model._folder import TrainingRecord
 from dubito.report import _figures
 from dubito.report._html import Example, examples, render
 
-__all__ = ["training_losses", "write"]
-
 REPORT = "report.html"
 #: samples in a group
 MAX_EXAMPLES = 6

@@ -25,8 +25,6 @@ from dubito.serve._inputs import media_type
 from dubito.serve._schema import ModelInfo, Refusal, describe_prediction
 from dubito.serve._service import BUSY_DELAY, Lease, Service
 
-__all__ = ["create_app"]
-
 log = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")
 PREDICT = "/v1/predict"

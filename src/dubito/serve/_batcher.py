@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-__all__ = ["Batcher", "Question"]
-
 Question = Callable[[], Awaitable[bool]]
 #: Seconds in the queue after which a request may have lost its client.
 IMPATIENT = 0.5

@@ -4,8 +4,6 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 
-__all__ = ["ServeConfig"]
-
 TOKEN = r"^[!-~]{16,}$"
 
 

@@ -35,8 +35,6 @@ from dubito.serve._gallery import Drawing
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
 
-__all__ = ["GALLERY", "MODEL", "make_demo"]
-
 #: sub-folders of the demo
 MODEL, GALLERY = "digits", "gallery"
 #: pixels of an image, and while it is distorted

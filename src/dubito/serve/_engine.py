@@ -23,8 +23,6 @@ from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.model import NOT_FINITE
 
-__all__ = ["Engine", "OnnxEngine", "choose", "measure"]
-
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 #: function from inputs to predictions
 Engine = Callable[[Any], Prediction]

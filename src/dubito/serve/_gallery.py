@@ -18,8 +18,6 @@ from dubito._extras import need
 from dubito.data.images import _eight_bit, image_files
 from dubito.errors import DubitoError
 
-__all__ = ["Drawing", "Gallery", "read"]
-
 DRAWING = "drawing.json"
 MOST_ITEMS = 400
 #: largest side of a sample in pixels; larger images are reduced

@@ -21,8 +21,6 @@ from dubito._extras import need
 from dubito.data.base import InputFormat
 from dubito.serve._config import ServeConfig
 
-__all__ = ["InputReader", "media_type"]
-
 JSON, FORM = "application/json", "multipart/form-data"
 #: media type -> Pillow's name of the format; other formats are refused
 IMAGES = {f"image/{name}": name.upper() for name in ("jpeg", "png", "webp", "gif", "bmp")}

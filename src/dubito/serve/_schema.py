@@ -11,8 +11,6 @@ from dubito.policy import Policy
 from dubito.serve._inputs import FORM, IMAGES, JSON, InputReader
 from dubito.tasks import AnyTask
 
-__all__ = ["ModelInfo", "Predictions", "Refusal", "describe_prediction"]
-
 #: statuses of POST /v1/predict
 REFUSALS = (400, 401, 408, 413, 415, 422, 500, 503, 504)
 

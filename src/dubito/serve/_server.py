@@ -20,8 +20,6 @@ from dubito.errors import DubitoError
 from dubito.serve._app import create_app
 from dubito.serve._config import TOKEN, ServeConfig
 
-__all__ = ["serve"]
-
 log = logging.getLogger(__name__)
 #: Seconds for the next request on a connection; longer than a proxy keeps idle connections.
 KEEP_ALIVE = 65

@@ -31,8 +31,6 @@ from dubito.serve._engine import choose, measure
 from dubito.serve._inputs import JSON, InputReader, media_type
 from dubito.serve._schema import ModelInfo
 
-__all__ = ["BUSY_DELAY", "Lease", "LoadedModel", "Metrics", "Service", "Slots"]
-
 log = logging.getLogger(__name__)
 #: threads that read large bodies and images
 READERS = 2
