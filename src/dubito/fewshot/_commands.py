@@ -1,6 +1,7 @@
 """The commands `dubito fewshot` and `dubito features`."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,7 +80,12 @@ def fewshot(
         Configuration, and "metrics": mean, interval and episodes of each.
     """
     setting = Setting(ways, shots, queries or 0, seed)
-    inside, outside, validation, known = map(_open, (features, ood, tune, reference or tune))
+    place = find_device(device)
+    with ThreadPoolExecutor() as pool:
+        # Initializing a GPU and reading files take about as long.
+        pool.submit(lambda: torch.zeros(1, device=place))
+        files = (features, ood, tune, reference or tune)
+        inside, outside, validation, known = pool.map(_open, files)
     assert inside is not None
     Sampler(inside, outside, setting)  # fail before a long search
     if preset is not None:
@@ -89,7 +95,7 @@ def fewshot(
                 "scaling"
             )
         method, scaling = _checks.entry(PRESETS, preset, "preset")
-    built, scaling, place = to_method(method or "iedl"), scaling or "none", find_device(device)
+    built, scaling = to_method(method or "iedl"), scaling or "none"
     folder = None if out is None else Path(out)
     if validation is not None:
         built = choose(

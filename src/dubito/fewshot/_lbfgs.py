@@ -18,7 +18,7 @@ Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 #: ticks between two checks of how many problems are done, for which a GPU has to wait
 CHECK_EVERY = 4
 #: share of unfinished problems below which the finished ones are removed
-REMOVE_BELOW = {"cpu": 0.8, "cuda": 0.5}
+REMOVE_BELOW = {"cpu": 0.8, "cuda": 0.25}
 
 #: what a problem does next: start a round, bracket a minimum, narrow the bracket, nothing
 START, BRACKET, ZOOM, DONE = range(4)
@@ -137,25 +137,21 @@ def _start(factor: Tensor, outputs: int, scale: Tensor, solver: Solver) -> State
 
 def _compiled(state: State, loss: Loss, solver: Solver) -> Callable[[], None]:
     """Return a function that runs a tick; on a GPU a graph, because launches take the time."""
+
+    def tick() -> None:
+        _advance(state, *_evaluate(state, loss), solver)
+
     if state.x.device.type != "cuda":
-        return lambda: _advance(state, *_evaluate(state, loss), solver)
-    _advance(state, *_evaluate(state, loss), solver)  # initializes what a graph cannot
+        return tick
+    tick()  # initializes what a graph cannot
     for name, value in vars(state).items():  # buffers of the graph, of which none share memory
         setattr(state, name, value.clone(memory_format=torch.contiguous_format))
     after, graph = State(**vars(state)), torch.cuda.CUDAGraph()
-    f, slopes = (value.clone() for value in _evaluate(state, loss))
     with torch.cuda.graph(graph):
-        _advance(after, f, slopes, solver)
+        _advance(after, *_evaluate(state, loss), solver)
         for name, value in vars(state).items():
             value.copy_(getattr(after, name))
-
-    def tick() -> None:  # the loss is not in the graph, since it may be any method's
-        new_f, new_slopes = _evaluate(state, loss)
-        f.copy_(new_f)
-        slopes.copy_(new_slopes)
-        graph.replay()
-
-    return tick
+    return graph.replay
 
 
 def _remove_done(state: State, result: Tensor) -> State:
