@@ -1,7 +1,5 @@
 """Every entry of BACKBONES: shapes, published sizes, initialization and errors."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +177,7 @@ def test_folder_without_parts_has_no_test_part(pets: Path) -> None:
 def test_size_and_mode(pets: Path) -> None:
     source = data.open(pets, size=(4, 3), mode="L")
     assert source.format == ImageFormat(size=(4, 3), mode="L")
+    assert data.open(pets, size=1).format.shape[1:] == (1, 1)
     assert data.open(pets, size=7).format == ImageFormat(size=(7, 7), mode="RGB")
     with pytest.raises(DubitoError, match="size must be"):
         data.open(pets, size=0)

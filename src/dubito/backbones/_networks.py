@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from dubito import _checks
 from dubito.backbones._spectral import SpectralConv2d
-from dubito.backbones.base import Shape, dropout_rate, image_shape, positive_size, register
+from dubito.backbones.base import Shape, image_shape, positive_size, register
 from dubito.errors import DubitoError
 
 
 @register("mlp")
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Dense layers with ReLU on the flattened input.
 
     Args:
@@ -34,17 +34,13 @@ class MLP(nn.Module):
         if not isinstance(hidden, Sequence):
             raise DubitoError(f"hidden must be a list of sizes, not {hidden!r}")
         sizes = (math.prod(shape), *(positive_size(size, "a hidden size") for size in hidden))
-        self.layers = dense(sizes, dropout_rate(dropout))
+        self.flatten = nn.Flatten()
+        self.layers = dense(sizes, dropout)
         self.out_features = sizes[-1]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features: (N, out_features)."""
-        features: Tensor = self.layers(x.flatten(1))
-        return features
 
-
-def dense(sizes: tuple[int, ...], dropout: float) -> nn.Sequential:
-    """Build linear layers from size to size, each with ReLU and, if it is not 0, dropout.
+def dense(sizes: tuple[int, ...], dropout: float | None) -> nn.Sequential:
+    """Build linear layers from size to size, each with ReLU and, if a rate is given, dropout.
 
     >>> dense((4, 3), 0.0)
     Sequential(
@@ -61,7 +57,7 @@ def dense(sizes: tuple[int, ...], dropout: float) -> nn.Sequential:
 
 
 @register("convnet")
-class ConvNet(nn.Module):
+class ConvNet(nn.Sequential):
     """The network of Deng et al. (2023) for MNIST.
 
     Three 5x5 convolutions of 64 channels with ReLU and 2x2 max-pooling, then dense 64-64-64.
@@ -85,21 +81,16 @@ class ConvNet(nn.Module):
         super().__init__()
         channels, height, width = image_shape(shape, 8, "convnet")
         _checks.one_of(("torch", "he"), init, "init")
-        layers: list[nn.Module] = []
+        self.convolutions = nn.Sequential()
         first = nn.Conv2d(channels, 64, 5, padding=2)
         for convolution in (first, SpectralConv2d(64, 64, 5), SpectralConv2d(64, 64, 5)):
             # Pool first: the same values and gradients, and a quarter of the ReLU's work.
-            layers += [convolution, nn.MaxPool2d(2), nn.ReLU()]
-        self.convolutions = nn.Sequential(*layers)
+            self.convolutions.extend([convolution, nn.MaxPool2d(2), nn.ReLU()])
+        self.flatten = nn.Flatten()
         pooled = 64 * (height // 8) * (width // 8)  # three poolings by two
-        self.dense = dense((pooled, 64, 64, self.out_features), dropout_rate(dropout))
+        self.dense = dense((pooled, 64, 64, self.out_features), dropout)
         if init == "he":
             self.apply(_he_init)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features: (N, out_features)."""
-        features: Tensor = self.dense(self.convolutions(x).flatten(1))
-        return features
 
 
 def _he_init(module: nn.Module) -> None:
@@ -113,7 +104,7 @@ STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 
 
 @register("vgg16")
-class VGG16(nn.Module):
+class VGG16(nn.Sequential):
     """VGG16 with batch norm (Simonyan and Zisserman 2015), of Deng et al. (2023) for CIFAR-10.
 
     Thirteen 3x3 convolutions in five stages, then twice dropout, a dense layer of 512 and ReLU.
@@ -133,9 +124,19 @@ class VGG16(nn.Module):
     def __init__(self, shape: Shape, *, dropout: float | None = None) -> None:
         super().__init__()
         channels, height, width = image_shape(shape, 32, "vgg16")
-        rate = dropout_rate(dropout, default=0.5)
-        self.convolutions = nn.Sequential(*_convolutions(channels))
+        self.convolutions = nn.Sequential()
+        for stage in STAGES:
+            for outputs in stage:
+                convolution = nn.Conv2d(channels, outputs, 3, padding=1, bias=False)
+                nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * outputs)))
+                layers = [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+                self.convolutions.extend(layers)
+                channels = outputs
+            # Pool before the last ReLU: the same values and gradients, and a quarter of its work.
+            self.convolutions.insert(-1, nn.MaxPool2d(2))
+        self.flatten = nn.Flatten()
         pooled = 512 * (height // 32) * (width // 32)  # five poolings by two
+        rate = 0.5 if dropout is None else dropout
         self.classifier = nn.Sequential(
             nn.Dropout(rate),
             nn.Linear(pooled, self.out_features),
@@ -144,24 +145,6 @@ class VGG16(nn.Module):
             nn.Linear(self.out_features, self.out_features),
             nn.ReLU(inplace=True),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features: (N, out_features)."""
-        features: Tensor = self.classifier(self.convolutions(x).flatten(1))
-        return features
-
-
-def _convolutions(inputs: int) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for stage in STAGES:
-        for outputs in stage:
-            convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-            nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * outputs)))
-            layers += [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
-            inputs = outputs
-        # Pool before the last ReLU: the same values and gradients, and a quarter of its work.
-        layers.insert(-1, nn.MaxPool2d(2))
-    return layers
 
 
 #: channels at width 1 and stride of each group of WideResNet
@@ -195,14 +178,12 @@ class WideResNet(nn.Module):
                 f"depth must be 6 n + 4 with n >= 1 (10, 16, 22, 28, ...), not {depth!r}"
             )
         positive_size(width, "width")
-        rate = dropout_rate(dropout)
         self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        blocks, inputs = [], 16
+        self.blocks, inputs = nn.Sequential(), 16
         for base, stride in GROUPS:
             for place in range((depth - 4) // 6):
-                blocks.append(_Block(inputs, base * width, 1 if place else stride, rate))
+                self.blocks.append(_Block(inputs, base * width, 1 if place else stride, dropout))
                 inputs = base * width
-        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(inputs)
         self.relu = nn.ReLU(inplace=True)
         self.out_features = inputs
@@ -219,7 +200,7 @@ class WideResNet(nn.Module):
 class _Block(nn.Module):
     """Norm, ReLU and 3x3 convolution, twice, added to the input."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float | None) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(inputs)
         self.relu = nn.ReLU(inplace=True)

@@ -52,6 +52,8 @@ def build(
     if not any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
         for option in options:
             _checks.one_of(list(parameters)[1:], option, f"option of the backbone {name!r}:")
+    if dropout is not None and not 0 <= dropout < 1:
+        raise DubitoError(f"dropout must be in [0, 1), not {dropout!r}")
     module = builder(tuple(shape), dropout=dropout, **options)
     if not isinstance(getattr(module, "out_features", None), int):
         raise TypeError(f"the backbone {name!r} needs an attribute out_features, the size D")
@@ -81,14 +83,6 @@ def image_shape(shape: Shape, smallest: int, name: str) -> Shape:
             f"{smallest}x{smallest} pixels, but the shape is {shape}"
         )
     return shape
-
-
-def dropout_rate(dropout: float | None, default: float = 0.0) -> float:
-    """Check a dropout rate in [0, 1)."""
-    rate = default if dropout is None else dropout
-    if not 0 <= rate < 1:
-        raise DubitoError(f"dropout must be in [0, 1), not {rate!r}")
-    return rate
 
 
 def positive_size(size: int, name: str) -> int:

@@ -44,17 +44,13 @@ class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
             count: Number of images.
             generator: Source of random numbers.
         """
-        uniform = torch.rand(count, 4, generator=generator, device=generator.device)
-        flip, corner, turn = uniform[:, :1], uniform[:, 1:3], uniform[:, 3:]
+        changes = torch.rand(count, 4, generator=generator, device=generator.device)
+        flip, corner, turn = changes.split([1, 2, 1], dim=1)
         places = 2 * self.padding + 1
-        return torch.cat(
-            [
-                (flip < self.flip).float(),
-                (corner * places).floor().clamp(max=places - 1),
-                (2 * turn - 1) * self.degrees,
-            ],
-            dim=1,
-        )
+        flip.copy_(flip < self.flip)
+        corner.mul_(places).floor_().clamp_(max=places - 1)
+        turn.mul_(2).sub_(1).mul_(self.degrees)
+        return changes
 
     def apply(self, images: Tensor, changes: Tensor) -> Tensor:
         """Change images of any type, each in its own way; shapes are static.

@@ -17,16 +17,19 @@ TIMEOUT = 30  # seconds without a byte
 
 
 class Release(BaseModel, frozen=True, extra="forbid"):
-    """Files as their publisher distributes them."""
+    """Files as their publisher distributes them.
+
+    Args:
+        md5: Checksum of each file, and of the archive.
+        mirrors: Addresses that a file's name is appended to, best first.
+        archive: File that contains the others.
+        inside: Folder of the files in the archive.
+    """
 
     md5: dict[str, str]
-    """Checksum of each file, and of the archive."""
     mirrors: tuple[str, ...]
-    """Addresses that a file's name is appended to, best first."""
     archive: str | None = None
-    """File that contains the others."""
     inside: str = ""
-    """Folder of the files in the archive."""
 
 
 def data_folder() -> Path:
@@ -83,9 +86,7 @@ def _download(folder: Path, release: Release, file: str) -> None:
 
 def _checked(path: Path, release: Release) -> Path:
     published = release.md5.get(path.name)
-    if published is None:
-        return path
-    md5 = need("pooch", "data").file_hash(path, alg="md5")
+    md5 = None if published is None else need("pooch", "data").file_hash(path, alg="md5")
     if md5 != published:
         warnings.warn(
             f"{path} is not the published file: its md5 is {md5}, expected {published}; "
@@ -104,8 +105,6 @@ def reading(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except DubitoError:
-        raise
     except Exception as error:  # readers raise errors of many kinds for a damaged file
         raise DubitoError(
             f"{path} is truncated or another file ({type(error).__name__}: {error}); delete it to "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,10 @@ from pydantic import FiniteFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from dubito.data import base
-from dubito.data.base import Encoded, InputFormat
+from dubito.data.base import Array, Encoded, InputFormat
 from dubito.errors import DubitoError
 
 __all__ = ["ArrayFormat"]
-
-Array = np.ndarray[Any, Any]
 
 #: numbers of channels that an image may have
 CHANNELS = (1, 3, 4)
@@ -51,10 +48,9 @@ class ArrayFormat(InputFormat, frozen=True):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.low is not None or self.high is not None:
-            counts = (len(self.low or ()),), (len(self.high or ()),)
-            if counts != (self.shape, self.shape):
-                raise ValueError(f"low and high need a value for each input of {self.shape}")
+        shapes = [values and (len(values),) for values in (self.low, self.high)]
+        if shapes not in ([None, None], [self.shape, self.shape]):
+            raise ValueError(f"low and high need a value for each input of {self.shape}")
         return self
 
     @classmethod
@@ -100,27 +96,26 @@ class ArrayFormat(InputFormat, frozen=True):
 
         def note(row: int, place: int) -> str:
             span = f"[{low[place]:g}, {high[place]:g}]"
-            return f"feature {place} is {inputs[row, place].item():.6g}, far from {span}"
+            return f"feature {place} is {inputs[row, place]:.6g}, far from {span}"
 
         return Encoded(inputs, errors, base.joined(~self._near(inputs), note))
 
     def _near(self, inputs: Tensor) -> Tensor:
         if self.low is None:
             return super()._near(inputs)
-        low, high = self._bounds.to(inputs.device)
-        near: Tensor = (inputs >= low) & (inputs <= high)
-        return near
+        low, high = self._bounds.to(inputs.device).unbind()
+        return (inputs >= low) & (inputs <= high)
 
     @cached_property
     def _bounds(self) -> Tensor:
-        return torch.tensor(margins(self.low or (), self.high or ()))
+        return torch.from_numpy(margins(self.low, self.high))
 
     def __str__(self) -> str:
         return f"arrays of shape (N, {', '.join(map(str, self.shape))})"
 
 
-def margins(low: Sequence[float], high: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return bounds of values in range: one width of the span beyond each end.
+def margins(low: Any, high: Any) -> Array:
+    """Return bounds of values in range (2, ...): one width of the span beyond each end.
 
     Evidence may grow without bound where a network extrapolates further. Bounds are float32
     numbers, so that every comparison with them has the same result.
@@ -129,8 +124,7 @@ def margins(low: Sequence[float], high: Sequence[float]) -> tuple[list[float], l
     width = most - least
     width = np.where(width > 0, width, np.where(least == 0, 1, abs(least)))
     limit = np.finfo(np.float32).max
-    bounds = np.clip([least - width, most + width], -limit, limit).astype(np.float32)
-    return bounds[0].tolist(), bounds[1].tolist()
+    return np.clip([least - width, most + width], -limit, limit).astype(np.float32)
 
 
 def check_resolution(name: str, mean: float, std: float, low: float, high: float) -> None:
@@ -240,8 +234,7 @@ def _read(arrays: Mapping[str, Array], known: Sequence[str], part: str, path: Pa
             f"it has {', '.join(sorted(arrays)) or 'none'}"
         )
     try:
-        mapped = _mapped(path, f"{key}.npy")
-        values = arrays[key] if mapped is None else mapped
+        values = _values(arrays, key, path)
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
         raise DubitoError(
             f"{path}: array {key!r} cannot be read: {error}. Store numbers, and classes as text"
@@ -249,18 +242,17 @@ def _read(arrays: Mapping[str, Array], known: Sequence[str], part: str, path: Pa
     return np.char.decode(values) if values.dtype.kind == "S" else values
 
 
-def _mapped(path: Path, member: str) -> Array | None:
-    """Map a large array that is not compressed, so that it is streamed from the file."""
+def _values(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
+    """Read an array; a large one that is not compressed is mapped, to be streamed from the file."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        info = archive.getinfo(member)
+        info = archive.getinfo(f"{key}.npy")
         if info.compress_type != zipfile.ZIP_STORED or info.file_size <= base.IN_MEMORY:
-            return None
+            return arrays[key]
         file.seek(info.header_offset + 26)
-        name, extra = struct.unpack("<HH", file.read(4))
+        name, extra = np.fromfile(file, "<u2", 2).tolist()  # lengths of these fields
         file.seek(name + extra, 1)
-        if np.lib.format.read_magic(file) != (1, 0):
-            return None
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        if dtype.hasobject:
-            return None
-        return np.memmap(path, dtype, "r", file.tell(), shape, order="F" if fortran else "C")
+        if np.lib.format.read_magic(file) == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            if not dtype.hasobject:
+                return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+        return arrays[key]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,8 @@ from dubito.tasks import Classification
 
 __all__ = ["Source", "split"]
 
+Array = np.ndarray[Any, Any]
+
 #: problems that one message lists
 LISTED = 10
 #: parts of folders and .npz files
@@ -32,14 +34,17 @@ IN_MEMORY = 1 << 29
 
 
 class Encoded(NamedTuple):
-    """Inputs as tensors, with errors and notes about some of them."""
+    """Inputs as tensors, with errors and notes about some of them.
+
+    Args:
+        inputs: (N, *shape), uint8 or float32; zeros where an input cannot be read.
+        errors: Why an input cannot be read, by row.
+        notes: Values outside the range of the training data, by row.
+    """
 
     inputs: Tensor
-    """(N, *shape), uint8 or float32; zeros where an input cannot be read."""
     errors: dict[int, str]
-    """Why an input cannot be read, by row."""
     notes: dict[int, str]
-    """Values outside the range of the training data, by row."""
 
     def checked(self, item: Callable[[int], str] = "row {}".format) -> Tensor:
         """Return the inputs, or raise if one cannot be read.
@@ -64,6 +69,11 @@ class InputFormat(BaseModel, ABC, frozen=True, extra="forbid", use_attribute_doc
         @property
         def shape(self) -> tuple[int, ...]:
             """Shape of one encoded input."""
+
+    @property
+    def is_pixels(self) -> bool:
+        """Whether inputs are encoded as pixels, uint8."""
+        return self.kind == "image" or getattr(self, "dtype", None) == "uint8"
 
     @abstractmethod
     def encode(self, items: Any) -> Encoded:
@@ -154,19 +164,22 @@ class Source(ABC):
 
 @dataclass(eq=False, repr=False)
 class Items(Source):
-    """Inputs as users have them, encoded at once or when they are needed."""
+    """Inputs as users have them, encoded at once or when they are needed.
+
+    Args:
+        items: List of image files, array or DataFrame.
+        names: Name of each input for users.
+        encoded: Encoded inputs in memory; None: `items` are read when they are needed.
+        fit: Fits a format to some of the items; None: the format was given.
+    """
 
     name: str
     format: InputFormat
     items: Any
-    """List of image files, array or DataFrame."""
     target: Any | None = None
     names: Sequence[str] | None = None
-    """Name of each input for users."""
     encoded: Encoded | None = None
-    """Encoded inputs in memory; None: `items` are read when they are needed."""
     fit: Callable[[Any, Sequence[int]], InputFormat] | None = None
-    """Fits a format to some of the items; None: the format was given."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -249,9 +262,8 @@ def digest(*parts: bytes) -> str:
     return result.hexdigest()[:32]
 
 
-def listing(problems: Iterable[str]) -> str:
+def listing(problems: Sequence[str]) -> str:
     """Join the first problems for a message."""
-    problems = list(problems)
     more = f" (and {len(problems) - LISTED} more)" if len(problems) > LISTED else ""
     return "; ".join(problems[:LISTED]) + more
 

@@ -21,13 +21,14 @@ from dubito import _checks
 from dubito._extras import need
 from dubito.data import base
 from dubito.data.arrays import CHANNELS, as_numpy, channels_first
-from dubito.data.base import Encoded, InputFormat, Items, Source
+from dubito.data.base import Array, Encoded, InputFormat, Items, Source
 from dubito.errors import DubitoError
 
 __all__ = ["ImageFormat"]
 
 T = TypeVar("T")
-Array = np.ndarray[Any, Any]
+Size = int | tuple[int, int] | None
+Mode = Literal["L", "RGB"] | None
 
 #: mode -> number of channels
 MODES = {"L": 1, "RGB": 3}
@@ -55,14 +56,12 @@ class ImageFormat(InputFormat, frozen=True):
     """Gray or color."""
 
     @classmethod
-    def of(cls, values: Array) -> ImageFormat | None:
-        """Return the format of images (N, C, H, W) in uint8; None for other arrays.
+    def of(cls, values: Array) -> ImageFormat:
+        """Return the format of images.
 
         Args:
-            values: Any array.
+            values: Images (N, C, H, W), C in MODES.
         """
-        if values.dtype != np.uint8 or values.ndim != 4 or values.shape[1] not in MODES.values():
-            return None
         return cls(size=values.shape[2:], mode="L" if values.shape[1] == 1 else "RGB")
 
     @property
@@ -112,16 +111,13 @@ class ImageFormat(InputFormat, frozen=True):
 
     def _pixels(self, opened: Any) -> Array:
         """Convert the first frame of an image to (C, H, W)."""
-        image_class, operations = need("PIL.Image", "data"), need("PIL.ImageOps", "data")
         height, width = self.size
         # A JPEG can be decoded at a fraction of its size, which saves most of the time.
         opened.draft(self.mode, (2 * max(self.size), 2 * max(self.size)))
-        image = _eight_bit(operations.exif_transpose(opened))
-        if image.size != (width, height):
-            bilinear = image_class.Resampling.BILINEAR
-            image = image.convert(self.mode).resize((width, height), bilinear)
-        pixels = np.asarray(image.convert(self.mode)).reshape(height, width, MODES[self.mode])
-        return np.array(pixels.transpose(2, 0, 1), order="C")
+        image = _eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened)).convert(self.mode)
+        bilinear = need("PIL.Image", "data").Resampling.BILINEAR
+        pixels = np.array(image.resize((width, height), bilinear))
+        return pixels.reshape(height, width, -1).transpose(2, 0, 1)
 
     def __str__(self) -> str:
         return f"{self.size[0]} x {self.size[1]} {self.mode} images"
@@ -173,11 +169,9 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 # --- files and folders ----------------------------------------------------------------------------
 
 
-def folder_parts(folder: Path) -> tuple[str, ...]:
-    """Return which of "train" and "test" are sub-folders with sub-folders."""
-    return tuple(
-        part for part in base.PARTS if (folder / part).is_dir() and _folders(folder / part)
-    )
+def folders(folder: Path) -> list[Path]:
+    """Return the sub-folders of a folder that are not hidden."""
+    return sorted(folder.glob("[!.]*/"))
 
 
 def class_files(folder: Path, parts: Sequence[str]) -> tuple[list[Path], Array]:
@@ -187,13 +181,13 @@ def class_files(folder: Path, parts: Sequence[str]) -> tuple[list[Path], Array]:
         folder: Folder.
         parts: Sub-folders to read; empty: the folder itself.
     """
-    classes = [place for part in parts or [""] for place in _folders(folder / part)]
+    classes = [place for part in parts or [""] for place in folders(folder / part)]
     if not classes:
         raise DubitoError(
-            f"{folder} has no sub-folders, and {len(image_files([folder]))} images: expected one "
+            f"{folder} has no sub-folders, and {len(_images(folder))} images: expected one "
             "sub-folder of images per class, at least two"
         )
-    images = {place: image_files([place]) for place in classes}
+    images = {place: _images(place) for place in classes}
     empty = [str(place) for place, files in images.items() if not files]
     if empty:
         raise DubitoError(
@@ -210,13 +204,13 @@ def image_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     Args:
         paths: Files and folders.
     """
-    files = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            files += [f for f in sorted(path.rglob("*")) if _is_image(f.relative_to(path))]
-        else:
-            files.append(path)
-    return files
+    return [file for path in paths for file in _images(Path(path))]
+
+
+def _images(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return [file for file in sorted(path.rglob("*")) if _is_image(file.relative_to(path))]
 
 
 def open_images(
@@ -258,7 +252,7 @@ def open_images(
     return Items(name, format, files, labels, names, encoded)
 
 
-def common_format(files: list[Path], size: int | tuple[int, int] | None, mode: Any) -> ImageFormat:
+def common_format(files: list[Path], size: Size, mode: Mode) -> ImageFormat:
     """Choose the format to decode to.
 
     Without a size, images keep their own if all share one that is small.
@@ -299,11 +293,6 @@ def _header(path: Path) -> tuple[tuple[int, int], bool]:
         width, height = image.size if tags is None else (tags[256], tags[257])
         turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # lies on its side
         return ((width, height) if turned else (height, width)), image.mode in GRAY
-
-
-def _folders(folder: Path) -> list[Path]:
-    visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
-    return [path for path in visible if path.is_dir()]
 
 
 def _is_image(path: Path) -> bool:

@@ -5,19 +5,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from dubito._extras import need
 from dubito.data._files import Release, fetch, reading
-from dubito.data.base import Items, Source, split
+from dubito.data.base import PARTS, Array, Items, Source, split
 from dubito.data.images import ImageFormat
 
 __all__ = ["DATASETS", "register"]
 
-Array = np.ndarray[Any, Any]
 #: reads the files of a part as images (N, C, H, W) uint8 and labels (N,) int64
 Parser = Callable[[Sequence[Path]], tuple[Array, Array]]
 Loader = Callable[[str], Source]
@@ -25,21 +24,22 @@ SIDE = 32  # of CIFAR's and SVHN's images
 
 
 class Dataset(NamedTuple):
-    """A dataset that is known by name."""
+    """A dataset that is known by name.
+
+    Args:
+        load: Returns one of the parts.
+        parts: Names of the parts.
+    """
 
     load: Loader
-    """Returns one of the parts."""
-    parts: tuple[str, ...] = ("train", "test")
-    """Names of the parts."""
+    parts: tuple[str, ...]
 
 
 #: name -> dataset
 DATASETS: dict[str, Dataset] = {}
 
 
-def register(
-    name: str, *, parts: tuple[str, ...] = ("train", "test")
-) -> Callable[[Loader], Loader]:
+def register(name: str, *, parts: tuple[str, ...] = PARTS) -> Callable[[Loader], Loader]:
     """Add a function (part) -> `Source` to `DATASETS`.
 
     Args:
@@ -59,8 +59,7 @@ def register(
 
 def _mnist(paths: Sequence[Path]) -> tuple[Array, Array]:
     """Parse idx files of images (N, H, W) and labels (N,)."""
-    images, labels = _idx(paths[0], 3), _idx(paths[1], 1)
-    return images[:, None], labels.astype(np.int64)
+    return _idx(paths[0], 3)[:, None], _idx(paths[1], 1).astype(np.int64)
 
 
 def _cifar(paths: Sequence[Path], label_bytes: int = 1) -> tuple[Array, Array]:
@@ -120,18 +119,21 @@ PARSERS: dict[str, Parser] = {
 
 
 class Published(Release, frozen=True):
-    """A dataset in files that a publisher distributes."""
+    """A dataset in files that a publisher distributes.
+
+    Args:
+        parser: One of PARSERS.
+        parts: Files of each part.
+        classes: Names of the classes, in the order of the labels.
+        terms: License, or the terms of the authors.
+        url: Where it is described.
+    """
 
     parser: str
-    """One of PARSERS."""
     parts: dict[str, tuple[str, ...]]
-    """Files of each part."""
     classes: tuple[str, ...]
-    """Names of the classes, in the order of the labels."""
     terms: str
-    """License, or the terms of the authors."""
     url: str
-    """Where it is described."""
 
     def load(self, name: str, part: str) -> Source:
         """Load a part."""
@@ -140,9 +142,7 @@ class Published(Release, frozen=True):
 
 
 def _memory(name: str, images: Array, target: Array) -> Source:
-    mode: Any = "L" if images.shape[1] == 1 else "RGB"
-    format = ImageFormat(size=images.shape[2:], mode=mode)
-    return Items(name, format, images, target).in_memory()
+    return Items(name, ImageFormat.of(images), images, target).in_memory()
 
 
 _TEXT = resources.files(__package__).joinpath("known.json").read_text("utf-8")

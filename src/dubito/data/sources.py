@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from dubito import _checks, _plugins
 from dubito.data import arrays, images, tables
 from dubito.data.arrays import ArrayFormat
-from dubito.data.base import InputFormat, Items, Source
-from dubito.data.images import ImageFormat
+from dubito.data.base import PARTS, InputFormat, Items, Source
+from dubito.data.images import ImageFormat, Mode, Size
 from dubito.data.known import DATASETS
 from dubito.data.tables import TableFormat
 from dubito.errors import DubitoError
 
 __all__ = ["open"]
 
-Array = np.ndarray[Any, Any]
 TABLES = (".csv", ".tsv", ".parquet")
 
 
@@ -94,7 +92,8 @@ def open(
                 raise DubitoError(f"{name} has images, but the model takes {format}")
             format = format or images.common_format(content, size, mode)
             return images.open_images(name, content, labels, format, on_error)
-        opened = _open_array(name, content, labels, format, size, mode, resize)
+        opened = _open_array(name, content, format, size, mode, resize)
+        opened.target = labels
     if on_error != "report" and isinstance(opened, Items) and opened.encoded is not None:
         opened.encoded.checked(opened.item)
     return opened
@@ -111,23 +110,19 @@ def parts(source: Any) -> tuple[str, ...]:
     """
     if not isinstance(source, str | os.PathLike):
         return ()
-    if _is_known(source):
-        return DATASETS[str(source)].parts
     path = Path(source).expanduser()
+    if source not in DATASETS and not path.exists():
+        _plugins.load_plugins()
+    if source in DATASETS:
+        return DATASETS[str(source)].parts
     if not path.exists():
         raise DubitoError(
             f"{os.fspath(source)!r} is not a file, a folder or a known dataset; "
             f"known: {_checks.listed(DATASETS)}"
         )
     if path.is_dir():
-        return images.folder_parts(path)
+        return tuple(part for part in PARTS if images.folders(path / part))
     return arrays.npz_parts(path) if path.suffix.lower() == ".npz" else ()
-
-
-def _is_known(source: str | os.PathLike[str]) -> bool:
-    if source not in DATASETS and not Path(source).exists():
-        _plugins.load_plugins()
-    return source in DATASETS
 
 
 def _read(source: Any, split: str, labeled: bool) -> tuple[str, Any, Any]:
@@ -142,7 +137,7 @@ def _read(source: Any, split: str, labeled: bool) -> tuple[str, Any, Any]:
     _checks.one_of([*(known or ["train"]), "all"], split, what, hint)
     if is_path:
         selected = [part for part in known if split in (part, "all")]
-        if _is_known(source):
+        if source in DATASETS:
             return _load(str(source), selected)
         return _read_path(Path(source).expanduser(), selected, labeled)
     if _all_are(source, str | os.PathLike):
@@ -158,9 +153,9 @@ def _load(name: str, parts: list[str]) -> tuple[str, Any, Any]:
     sources = [DATASETS[name].load(part) for part in parts]
     if len(sources) == 1:
         return sources[0].name, sources[0], sources[0].target
-    inputs = torch.cat([source.load() for source in sources])
+    inputs = np.concatenate([source.load().numpy() for source in sources])
     targets = [np.asarray(source.target) for source in sources if source.target is not None]
-    return name, inputs.numpy(), np.concatenate(targets) if len(targets) == len(sources) else None
+    return name, inputs, np.concatenate(targets) if len(targets) == len(sources) else None
 
 
 def _read_path(path: Path, parts: list[str], labeled: bool) -> tuple[str, Any, Any]:
@@ -179,22 +174,15 @@ def _read_path(path: Path, parts: list[str], labeled: bool) -> tuple[str, Any, A
 
 
 def _open_array(
-    name: str,
-    values: Any,
-    target: Any,
-    format: InputFormat | None,
-    size: int | tuple[int, int] | None,
-    mode: Literal["L", "RGB"] | None,
-    resize: bool,
+    name: str, values: Any, format: InputFormat | None, size: Size, mode: Mode, resize: bool
 ) -> Source:
     if isinstance(values, Source):
         if format in (None, values.format) and size is None and mode is None:
-            same: Source = copy.copy(values)
-            same.target = target
-            return same
+            return copy.copy(values)
         values = values.load().numpy()
     values = arrays.channels_first(arrays.as_array(values))
-    own = ImageFormat.of(values)
+    in_color_or_gray = values.ndim == 4 and values.shape[1] in images.MODES.values()
+    own = ImageFormat.of(values) if in_color_or_gray and values.dtype == np.uint8 else None
     other = isinstance(format, ImageFormat) and format != own and not (resize and own)
     if other or isinstance(format, TableFormat):
         has = f"arrays of shape {values.shape}" if own is None else own
@@ -206,7 +194,7 @@ def _open_array(
         size = own.size if size is None else images.pair(size)
         format = ImageFormat(size=size, mode=mode or own.mode)
     fit = ArrayFormat.fit if format is None else None
-    items = Items(name, format or ArrayFormat.fit(values), values, target, fit=fit)
+    items = Items(name, format or ArrayFormat.fit(values), values, fit=fit)
     return items if isinstance(values, np.memmap) else items.in_memory()
 
 
@@ -221,23 +209,21 @@ def _open_table(
     labeled: bool,
 ) -> Source:
     frame = tables.without_index(frame, name)
+    has_target = labeled and target is None
     if isinstance(format, TableFormat):
-        columns = columns or format.target
+        columns = (columns or format.target) if has_target else ()
     elif format is not None:
         raise DubitoError(f"{name} is a table, but the model takes {format}")
-    for column in (*columns, *ignore, *categories) if format is None else ():
+    for column in (*columns, *ignore, *categories):
         _checks.one_of(list(frame.columns), column, f"column of {name}")
-    if labeled and target is None and not columns:
+    if has_target and not columns:
         columns = tuple(column for column in frame.columns if column not in ignore)[-1:]
     fit = partial(TableFormat.fit, target=columns, ignore=ignore, categories=categories)
     readers = [lambda: format or fit(frame)]
-    if labeled and target is None:
-        readers.append(lambda: tables.target_columns(frame, columns))
-    fitted, *labels = tables.collected(readers, name)
-    target, names = labels[0] if labels else target, tables.row_names(frame, name)
-    return Items(
-        name, fitted, frame, target, names, fit=fit if format is None else None
-    ).in_memory()
+    readers.append(lambda: tables.target_columns(frame, columns) if has_target else target)
+    fitted, labels = tables.collected(readers, name)
+    names = tables.row_names(frame, name)
+    return Items(name, fitted, frame, labels, names, fit=None if format else fit).in_memory()
 
 
 def _reject(name: str, kind: str, **options: Any) -> None:

@@ -5,7 +5,6 @@ Cells of a .csv file are read as text, so that codes such as 04109 keep their ze
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import warnings
@@ -22,13 +21,12 @@ from torch import Tensor
 from dubito import _checks
 from dubito._extras import need
 from dubito.data.arrays import as_tensor, check_resolution, margins
-from dubito.data.base import Encoded, InputFormat, joined, listing
+from dubito.data.base import Array, Encoded, InputFormat, joined, listing
 from dubito.errors import DubitoError
 
 __all__ = ["TableFormat"]
 
 T = TypeVar("T")
-Array = np.ndarray[Any, Any]
 
 #: spellings of a missing number
 MISSING = frozenset(["", "na", "n/a", "nan", "<na>", "null", "none", "?"])
@@ -69,13 +67,13 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         return len(self.categories) if self.categories is not None else 1 + (self.fill is not None)
 
     @classmethod
-    def fit(cls, series: Any, category: bool, rows: Sequence[int] | None = None) -> Column:
+    def fit(cls, series: Any, category: bool, rows: Array) -> Column:
         """Create from a column of the training data.
 
         Args:
             series: Column of a DataFrame.
             category: Read numbers as categories.
-            rows: Rows that determine range, median and categories; None: all.
+            rows: Rows that determine range, median and categories.
         """
         name, (numbers, missing, wrong) = series.name, _numbers(series)
         numeric = ~wrong & ~missing
@@ -88,9 +86,7 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
                 f"{_short(series.iloc[row])}: correct it, {_ignore(name)}, or read the column as "
                 f"categories (categories=[{name!r}])"
             )
-        if rows is not None:
-            numeric &= np.isin(np.arange(len(series)), rows)
-        values = numbers[numeric]
+        values = numbers[numeric & np.isin(np.arange(len(series)), rows)]
         if not len(values):
             raise DubitoError(
                 f"column {name!r} has no values in the training part: {_ignore(name)}"
@@ -113,13 +109,11 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
             expects_missing = self.fill is not None
             values = np.where(missing | wrong, self.fill or 0.0, values)
             inputs = np.stack([values, missing] if expects_missing else [values], 1)
-        for row in np.flatnonzero(wrong).tolist():
-            shown = _short(series.iloc[row])
-            errors.setdefault(row, f"column {self.name!r} is {shown}, not a finite number")
-        for row in np.flatnonzero(missing).tolist() if not expects_missing else ():
-            errors.setdefault(
-                row, f"column {self.name!r} is missing, as in no row of the training data"
-            )
+        for row in np.flatnonzero(wrong if expects_missing else wrong | missing).tolist():
+            reason = "missing, as in no row of the training data"
+            if wrong[row]:
+                reason = f"{_short(series.iloc[row])}, not a finite number"
+            errors.setdefault(row, f"column {self.name!r} is {reason}")
         return inputs
 
     def decode(self, inputs: Array) -> str | float | None:
@@ -133,8 +127,8 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         """Bounds of each encoded input; the column is in range if one is within its bounds."""
         if self.categories is not None:
             return [(0.5, 1.5)] * self.width
-        (low,), (high,) = margins([self.low], [self.high])
-        return [(low, high), (math.inf, math.inf)][: self.width]
+        low, high = margins(self.low, self.high).tolist()
+        return [(low, high), (np.inf, np.inf)][: self.width]
 
 
 class TableFormat(InputFormat, frozen=True):
@@ -174,8 +168,9 @@ class TableFormat(InputFormat, frozen=True):
         names = [name for name in frame.columns if name not in (*target, *ignore)]
         if not names:
             raise DubitoError("the table has no input columns")
+        training = np.arange(len(frame)) if rows is None else np.asarray(rows)
         columns = collected(
-            partial(Column.fit, frame[name], name in categories, rows) for name in names
+            partial(Column.fit, frame[name], name in categories, training) for name in names
         )
         return cls(columns=tuple(columns), target=tuple(target))
 
@@ -281,7 +276,7 @@ def _has_codes(series: Any) -> bool:
     return not _is_numeric(series) and any(map(CODE.match, series.astype("str")))
 
 
-def _distinct(series: Any, requested: bool, rows: Sequence[int] | None) -> tuple[str, ...]:
+def _distinct(series: Any, requested: bool, rows: Array) -> tuple[str, ...]:
     """Return the categories of a column, unless it looks like an identifier."""
     words, count, name = _words(series), len(series), series.name
     categories = set(words.tolist())
@@ -293,9 +288,7 @@ def _distinct(series: Any, requested: bool, rows: Sequence[int] | None) -> tuple
             f"column {name!r} has {len(categories)} different values in {count} rows, like an "
             f"identifier: {_ignore(name)}"
         )
-    if rows is not None:
-        categories &= {"", *words[list(rows)].tolist()}
-    return tuple(sorted(categories))
+    return tuple(sorted(categories & {"", *words[rows].tolist()}))
 
 
 def _ignore(name: str) -> str:
@@ -367,22 +360,17 @@ def read_table(path: Path) -> Any:
     except (ValueError, OSError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise DubitoError(f"{path} cannot be read as a table: {reason}") from error
-    cells.columns = _header(cells, path)
-    cells.index = pandas.RangeIndex(1, len(cells) + 1, name=LINE)
-    frame = cells.iloc[1:]
-    return frame[(frame != "").any(axis=1)]
-
-
-def _header(cells: Any, path: Path) -> list[str]:
-    names = [str(name).strip() for name in cells.iloc[0]]
-    numbers = [name for name in names if NUMBER.fullmatch(name)]
+    cells.columns = [str(name).strip() for name in cells.iloc[0]]
+    numbers = [name for name in cells.columns if NUMBER.fullmatch(name)]
     # pandas names the columns of an array 0, 1, 2, ...
     if numbers != [str(place) for place in range(len(numbers))]:
         raise DubitoError(
             f"{path}: line 1 has {numbers[0]!r} among the names of the columns; is it a sample? "
             "The first line must be a header"
         )
-    return names
+    cells.index = pandas.RangeIndex(1, len(cells) + 1, name=LINE)
+    frame = cells.iloc[1:]
+    return frame[(frame != "").any(axis=1)]
 
 
 def target_columns(frame: Any, names: Sequence[str]) -> Any:
@@ -392,8 +380,6 @@ def target_columns(frame: Any, names: Sequence[str]) -> Any:
         frame: DataFrame.
         names: Target columns.
     """
-    for name in names:
-        _checks.one_of(list(frame.columns), name, "target column")
     columns = collected(partial(_target_column, frame[name]) for name in names)
     return columns[0] if len(columns) == 1 else need("pandas", "data").concat(columns, axis=1)
 
@@ -429,6 +415,5 @@ def without_index(frame: Any, name: str) -> Any:
 
 def row_names(frame: Any, name: str) -> list[str]:
     """Return the names of rows for users: the line of a file, or the label of a row."""
-    if frame.index.name == LINE:
-        return [f"{name}:{line}" for line in frame.index]
-    return [f"row {label}" for label in frame.index]
+    prefix = f"{name}:" if frame.index.name == LINE else "row "
+    return [f"{prefix}{label}" for label in frame.index]
