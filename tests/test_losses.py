@@ -1,7 +1,5 @@
 """Losses: targets, weights, axes, reductions, schedules, errors. Terms are tested by form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -164,6 +162,13 @@ def test_cross_entropy_is_torchs(target, smoothing):
         LOGITS, target, label_smoothing=smoothing, reduction="none"
     )
     torch.testing.assert_close(ours, theirs)
+
+
+def test_cross_entropy_of_an_impossible_class_is_finite():
+    dist = Categorical.from_probs(torch.tensor([[0.5, 0.5, 0.0]]))
+    torch.testing.assert_close(
+        losses.cross_entropy(dist, torch.tensor([0])).exp(), 2 * torch.ones(1)
+    )
 
 
 @pytest.mark.parametrize("beta", [1.0, 50.0])

@@ -1,7 +1,5 @@
 """Functions of _special.py against mpmath, in float32 and float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

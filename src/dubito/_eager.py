@@ -7,9 +7,6 @@ from typing import Any, Generic, Self, TypeVar, TypeVarTuple, overload
 import torch
 from torch import Tensor
 
-#: types of tensors whose memory a kernel can read; subclasses may have none
-PLAIN = (Tensor, torch.nn.Parameter)
-
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
@@ -68,20 +65,20 @@ def eager_cache(function: Callable[[*Args], T]) -> Callable[[*Args], T]:
     return call
 
 
-def is_transformed() -> bool:
-    """Return whether a functorch transform, forward-mode AD, dispatch mode or tracer is active."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-    )
-
-
 def is_eager(values: Tensor) -> bool:
     """Return whether operations run now: no compilation, transform or tensor subclass.
+
+    Transforms are those of functorch, forward-mode AD, dispatch modes and tracers.
 
     >>> is_eager(torch.ones(2))
     True
     """
-    return type(values) in PLAIN and not torch.compiler.is_compiling() and not is_transformed()
+    # A subclass may have no memory that a kernel can read.
+    if torch.compiler.is_compiling() or type(values) not in (Tensor, torch.nn.Parameter):
+        return False
+    return (
+        torch._C._functorch.peek_interpreter_stack() is None
+        and torch.autograd.forward_ad._current_level < 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+    )

@@ -35,13 +35,11 @@ FIRST = {"float32": 1, "float64": 8}
 
 def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     """Polynomial with `coefficients` in ascending powers; in place where nobody differentiates."""
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return short_horner(coefficients, x)  # type: ignore[no-any-return]
     result = torch.full_like(x, coefficients[-1])
-    if torch.is_grad_enabled() and x.requires_grad:
-        for c in reversed(coefficients[:-1]):
-            result = result * x + c
-    else:
-        for c in reversed(coefficients[:-1]):
-            result = result.mul_(x).add_(c)
+    for c in reversed(coefficients[:-1]):
+        result = result * x + c
     return result
 
 
@@ -62,27 +60,17 @@ class Gamma:
         self.x = x
         self._key = "float32" if single or x.dtype != torch.float64 else "float64"
         self._first = FIRST[self._key]
+        self._small = x < self._first
+        shifted = torch.where(self._small, x + self._first, x)
+        self._shifted_reciprocal, self._variable = (
+            shifted.reciprocal(),
+            (shifted + 0.5).reciprocal(),
+        )
 
     @lazy
     def reciprocal(self) -> Tensor:
         """1/x."""
         return self.x.reciprocal()
-
-    @lazy
-    def _small(self) -> Tensor:
-        return self.x < self._first
-
-    @lazy
-    def _shifted(self) -> Tensor:
-        return torch.where(self._small, self.x + self._first, self.x)
-
-    @lazy
-    def _shifted_reciprocal(self) -> Tensor:
-        return self._shifted.reciprocal()
-
-    @lazy
-    def _variable(self) -> Tensor:
-        return (self._shifted + 0.5).reciprocal()
 
     def _polynomial(self, remainder: str, decay: int) -> Tensor:
         """The remainder at the shifted point: x**-decay times its polynomial."""
@@ -92,9 +80,7 @@ class Gamma:
         return value
 
     def _with_increments(self, value: Tensor, increments: list[Tensor]) -> Tensor:
-        total = increments[0]
-        for increment in increments[1:]:
-            total = total + increment
+        total = sum(increments[1:], increments[0])
         return torch.where(self._small, value + total, value)
 
     @lazy
@@ -261,16 +247,12 @@ class GammaAboveOne:
 
     def __init__(self, x: Any) -> None:
         self.x, self.xp = x, namespace(x)
+        self.variable = self.xp.reciprocal(x + 0.5)  # z
 
     @lazy
     def reciprocal(self) -> Any:
         """1/x."""
         return self.xp.reciprocal(self.x)
-
-    @lazy
-    def variable(self) -> Any:
-        """z = 1/(x + 1/2)."""
-        return self.xp.reciprocal(self.x + 0.5)
 
     @lazy
     def inverse_trigamma_excess(self) -> Any:

@@ -426,9 +426,10 @@ def _loss(
     dist.validate()
     kernel_input = dist.kernel_input()
     if kernel_input is not None:
-        _checks.targets(target, kernel_input.values, ignore_index)
+        values, _, _ = kernel_input
+        _checks.targets(target, values, ignore_index)
         if class_weight is not None:
-            class_weight = _checks.class_weight(class_weight, kernel_input.values)
+            class_weight = _checks.class_weight(class_weight, values)
     return weighted_sums(
         terms, dist, target, _weight_tensor(weights, dist), class_weight=class_weight,
         ignore_index=ignore_index, reduction=reduction, per_class=per_class,

@@ -1,7 +1,5 @@
 """One example of each kind of distribution, for the contract tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

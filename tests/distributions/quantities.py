@@ -1,7 +1,5 @@
 """Closed forms with their exact values and the scales their errors are relative to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

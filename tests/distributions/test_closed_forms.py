@@ -1,7 +1,5 @@
 """Closed forms against mpmath, differences and sampling; the torch backend of the losses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +23,7 @@ from dubito.distributions._weighted_sums import (
     weighted_sums,
     weighted_sums_reference,
 )
-from dubito.kernels._spec import LossSpec
+from dubito.kernels._spec import PER_CLASS, LossSpec
 from tests.accuracy import LARGEST, MEDIAN, Errors, Quantity, compare, measure
 from tests.accuracy_grid import CLASSES, SETTINGS, Case, Grid, cases, point
 from tests.distributions.quantities import QUANTITIES, SCALES, kl_from_uniform, removed
@@ -303,7 +301,7 @@ def test_ten_thousand_hard_alphas_are_finite(dtype: torch.dtype) -> None:
     ],
 )
 def test_hard_logits_are_finite(evidence: str, prior: float) -> None:
-    forms = tuple(form for form in FORMS if form not in _weighted_sums.PER_CLASS) + IEDL[2:]
+    forms = tuple(form for form in FORMS if form not in PER_CLASS) + IEDL[2:]
     spec = LossSpec(forms, evidence=evidence, prior=prior, beta=BETA)
     low = -13.0 if evidence == "exp" and prior == 0 else -100.0  # alpha >= 1e-6
     for used in (forms, *((form,) for form in FORMS)):

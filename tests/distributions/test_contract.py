@@ -1,7 +1,5 @@
 """What every distribution does, over one example of each kind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils import _pytree

@@ -1,7 +1,5 @@
 """Mixtures: the laws of total entropy and variance, and exact disagreement."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

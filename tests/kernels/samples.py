@@ -1,7 +1,5 @@
 """Losses and inputs for the tests of the kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

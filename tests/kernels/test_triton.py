@@ -3,8 +3,6 @@
 They are interpreted where there is no GPU, which takes small inputs.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

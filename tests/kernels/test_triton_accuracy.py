@@ -1,7 +1,5 @@
 """The Triton kernels against mpmath; interpreted where there is no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

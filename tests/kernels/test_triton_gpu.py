@@ -1,7 +1,5 @@
 """The Triton kernels on a GPU: graphs, streams, compiled code, memory. See also test_triton.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

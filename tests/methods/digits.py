@@ -1,7 +1,5 @@
 """Small trainings on scikit-learn's digits and diabetes data, shared by the tests of methods."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any

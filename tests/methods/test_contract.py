@@ -1,7 +1,5 @@
 """What every registered method does: a new method is tested here without a new line."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """I-EDL, EDL and R-EDL: textbook formulas in float64, schedules, limits of the Fisher weight."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

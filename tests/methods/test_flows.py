@@ -1,7 +1,5 @@
 """Radial flows: a loop over classes, the Jacobian by autograd, and the integral say the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

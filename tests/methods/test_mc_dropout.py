@@ -1,7 +1,5 @@
 """MC Dropout: masks follow from the input, and are as good as random."""
 
-from __future__ import annotations
-
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Posterior Networks: evidence from densities and counts, its bound, and far inputs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

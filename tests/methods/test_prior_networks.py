@@ -1,7 +1,5 @@
 """Prior Networks: divergences, optima, and detection of noise."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributions import Dirichlet, kl_divergence

@@ -133,49 +133,49 @@ def weighted_gradient(m: Terms, forms: Sequence[str], weights: Sequence[Any]) ->
 # --- differentiable functions whose gradients are formulas ---
 
 
-class _Formula(NamedTuple):
-    """`values(*tensors)`, (...) each, and `gradients(grads, *tensors)`, one for each tensor."""
-
-    values: Callable[..., Tensors]
-    gradients: Callable[..., tuple[Tensor | None, ...]]
+_Values = Callable[..., Tensors]
+_Gradients = Callable[..., tuple[Tensor | None, ...]]
 
 
 class _ByFormula(torch.autograd.Function):
-    """Values by one formula, gradients by another, which is differentiable too."""
+    """Values by one formula, gradients by another, which is differentiable too.
+
+    `values(*tensors)` are (...) each, and `gradients(grads, *tensors)` one for each tensor.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(formula: _Formula, *tensors: Tensor) -> Tensors:
-        values = formula.values(*tensors)
+    def forward(values: _Values, gradients: _Gradients, *tensors: Tensor) -> Tensors:
+        outputs = values(*tensors)
         if not torch.compiler.is_compiling():
-            return values
+            return outputs
         # Compiled by torch 2.11, an output that is a view would get no gradient.
-        return tuple(value.clone() for value in values)
+        return tuple(output.clone() for output in outputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.formula, *tensors = inputs
+        _, ctx.gradients, *tensors = inputs
+        ctx.count = len(output)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.formula.gradients(grads, *ctx.saved_tensors))
+        return (None, None, *ctx.gradients(grads, *ctx.saved_tensors))
 
 
 class _ByFormulaForward(_ByFormula):
     """With forward-mode AD, which torch.compile does not accept in a function."""
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensors:
-        tensors = ctx.saved_tensors
-        count = len(ctx.formula.values(*tensors))
+    def jvp(ctx: Any, _values: None, _gradients: None, *tangents: Tensor | None) -> Tensors:
+        tensors, count = ctx.saved_tensors, ctx.count
         ones, zeros = (f(tensors[0][..., 0]) for f in (torch.ones_like, torch.zeros_like))
         outputs = []
         for i in range(count):
             grads = tuple(ones if j == i else zeros for j in range(count))
-            slopes = ctx.formula.gradients(grads, *tensors)
+            slopes = ctx.gradients(grads, *tensors)
             parts = [
                 (slope * tangent).sum(-1)
                 for slope, tangent in zip(slopes, tangents, strict=True)
@@ -185,11 +185,11 @@ class _ByFormulaForward(_ByFormula):
         return tuple(outputs)
 
 
-def _apply(formula: _Formula, *tensors: Tensor) -> Tensors:
+def _apply(values: _Values, gradients: _Gradients, *tensors: Tensor) -> Tensors:
     if torch.compiler.is_compiling() and not any(tensor.requires_grad for tensor in tensors):
-        return formula.values(*tensors)  # Dynamo counts arguments, and miscounts *tensors
+        return values(*tensors)  # Dynamo counts arguments, and miscounts *tensors
     function = _ByFormula if torch.compiler.is_compiling() else _ByFormulaForward
-    return function.apply(formula, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+    return function.apply(values, gradients, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 #: entries evaluated at once: a CPU's cache, or a small part of an accelerator's memory
@@ -262,8 +262,8 @@ def evaluate(
         (slope,) = by_rows(slopes, *tensors, *grads)
         return (slope, *(None for _ in tensors[1:]))
 
-    formula = _Formula(partial(by_rows, values), gradients)
-    return _apply(formula, alpha) if y is None else _apply(formula, alpha, y)
+    tensors = (alpha,) if y is None else (alpha, y)
+    return _apply(partial(by_rows, values), gradients, *tensors)
 
 
 def _kl_values(alpha: Tensor, beta: Tensor) -> Tensors:
@@ -277,7 +277,7 @@ def _kl_gradients(grads: Tensors, alpha: Tensor, beta: Tensor) -> Tensors:
 
 def kl_divergence(alpha: Tensor, beta: Tensor) -> Tensor:
     """Compute KL(Dir(alpha) || Dir(beta)), differentiable in both: (..., K), (..., K) -> (...)."""
-    return _apply(_Formula(_kl_values, _kl_gradients), alpha, beta)[0]
+    return _apply(_kl_values, _kl_gradients, alpha, beta)[0]
 
 
 def _dissonance_gradients(grads: Tensors, belief: Tensor) -> Tensors:
@@ -286,10 +286,10 @@ def _dissonance_gradients(grads: Tensors, belief: Tensor) -> Tensors:
 
 def dissonance(belief: Tensor) -> Tensor:
     """Compute the dissonance of belief masses >= 0: (..., K) -> (...)."""
-    return _apply(_Formula(lambda b: (dissonance_value(b),), _dissonance_gradients), belief)[0]
+    return _apply(lambda b: (dissonance_value(b),), _dissonance_gradients, belief)[0]
 
 
-def uncertainty(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def uncertainty(alpha: Tensor) -> Tensors:
     """Compute total, aleatoric and epistemic uncertainty, sharing their work.
 
     Returns:
@@ -303,10 +303,7 @@ def uncertainty(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             scores = gaps / m.alpha0, _entropy_of_mean(m)
         mutual, entropy = (torch.asarray(score).view(alpha.shape[:-1]) for score in scores)
         return entropy, entropy - mutual, mutual
-    total, aleatoric, epistemic = evaluate(
-        ("entropy_of_mean", "expected_entropy", "mutual_information"), alpha
-    )
-    return total, aleatoric, epistemic
+    return evaluate(("entropy_of_mean", "expected_entropy", "mutual_information"), alpha)
 
 
 def classes_first(values: Tensor) -> Any:

@@ -6,7 +6,6 @@ arrays, whose operations on small arrays take half the time of torch's; elsewher
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -14,12 +13,7 @@ import numpy as np
 import torch
 
 from dubito._eager import lazy
-from dubito._special import (
-    GammaAboveOne,
-    namespace,
-    short_horner,
-    stirling_coefficients,
-)
+from dubito._special import GammaAboveOne, namespace, short_horner, stirling_coefficients
 from dubito.distributions._dirichlet_terms import Terms
 
 Array = Any  # np.ndarray or Tensor
@@ -36,27 +30,17 @@ class FastTerms(Terms):
     Args:
         alpha: Concentrations > 0.
         y: Target.
-        prior: Constant in alpha = evidence + prior; 0 if there is none.
-        beta: Concentration of the target class in the targets of Prior Networks.
-        evidence: alpha - prior, if known better than alpha.
         share_removed: Evaluate the gamma family once for alpha with and without its label, which
             requires a one-hot target: they differ only where the divergence has no term.
+        **options: As for `Terms`: prior, beta and evidence.
     """
 
     def __init__(
-        self,
-        alpha: Array,
-        y: Array = None,
-        *,
-        prior: float = 1.0,
-        beta: float = 1.0,
-        evidence: Array = None,
-        share_removed: bool = False,
+        self, alpha: Array, y: Array = None, *, share_removed: bool = False, **options: Any
     ) -> None:
-        self.xp, self.alpha, self.y, self._evidence = namespace(alpha), alpha, y, evidence
-        self.num_classes, self.prior, self.beta = len(alpha), prior, beta
-        self.base = prior if prior > 0 else 1.0
-        self.step, self._share_removed = 1.0 if prior < 1 else 0.0, share_removed
+        super().__init__(alpha, y, **options)
+        self.xp, self.num_classes = namespace(alpha), len(alpha)
+        self.step, self._share_removed = 1.0 if self.prior < 1 else 0.0, share_removed
 
     def sum(self, values: Array) -> Array:
         """Sum over the classes: (K, N) -> (1, N)."""
@@ -144,10 +128,8 @@ class FastTerms(Terms):
     @lazy
     def label_removed(self) -> FastKL:  # type: ignore[override]
         """As in `Terms`."""
-        kl = FastKL(self, self._excess(self.base) * self.non_target, self.base)
-        if self._share_removed:
-            kl.family = lambda: _Rows(self._family, slice(0, self.num_classes + 1))
-        return kl
+        excess = self._excess(self.base) * self.non_target
+        return FastKL(self, excess, self.base, shared=self._share_removed)
 
     @lazy
     def to_target(self) -> FastKL:  # type: ignore[override]
@@ -216,6 +198,7 @@ class _FastDivergence:
         excess: alpha - base, (K, N); 0 for classes that do not count.
         base: Concentration of the other Dirichlet, except for the label.
         beta: Concentration of the label, if it is another one; y is one-hot then.
+        shared: Whether the family of `terms` contains these rows.
 
     Attributes:
         wide: Whether the gamma family is evaluated in float64.
@@ -224,9 +207,14 @@ class _FastDivergence:
     wide = False
 
     def __init__(
-        self, terms: FastTerms, excess: Array, base: float, beta: float | None = None
+        self,
+        terms: FastTerms,
+        excess: Array,
+        base: float,
+        beta: float | None = None,
+        shared: bool = False,
     ) -> None:
-        self.xp, self.terms, self.beta = terms.xp, terms, beta
+        self.xp, self.terms, self.beta, self.shared = terms.xp, terms, beta, shared
         exact = self.xp.asarray(excess, dtype=self.xp.float64)
         rows = [exact, exact.sum(axis=0, keepdims=True)]
         if beta is not None:
@@ -237,9 +225,6 @@ class _FastDivergence:
         kind = torch.float32 if self.dtype.itemsize == 4 else torch.float64
         device = excess.device if self.xp is torch else None
         self.c = _Bases(len(excess), base, beta, terms.step, kind, device)
-        self.family: Callable[[], Any] = lambda: GammaAboveOne(
-            self.xp.asarray(self.excess + self.c.upper, dtype=self.dtype)
-        )
 
     @lazy
     def alpha(self) -> Array:
@@ -249,7 +234,9 @@ class _FastDivergence:
     @lazy
     def gamma(self) -> Any:
         """Gamma family at alpha plus the step."""
-        return self.family()
+        if self.shared:
+            return _Rows(self.terms._family, slice(0, len(self.excess)))
+        return GammaAboveOne(self.xp.asarray(self.excess + self.c.upper, dtype=self.dtype))
 
     @lazy
     def single_excess(self) -> Array:

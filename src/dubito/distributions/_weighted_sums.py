@@ -24,7 +24,7 @@ from dubito.distributions._closed_forms import (
 )
 from dubito.distributions._dirichlet_terms import Terms
 from dubito.distributions._fast_terms import FastTerms
-from dubito.kernels._spec import PER_CLASS, LossSpec
+from dubito.kernels._spec import LossSpec, form_factors
 
 #: smallest prior for which probabilities do not underflow in float32
 MIN_PRIOR = 0.01
@@ -108,12 +108,11 @@ def _one_hot(target: Tensor, values: Tensor) -> Tensor:
     return torch.zeros_like(values).scatter_(-1, target, 1.0)
 
 
-def _factors(spec: LossSpec, like: Tensor, num_classes: int) -> Tensor | None:
-    """Return the factors of the forms, (T,); None if all are 1."""
+def _scaled(spec: LossSpec, values: Tensor, num_classes: int) -> Tensor:
+    """Multiply values or weights of the forms, (..., T), by the factors of the forms."""
     if not spec.per_class:
-        return None
-    factors = tuple(10 / num_classes if form in PER_CLASS else 1.0 for form in spec.forms)
-    return constant(factors, like.device, like.dtype)
+        return values
+    return values * constant(form_factors(spec, num_classes), values.device, values.dtype)
 
 
 def weighted_sums_reference(
@@ -126,9 +125,7 @@ def weighted_sums_reference(
         alpha = EVIDENCE[spec.evidence][0](alpha) + spec.prior
     wide = spec.evidence is None or spec.prior < 1
     forms = evaluate(spec.forms, alpha, y, prior=spec.prior, beta=spec.beta, wide=wide)
-    terms, factors = torch.stack(forms, -1), _factors(spec, alpha, alpha.shape[-1])
-    if factors is not None:
-        terms = terms * factors
+    terms = _scaled(spec, torch.stack(forms, -1), alpha.shape[-1])
     weights = mean_weights(weights, row_weight, spec.reduction, alpha)
     return reduced(terms, row_weight, weights, spec.reduction)
 
@@ -203,9 +200,8 @@ def value_and_gradient(
     Returns:
         The sum (N,) and the gradient (N, K).
     """
-    num_classes, fast = values.shape[-1], _is_fast(spec, values, target)
-    factors = _factors(spec, weights[0], num_classes)
-    if factors is not None:
+    fast, factors = _is_fast(spec, values, target), form_factors(spec, values.shape[-1])
+    if spec.per_class:
         weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
     exact, each = values, list[Any](weights)
     if fast:
@@ -236,17 +232,15 @@ def _compute(
     """Return the loss, the sums and, with gradient, that of the loss (of each row if unreduced)."""
     values, target, row_weight = _rows(spec, values, target, class_weight)
     weights = mean_weights(weights, row_weight, spec.reduction, values)
-    factors = _factors(spec, weights, values.shape[-1])
-    scaled = weights if factors is None else weights * factors
     each: Any = None
     if with_gradient:
+        scaled = _scaled(spec, weights, values.shape[-1])
         each = scaled.tolist() if scaled.is_cpu else scaled.unbind()
     function = partial(_value_and_gradient, spec, _is_fast(spec, values, target), each)
     with np.errstate(all="ignore"):  # values that are not finite are for the caller, as in torch
         terms, *gradients = by_rows(function, values, target)
-    loss, sums = reduced(
-        terms if factors is None else terms * factors, row_weight, weights, spec.reduction
-    )
+    terms = _scaled(spec, terms, values.shape[-1])
+    loss, sums = reduced(terms, row_weight, weights, spec.reduction)
     if not gradients:
         return loss, sums, None
     return loss, sums, gradients[0] if row_weight is None else gradients[0] * row_weight

@@ -9,8 +9,8 @@ torch.compile and vmap follow from that declaration.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class cached_tensor(lazy[T]):
         """Return whether a loss could use the value as well."""
         if torch.is_grad_enabled():
             return True
-        tensors = instance._flat()[0]
+        tensors = [tensor for tensor, _ in instance._leaves()]
         if any(tensor.requires_grad for tensor in tensors):
             return False
         if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
@@ -118,9 +118,7 @@ class Distribution(ABC):
         super().__init_subclass__(**kwargs)
         members = {name: v for base in reversed(cls.__mro__) for name, v in vars(base).items()}
         cls._declared = {name: v for name, v in members.items() if isinstance(v, _Score)}
-        _pytree.register_pytree_node(
-            cls, lambda dist: dist._flat()[::2], lambda tensors, spec: spec.build(list(tensors))
-        )
+        _pytree.register_pytree_node(cls, cls._flatten, cls._unflatten)
 
     # --- defined by each distribution ---
 
@@ -146,8 +144,13 @@ class Distribution(ABC):
             theta: One value per entry of `calibration_bounds`; zeros leave `predictive` unchanged.
         """
 
-    def kernel_input(self) -> KernelInput | None:
-        """What a fused kernel reads in place of this distribution; None if there is no kernel."""
+    def kernel_input(self) -> tuple[Tensor, str | None, float] | None:
+        """What a fused kernel reads in place of this distribution; None if there is no kernel.
+
+        Returns:
+            Logits or alpha (..., K); the evidence function of logits, None for alpha; and the
+            constant added to the evidence.
+        """
         return None
 
     def for_loss(self, target: Tensor) -> tuple[Distribution, Tensor, int]:
@@ -165,8 +168,8 @@ class Distribution(ABC):
 
         Values are read on a CPU only and outside of torch.compile and torch.func.
         """
-        for name, tensor in zip(self.tensors, self._flat()[0], strict=False):
-            _checks.finite(tensor, name.strip("_"))
+        for name in self.tensors:
+            _checks.finite(getattr(self, name), name.strip("_"))
 
     # --- scores ---
 
@@ -266,13 +269,13 @@ class Distribution(ABC):
     @property
     def batch_shape(self) -> torch.Size:
         """Shape of the batch."""
-        tensors, event_dims, _ = self._flat()
-        return tensors[0].shape[: tensors[0].ndim - event_dims[0]]
+        tensor, event_dims = self._leaves()[0]
+        return tensor.shape[: tensor.ndim - event_dims]
 
     @property
     def device(self) -> torch.device:
         """Device of the tensors."""
-        return self._flat()[0][0].device
+        return self._leaves()[0][0].device
 
     def __len__(self) -> int:
         return self.batch_shape[0]
@@ -282,13 +285,11 @@ class Distribution(ABC):
         items = index if isinstance(index, tuple) else (index,)
         if not any(item is Ellipsis for item in items):
             items = (*items, ...)
-        tensors, event_dims, spec = self._flat()
-        pairs = zip(tensors, event_dims, strict=True)
         try:
-            indexed: Self = spec.build([t[(*items, *[slice(None)] * axes)] for t, axes in pairs])
+            indexed = [t[(*items, *[slice(None)] * axes)] for t, axes in self._leaves()]
         except IndexError as error:
             raise IndexError(f"{error}; batch shape {tuple(self.batch_shape)}") from None
-        return indexed
+        return self._with_tensors(indexed)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Convert the tensors.
@@ -311,68 +312,50 @@ class Distribution(ABC):
             parts: Distributions with equal static parameters.
             dim: Batch axis; negative values count from the last batch axis.
         """
-        specs = {part._flat()[2] for part in parts}
-        if len(specs) != 1:
+        specs = [_pytree.tree_structure(part) for part in parts]
+        if not parts or any(spec != specs[0] for spec in specs):
             raise DubitoError(f"cat needs distributions of one kind, not {list(map(repr, parts))}")
         axes = len(parts[0].batch_shape)
         if not -axes <= dim < axes:
             raise IndexError(f"dim {dim} is not one of the {axes} batch axes")
-        columns = zip(*(part._flat()[0] for part in parts), strict=True)
-        built: D = specs.pop().build([torch.cat(column, dim % axes) for column in columns])
-        return built
+        columns = zip(*(_pytree.tree_leaves(part) for part in parts), strict=True)
+        return parts[0]._with_tensors([torch.cat(column, dim % axes) for column in columns])
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        tensors, _, spec = self._flat()
-        built: Self = spec.build([function(tensor) for tensor in tensors])
+        return self._with_tensors([function(tensor) for tensor, _ in self._leaves()])
+
+    def _with_tensors(self, tensors: list[Tensor]) -> Self:
+        """Replace the tensors, in the order of `_leaves`."""
+        built: Self = _pytree.tree_unflatten(tensors, _pytree.tree_structure(self))
         return built
 
-    def _flat(self) -> tuple[list[Tensor], list[int], _Spec]:
-        """Return all tensors, their event axes, and the rest of this distribution."""
-        tensors: list[Tensor] = [getattr(self, name) for name in self.tensors]
-        event_dims = list(self.tensors.values())
-        inner = []
+    def _leaves(self) -> list[tuple[Tensor, int]]:
+        """Return all tensors and their numbers of event axes, in the order of the pytree."""
+        leaves = [(getattr(self, name), axes) for name, axes in self.tensors.items()]
         for name, axes in self.children.items():
-            child, child_dims, spec = getattr(self, name)._flat()
-            tensors, event_dims = tensors + child, event_dims + [axes + d for d in child_dims]
-            inner.append((name, len(child), spec))
+            leaves += [(tensor, axes + more) for tensor, more in getattr(self, name)._leaves()]
+        return leaves + [(tensor, 0) for tensor, _ in self._added.values()]
+
+    def _flatten(self) -> tuple[list[Any], tuple[Any, ...]]:
+        """Return the parts of the pytree, and the rest: static parameters, meanings of scores."""
+        parts = [getattr(self, name) for name in (*self.tensors, *self.children)]
+        parts += [tensor for tensor, _ in self._added.values()]
         static = tuple((name, getattr(self, name)) for name in self.static)
-        added = tuple((name, higher) for name, (_, higher) in self._added.items())
-        tensors = tensors + [tensor for tensor, _ in self._added.values()]
-        event_dims = event_dims + [0] * len(added)
-        return tensors, event_dims, _Spec(type(self), static, tuple(inner), added)
+        return parts, (static, tuple((name, higher) for name, (_, higher) in self._added.items()))
+
+    @classmethod
+    def _unflatten(cls, parts: Iterable[Any], context: tuple[Any, ...]) -> Self:
+        # Bypass __init__: transforms also pass placeholders that are not tensors.
+        dist, rest, (static, added) = object.__new__(cls), list(parts), context
+        dist.__dict__.update(static)
+        for name in (*cls.tensors, *cls.children):
+            dist.__dict__[name] = rest.pop(0)
+        if added:
+            dist._added = {name: (rest.pop(0), higher) for name, higher in added}
+        return dist
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)})"
 
 
 D = TypeVar("D", bound=Distribution)
-
-
-class KernelInput(NamedTuple):
-    """Tensor and constants that a fused kernel reads."""
-
-    values: Tensor  # Logits or alpha, (..., K).
-    evidence: str | None  # Evidence function of logits; None for alpha.
-    prior: float  # Constant added to the evidence.
-
-
-class _Spec(NamedTuple):
-    """A distribution without its tensors; hashable, as the context of a pytree must be."""
-
-    kind: type[Distribution]
-    static: tuple[tuple[str, Any], ...]
-    inner: tuple[tuple[str, int, _Spec], ...]
-    added: tuple[tuple[str, Higher], ...]
-
-    def build(self, tensors: Sequence[Any]) -> Any:
-        # Bypass __init__: transforms also pass placeholders that are not tensors.
-        dist, rest = object.__new__(self.kind), list(tensors)
-        values: dict[str, Any] = dict(self.static)
-        for name in self.kind.tensors:
-            values[name] = rest.pop(0)
-        for name, count, spec in self.inner:
-            values[name], rest = spec.build(rest[:count]), rest[count:]
-        if self.added:
-            values["_added"] = {name: (rest.pop(0), higher) for name, higher in self.added}
-        dist.__dict__.update(values)
-        return dist

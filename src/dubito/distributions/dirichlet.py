@@ -12,12 +12,7 @@ from torch import distributions as td
 
 from dubito import _checks, kernels
 from dubito.distributions import _closed_forms
-from dubito.distributions.base import (
-    KernelInput,
-    cached_tensor,
-    confidence_score,
-    uncertainty_score,
-)
+from dubito.distributions.base import cached_tensor, confidence_score, uncertainty_score
 from dubito.distributions.classification import ClassDistribution
 from dubito.errors import DubitoError
 
@@ -83,9 +78,9 @@ class Dirichlet(ClassDistribution):
         dist._evidence = evidence
         return dist
 
-    def kernel_input(self) -> KernelInput:
+    def kernel_input(self) -> tuple[Tensor, str | None, float]:
         """Logits or alpha, the evidence function and the prior."""
-        return KernelInput(self._values, self._evidence, self.prior)
+        return self._values, self._evidence, self.prior
 
     def validate(self) -> None:
         """Raise a ValueError if a logit is not finite, or alpha not positive and finite."""
@@ -221,7 +216,7 @@ class Dirichlet(ClassDistribution):
         return _closed_forms.dissonance(self.belief)
 
     @cached_tensor
-    def _entropies(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _entropies(self) -> tuple[Tensor, ...]:
         return _closed_forms.uncertainty(self.alpha)
 
     def _form(self, name: str) -> Tensor:

@@ -18,11 +18,8 @@ from dubito.distributions.base import Distribution, cached_tensor
 __all__ = ["RealDistribution"]
 
 # Gauss-Legendre nodes and weights on [0, 1], for the Student-t cdf
-_NODES, _WEIGHTS = (
-    values.tolist()
-    for values in np.polynomial.legendre.leggauss(48) * np.array([[0.5], [0.5]])
-    + np.array([[0.5], [0.0]])
-)
+_LEGENDRE = np.polynomial.legendre.leggauss(48)  # on [-1, 1]
+_NODES, _WEIGHTS = (0.5 * _LEGENDRE[0] + 0.5).tolist(), (0.5 * _LEGENDRE[1]).tolist()
 
 
 class RealDistribution(Distribution):

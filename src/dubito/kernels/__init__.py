@@ -10,8 +10,7 @@ they compute everything.
 """
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -20,19 +19,13 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from dubito._eager import PLAIN, is_transformed
+from dubito._eager import is_eager
 from dubito.kernels._spec import LossSpec
 
 __all__: list[str] = []
 
 #: values of DUBITO_KERNELS
 MODES = ("auto", "off")
-#: eager calls that a kernel has computed: "triton", "triton uncertainty"
-calls: Counter[str] = Counter()
-
-_Loss = Callable[[LossSpec, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor] | None]
-_Scores = Callable[[Tensor, str], dict[str, Tensor] | None]
-_functions: list[tuple[_Loss, _Scores]] = []
 _disabled = ContextVar("disabled", default=False)
 _DEVICE = "cuda"  # of the kernels; tests interpret them elsewhere
 _TRITON = (3, 6)  # the oldest release that the kernels were run with
@@ -79,9 +72,9 @@ def weighted_sums(
     """
     if not _applies(values):
         return None
-    result = _backend()[0](spec, values, target, weights, class_weight)
-    _count("triton", result)
-    return result
+    from dubito.kernels import _triton_backend
+
+    return _triton_backend.weighted_sums(spec, values, target, weights, class_weight)
 
 
 def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str, Tensor] | None:
@@ -99,47 +92,37 @@ def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str,
     differentiated = values.requires_grad and torch.is_grad_enabled()
     if evidence is None or prior != 1 or differentiated or not _applies(values):
         return None
-    result = _backend()[1](values, evidence)
-    _count("triton uncertainty", result)
-    return result
+    from dubito.kernels import _triton_scores
+
+    return _triton_scores.uncertainty(values, evidence)
 
 
 def _applies(values: Tensor) -> bool:
     """Return whether the kernels may compute functions of a tensor."""
     if values.device.type != _DEVICE or not _available():
         return False
-    return torch.compiler.is_compiling() or (type(values) in PLAIN and not is_transformed())
-
-
-def _count(name: str, result: object) -> None:
-    if not torch.compiler.is_compiling() and result is not None:
-        calls[name] += 1
+    return torch.compiler.is_compiling() or is_eager(values)
 
 
 @cache
 def _triton() -> bool:
-    """Whether Triton can compile the kernels."""
+    """Return whether Triton can compile the kernels; then load them."""
     if torch.version.hip is not None:  # they contain single instructions of NVIDIA's
         return False
     try:
         release = import_module("triton").__version__.split(".")[:2]
     except ModuleNotFoundError:
         return False
-    return tuple(map(int, release)) >= _TRITON
+    if tuple(map(int, release)) < _TRITON:
+        return False
+    import_module("dubito.kernels._triton_scores")  # torch.compile needs its operators
+    return True
 
 
 def _available() -> bool:
-    """Return whether the kernels are switched on and can be compiled; then loads them."""
-    return not _disabled.get() and switched_on() and _triton() and _backend() is not None
+    """Return whether the kernels are switched on and can be compiled."""
+    return not _disabled.get() and switched_on() and _triton()
 
 
 # torch.compile calls this while it traces, and treats the result as a constant
 _available.__dict__["_dynamo_marked_constant"] = True
-
-
-def _backend() -> tuple[_Loss, _Scores]:
-    if not _functions:  # not a cache of functools, about which torch.compile warns
-        from dubito.kernels import _triton_backend, _triton_scores
-
-        _functions.append((_triton_backend.weighted_sums, _triton_scores.uncertainty))
-    return _functions[0]

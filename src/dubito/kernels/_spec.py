@@ -37,6 +37,12 @@ class LossSpec(NamedTuple):
     evidence: str | None = "softplus"  # Evidence function of the logits; None: the input is alpha.
     prior: float = 1.0  # The constant in alpha = evidence + prior; 0: alpha has no prior.
     beta: float = 1.0  # Concentration of the label in `reverse_kl` and `forward_kl`.
-    per_class: bool = False  # Multiply `fisher_penalty` and `label_removed_kl` by 10/K.
+    per_class: bool = False  # Multiply the forms of `PER_CLASS` by 10/K.
     ignore_index: int = -100  # Label of rows that do not count.
     reduction: str = "mean"  # One of `REDUCTIONS`.
+
+
+def form_factors(spec: LossSpec, num_classes: int) -> tuple[float, ...]:
+    """Return the factor of each form, which is not 1 only with `per_class`."""
+    growth = 10 / num_classes if spec.per_class else 1.0
+    return tuple(growth if form in PER_CLASS else 1.0 for form in spec.forms)

@@ -11,23 +11,8 @@ import triton.language as tl
 from dubito.kernels import _triton_label_rows as label_rows
 from dubito.kernels import _triton_labels as labels
 from dubito.kernels import _triton_math as tm
+from dubito.kernels import _triton_rows as tr
 from dubito.kernels import _triton_soft as soft
-from dubito.kernels._triton_rows import (
-    add,
-    by_form,
-    factor_of,
-    inverse_weight,
-    labels_of,
-    load,
-    prefetch_tile,
-    put,
-    select,
-    store,
-    tile_of,
-    weighted,
-    weights_of,
-    without_label,
-)
 
 
 @triton.jit
@@ -49,7 +34,7 @@ def _slope(
     g: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """The gradient of classes j (C,)."""
-    x = load(tile, j, END, C, C.BLOCKS > 1)
+    x = tr.load(tile, j, END, C, C.BLOCKS > 1)
     return soft.gradient(g, x, tile, j, C) if C.soft else labels.gradient(g, x, tile, j, END, C)
 
 
@@ -65,10 +50,10 @@ def _gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
     tail_slope = _slope(g, tile, tail, MORE, C) if C.TAIL > 0 else slope
     last_slope = _slope(g, tile, last, END, C) if C.LAST > 0 else slope
     if C.TAIL > 0:
-        store(tile, tail_slope, tail, MORE, C)
+        tr.store(tile, tail_slope, tail, MORE, C)
     if C.LAST > 0:
-        store(tile, last_slope, last, END, C)
-    store(tile, slope, j, LOOPED, C)
+        tr.store(tile, last_slope, last, END, C)
+    tr.store(tile, slope, j, LOOPED, C)
 
 
 @triton.jit
@@ -78,13 +63,13 @@ def _long_gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
     Instead of a mask for the label in every block, its slope comes last, in place of another.
     """
     LOOPED: tl.constexpr = C.BLOCKS * C.C
-    others = without_label(tile)
+    others = tr.without_label(tile)
     if C.TAIL > 0:
         at = LOOPED + tl.arange(0, C.TAIL)
-        store(others, _slope(g, others, at, LOOPED + C.TAIL, C), at, LOOPED + C.TAIL, C)
+        tr.store(others, _slope(g, others, at, LOOPED + C.TAIL, C), at, LOOPED + C.TAIL, C)
     for i in range(C.BLOCKS):
         at = tl.arange(0, C.C) + (C.BLOCKS - 1 - i) * C.C
-        store(others, _slope(g, others, at, LOOPED, C), at, LOOPED, C)
+        tr.store(others, _slope(g, others, at, LOOPED, C), at, LOOPED, C)
     if not C.soft:
         tl.debug_barrier()  # the other slope is another thread's
         x, step = _value(tile), 1 if C.dense else tile.n.class_stride
@@ -97,8 +82,8 @@ def _long_gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
 def _row_weights(w: tl.tensor, weight: tl.tensor, factor: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The weights of all forms in the gradient of rows."""
     if C.factor == "tile":
-        factor = inverse_weight(tl.sum(weight, 0))
-    return by_form(w, weight * factor, C)
+        factor = tr.inverse_weight(tl.sum(weight, 0))
+    return tr.by_form(w, weight * factor, C)
 
 
 @triton.jit
@@ -108,34 +93,34 @@ def loss_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
     If there are enough rows for a whole tile, the last one begins where it ends with the last row,
     and no row needs a mask: some are computed twice, to the same result, and counted once.
     """
-    w = weights_of(t, C)
+    w = tr.weights_of(t, C)
     R: tl.constexpr = C.R
     acc = (tl.zeros([R], tl.float32),) * (len(w) + 1)
     lanes = tl.arange(0, C.R)
-    factor = factor_of(t, n, C)
+    factor = tr.factor_of(t, n, C)
     index = tl.program_id(0)
     while index * C.R < n.count:  # not a range: the interpreter cannot count to a tensor
         first = tl.minimum(index * C.R, n.count - C.R) if C.whole else index * C.R
         rows = first + lanes
         inside = lanes >= 0 if C.whole else rows < n.count
         if C.soft:
-            tile = tile_of(t, n, first, (), inside, C)
+            tile = tr.tile_of(t, n, first, (), inside, C)
             m = soft.totals(tile, C)
             weight = tl.where(inside, m.weight if C.class_weighted else 1.0, 0.0)
             r = soft.row_of(m, tile, _row_weights(w, weight, factor, C), C)
-            terms = select(soft.terms(r, C), C)
+            terms = tr.select(soft.terms(r, C), C)
         else:
             if C.packed and C.whole and not (C.across or C.single):
-                prefetch_tile(t, n, index, C)
-            label, weight = labels_of(t, rows, inside, C)
-            tile = tile_of(t, n, first, label, inside, C)
+                tr.prefetch_tile(t, n, index, C)
+            label, weight = tr.labels_of(t, rows, inside, C)
+            tile = tr.tile_of(t, n, first, label, inside, C)
             alpha, e, own = _label(tile, C)
             s = labels.sums_of(tile, alpha, own, C)
             r = label_rows.row_of(alpha, e, own, s.rest, C)
-            terms = select(label_rows.terms(s, r, C), C)
-        acc = add(acc, terms, tl.where(rows >= index * C.R, weight, 0.0))
+            terms = tr.select(label_rows.terms(s, r, C), C)
+        acc = tr.add(acc, terms, tl.where(rows >= index * C.R, weight, 0.0))
         if C.spec.reduction == "none":
-            each = tl.where(weight == 0.0, 0.0, weight * weighted(w, terms))
+            each = tl.where(weight == 0.0, 0.0, weight * tr.weighted(w, terms))
             tl.store(t.loss + rows, each, inside)
         if C.gradient:
             # not before the values are loaded: the sum of the weights waits for the labels
@@ -145,4 +130,4 @@ def loss_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
             else:
                 _gradient(g, tile, C)
         index += n.programs
-    put(t, n, w, acc, C)
+    tr.put(t, n, w, acc, C)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dubito.kernels import _triton_math
-from dubito.kernels._spec import FORMS, PER_CLASS, LossSpec, Terms
+from dubito.kernels._spec import FORMS, LossSpec, Terms, form_factors
 from dubito.kernels._triton_rows import Config, Constants
 
 #: classes up to which a row stays in one thread
@@ -162,7 +162,6 @@ def _constants(spec: LossSpec, classes: int) -> Constants:
 def configure(spec: LossSpec, classes: int, cut: Blocks, where: Layout, **options: Any) -> Config:
     """The configuration of a kernel."""
     forms = spec.forms
-    growth = 10 / classes if spec.per_class else 1.0
     return Config(
         classes,
         *cut[:-1],
@@ -174,6 +173,6 @@ def configure(spec: LossSpec, classes: int, cut: Blocks, where: Layout, **option
         constants=_constants(spec, classes),
         forms=tuple(FORMS.index(name) for name in forms),
         columns=Terms(*(forms.index(name) if name in forms else -1 for name in FORMS)),
-        growth=tuple(growth if name in PER_CLASS else 1.0 for name in forms),
+        growth=form_factors(spec, classes),
         **options,
     )

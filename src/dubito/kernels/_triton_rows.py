@@ -442,11 +442,11 @@ def _put_loss(t: tl.tensor, n: tl.tensor, w: tl.tensor, totals: tl.tensor, C: tl
 @triton.jit
 def put(t: tl.tensor, n: tl.tensor, w: tl.tensor, acc: tl.tensor, C: tl.constexpr) -> None:
     """Store a program's sums in its line of `partial`, or the loss if it is the only program."""
+    totals = _totals(acc)
     if C.single:
-        _put_loss(t, n, w, _totals(acc), C)
+        _put_loss(t, n, w, totals, C)
     else:
         line = t.partial + tl.program_id(0) * len(acc)
-        totals = _totals(acc)
         for i in tl.static_range(len(acc)):
             tl.store(line + i, totals[i])
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Unpack, dataclass_transform
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, Unpack, dataclass_transform
 
 import torch
 from pydantic import BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
@@ -24,10 +24,6 @@ CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_defa
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-#: epochs over which a weight rises from 0, or "all" of them
-Ramp = Annotated[int, Field(ge=0)] | Literal["all"]
-Scale = Literal["per_class", "paper"]
-Evidence = Literal["softplus", "relu", "exp"]
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 

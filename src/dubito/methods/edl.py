@@ -16,25 +16,17 @@ This is the loss with `scale="paper"`. The default, `scale="per_class"`, multipl
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from dubito import losses
 from dubito.distributions import Dirichlet
 from dubito.losses import Term
-from dubito.methods.base import (
-    CONFIG,
-    Evidence,
-    Method,
-    NonNegative,
-    Ramp,
-    Scale,
-    TaskLike,
-    register,
-)
+from dubito.methods.base import CONFIG, Method, NonNegative, TaskLike, register
 
 __all__ = ["EDL"]
 
@@ -45,11 +37,11 @@ class EvidentialMethod(Method):
 
     kl_weight: NonNegative = 1.0
     """Weight of the KL term after the ramp."""
-    kl_ramp: Ramp = 10
+    kl_ramp: Annotated[int, Field(ge=0)] | Literal["all"] = 10
     """Epochs over which the KL weight rises linearly from 0; "all" is the number of epochs."""
-    evidence: Evidence = "softplus"
+    evidence: Literal["softplus", "relu", "exp"] = "softplus"
     """Evidence function of the logits."""
-    scale: Scale = "per_class"
+    scale: Literal["per_class", "paper"] = "per_class"
     """"per_class" multiplies the terms that grow with the number of classes K by 10/K, so that
     weights tuned for ten classes carry over; "paper" leaves them unscaled."""
 

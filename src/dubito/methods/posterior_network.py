@@ -134,13 +134,9 @@ class RadialFlows(nn.Module):
         """Return the end of x under each flow and ln|det|: (..., D) -> (..., K, D), (..., K)."""
         point = x.unsqueeze(-2)
         ratios, slopes = [], []
-        layers = zip(
-            self.center,
-            functional.softplus(self.raw_radius),
-            functional.softplus(self.raw_stretch),
-            strict=True,
-        )
-        for center, radius, stretch in layers:
+        radii = functional.softplus(self.raw_radius)
+        stretches = functional.softplus(self.raw_stretch)
+        for center, radius, stretch in zip(self.center, radii, stretches, strict=True):
             offset = point - center
             r = torch.linalg.vector_norm(offset, dim=-1)  # its gradient at the center is 0
             inverse = (r + radius).reciprocal()
