@@ -1,7 +1,5 @@
 """Training, evaluation, prediction and calibration from Python."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -14,6 +12,7 @@ import dubito
 from dubito import data
 from dubito.api import RunConfig, calibrate, evaluate, predict, train
 from dubito.errors import DubitoError
+from dubito.training import TrainConfig
 
 SETTINGS = {"lr": 0.01, "batch_size": 16, "report": False, "backbone": {"hidden": [32]}}
 
@@ -55,6 +54,13 @@ def test_another_method_starts_from_its_defaults():
     config = RunConfig.merge({"method": {"name": "edl", "kl_ramp": 3}}, {"method": "redl"})
     assert config.method["name"] == "redl"
     assert config.method.get("kl_ramp") != 3
+
+
+def test_settings_override_tuples_and_objects():
+    config = {"posthoc": ("energy",), "training": TrainConfig(epochs=3, lr=0.1)}
+    merged = RunConfig.merge(config, {"posthoc": (), "epochs": 5})
+    assert merged.posthoc == ()
+    assert (merged.training.epochs, merged.training.lr) == (5, 0.1)
 
 
 @pytest.mark.parametrize(

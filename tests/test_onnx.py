@@ -1,7 +1,5 @@
 """ONNX files equal torch, describe themselves, and are not written if they differ."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -138,6 +136,13 @@ def test_images_are_bytes_or_floats(floats: bool, tmp_path: Path) -> None:
     assert "accepted" not in assert_equals_torch(model, exported, pixels, file_inputs=file_inputs)
     inputs = json.loads(exported.metadata["inputs"])
     assert inputs["type"] == ("float32" if floats else "uint8")
+
+
+def test_arrays_of_pixels_as_floats_are_from_0_to_1(tmp_path: Path) -> None:
+    prepare = Preprocessing(inputs=ArrayFormat(shape=(4,), dtype="uint8"))
+    model = build("softmax", prepare, limits=False)
+    exported = dubito.onnx.export(model, tmp_path / "model.onnx", floats=True)
+    assert "pixels from 0 to 1;" in json.loads(exported.metadata["inputs"])["values"]
 
 
 # --- the file ---

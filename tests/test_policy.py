@@ -1,7 +1,5 @@
 """Policies: the search against SciPy, the guarantee by simulation, JSON files, errors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +82,13 @@ def test_too_few_samples_accept_nothing(level: float, needed: int) -> None:
     assert policy.accepts_nothing
     assert f"accepts nothing: error <= {level} " in repr(policy)
     assert policy.decide(binary(np.array([1.0, 0.5]))).all()
+
+
+def test_defaults_are_one_percent() -> None:
+    dist, errors = ranked(np.zeros(600, bool))
+    guarantee = Policy.control_error(dist, errors, ood_score="max_prob").guarantee
+    assert guarantee is not None
+    assert (guarantee.level, guarantee.confidence, guarantee.false_alarms) == (0.01, 0.95, 0.01)
 
 
 def test_accepting_nothing_includes_infinite_scores() -> None:

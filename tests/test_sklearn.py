@@ -1,7 +1,5 @@
 """The scikit-learn estimators."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

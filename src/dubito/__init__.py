@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dubito.api import calibrate, evaluate, export, load, predict, train
-    from dubito.distributions import (
-        Categorical,
-        Dirichlet,
-        FlexibleDirichlet,
-        NormalInverseGamma,
-    )
+    from dubito.distributions import Categorical, Dirichlet, FlexibleDirichlet, NormalInverseGamma
     from dubito.errors import DubitoError
     from dubito.losses import EDLLoss, IEDLLoss, edl, iedl, uce
     from dubito.model import Model
@@ -27,15 +22,8 @@ __all__ = [
     "calibrate", "edl", "evaluate", "export", "iedl", "load", "predict", "train", "uce",
 ]  # fmt: skip
 
-#: module -> names that it provides here
-_PROVIDED = {
-    "api": ("calibrate", "evaluate", "export", "load", "predict", "train"),
-    "distributions": ("Categorical", "Dirichlet", "FlexibleDirichlet", "NormalInverseGamma"),
-    "errors": ("DubitoError",),
-    "losses": ("EDLLoss", "IEDLLoss", "edl", "iedl", "uce"),
-    "model": ("Model",),
-    "sklearn": ("EvidentialClassifier", "EvidentialRegressor"),
-}
+#: modules that these names come from; each imports those before it
+_PROVIDERS = ("errors", "distributions", "losses", "model", "api", "sklearn")
 #: modules that are attributes without having been imported
 _MODULES = (
     *("calibration", "data", "distributions", "evaluation", "losses", "methods", "metrics"),
@@ -44,13 +32,13 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _PROVIDED.items():
-        if name in names:
-            value = getattr(import_module(f"{__name__}.{module}"), name)
-            globals()[name] = value
-            return value
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
+    for provider in _PROVIDERS if name in __all__ else ():
+        module = import_module(f"{__name__}.{provider}")
+        if name in module.__all__:
+            globals()[name] = value = getattr(module, name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

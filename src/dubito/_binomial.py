@@ -51,7 +51,7 @@ def upper_bound(successes: int, trials: int, delta: float) -> float:
 
     Args:
         successes: Observed number of successes.
-        trials: Number of trials, >= 1.
+        trials: Number of trials; without any the bound is 1.
         delta: Probability that the rate exceeds the bound, in (0, 1).
 
     >>> round(upper_bound(0, 59, 0.05), 4)
@@ -72,5 +72,4 @@ def _pmf(x: Array, n: Array, rate: float) -> Array:
 
 
 def _log_factorial(values: Array) -> Array:
-    logs: Array = torch.lgamma(torch.from_numpy(values + 1.0)).numpy()
-    return logs
+    return torch.lgamma(torch.from_numpy(values + 1.0)).numpy()

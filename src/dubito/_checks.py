@@ -59,7 +59,8 @@ def non_negative(value: float | Tensor, name: str) -> float | Tensor:
     """Check for a finite number >= 0, or a tensor of such."""
     if isinstance(value, Tensor):
         if visible(value) and not bool(((value >= 0) & value.isfinite()).all()):
-            raise DubitoError(f"{name} must be finite and >= 0, not {value.tolist()!r}")
+            span = f"[{value.min():g}, {value.max():g}]"
+            raise DubitoError(f"{name} must be >= 0 and finite, but spans {span}")
         return value
     if type(value) not in (int, float) and not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {value!r}")
@@ -146,26 +147,21 @@ def classes_last(values: object, class_dim: int, name: str) -> Tensor:
     return checked if class_dim == -1 else checked.movedim(class_dim, -1)
 
 
-def finite(values: Tensor, name: str) -> None:
-    """Raise if a value is infinite or NaN."""
-    _all_above(values, -math.inf, f"{name} must be finite")
-
-
 def concentration(alpha: Tensor) -> None:
     """Raise if a value of alpha is not positive, infinite or NaN."""
-    hint = "; for logits use Dirichlet.from_logits"
-    _all_above(alpha, 0, "alpha must be > 0 and finite", hint)
+    finite(alpha, "alpha", 0, "; for logits use Dirichlet.from_logits")
 
 
-def _all_above(values: Tensor, bound: float, message: str, hint: str = "") -> None:
-    """Raise unless all values are above a bound and below infinity."""
+def finite(values: Tensor, name: str, bound: float = -math.inf, hint: str = "") -> None:
+    """Raise if a value is infinite, NaN, or not above a bound."""
     if not visible(values):
         return
     low, high = (value.item() for value in values.detach().aminmax())
     if not (low > bound and high < math.inf):
+        expected = "finite" if bound == -math.inf else f"> {bound:g} and finite"
         bad = (~((values > bound) & (values < math.inf))).nonzero()
         raise DubitoError(
-            f"{message}, but its values span [{low:g}, {high:g}] "
+            f"{name} must be {expected}, but its values span [{low:g}, {high:g}] "
             f"({len(bad)} bad, the first at {bad[0].tolist()}){hint}"
         )
 
@@ -255,10 +251,7 @@ def class_weight(weight: object, values: Tensor) -> Tensor:
             f"weight has shape {tuple(checked.shape)}; expected one per class, "
             f"({values.shape[-1]},)"
         )
-    if visible(checked) and not bool(((checked >= 0) & checked.isfinite()).all()):
-        raise DubitoError(
-            f"weight must be >= 0 and finite, but spans [{checked.min():g}, {checked.max():g}]"
-        )
+    non_negative(checked, "weight")
     return checked.to(values.device)
 
 

@@ -14,13 +14,11 @@ from types import ModuleType
 
 from dubito.errors import DubitoError
 
-GROUP = "dubito"
-
 
 @functools.cache
 def load_plugins() -> None:
     """Import all installed plug-ins, once."""
-    for entry in entry_points(group=GROUP):
+    for entry in entry_points(group="dubito"):
         entry.load()
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Self
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, model_validator
 from torch import Tensor
-from torch import distributions as td
+from torch.nn.functional import pad
 from torch.utils import _pytree
 
 from dubito import _checks
@@ -39,6 +39,12 @@ ROWS, ENTRIES = 500, 1 << 19
 class Calibration(BaseModel, frozen=True, extra="forbid"):
     """Parameters of a calibrated predictive, and of intervals for regression.
 
+    Args:
+        theta: Parameters of `Distribution.calibrated`.
+        levels: Levels of the intervals.
+        quantiles: Half-width of the interval of each level, in standard deviations of each
+            target value.
+
     >>> from dubito.distributions import Categorical
     >>> dist = Categorical.from_probs(torch.tensor([[0.99, 0.01]]).repeat(100, 1))
     >>> calibration = Calibration.fit(dist, torch.arange(100) // 60)
@@ -47,11 +53,8 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     """
 
     theta: tuple[FiniteFloat, ...]
-    """Parameters of `Distribution.calibrated`."""
     levels: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-    """Levels of the intervals."""
     quantiles: tuple[tuple[Annotated[ExtendedFloat, Field(ge=0)], ...], ...] = ()
-    """Half-width of the interval of each level, in standard deviations of each target value."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -85,7 +88,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         quantiles = tuple(_conformal_quantiles(dist, target, level) for level in levels)
         return cls(theta=theta, levels=tuple(levels), quantiles=quantiles)
 
-    def __call__(self, dist: Distribution) -> td.Distribution:
+    def __call__(self, dist: Distribution) -> torch.distributions.Distribution:
         """Return the calibrated predictive.
 
         Args:
@@ -145,11 +148,9 @@ def conformal_rank(count: int, share: float) -> int:
 
 def _conformal_quantiles(dist: Any, target: Tensor, level: float) -> tuple[float, ...]:
     """Return the quantile for each target value; infinite if there are too few samples."""
-    scores: Tensor = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
+    scores = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
     rank = conformal_rank(len(scores), level)
-    if rank > len(scores):
-        return (math.inf,) * scores.shape[-1]
-    return tuple(scores[rank - 1].tolist())
+    return tuple(pad(scores, (0, 0, 0, 1), value=math.inf)[rank - 1].tolist())
 
 
 def _maximum_likelihood(

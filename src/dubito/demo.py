@@ -8,7 +8,6 @@ The settings are not blind. The Fisher weight, the weight decay and the scale of
 chosen with OOD figures in view; batch size, learning rate and epochs keep the demo short.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import getitem
@@ -24,6 +23,7 @@ from dubito import __version__, data
 from dubito._extras import need
 from dubito._files import atomic_path, atomic_write, json_text, make_folder
 from dubito._threads import one_thread
+from dubito.api import AnyPath
 from dubito.api.runs import averaged, train
 from dubito.data import Source
 from dubito.model import Model
@@ -48,12 +48,7 @@ EXAMPLES = 6
 SIDE, BLOCK = 8, 4  # pixels of an image, and of a photograph in each of them
 
 
-def demo(
-    *,
-    out: str | os.PathLike[str] = "dubito-demo",
-    epochs: int = 40,
-    seed: int = 0,
-) -> dict[str, Any]:
+def demo(*, out: AnyPath = "dubito-demo", epochs: int = 40, seed: int = 0) -> dict[str, Any]:
     """Train EDL and I-EDL on digits, predict photo patches and noise, write a report.
 
     Args:
@@ -67,11 +62,10 @@ def demo(
     folder = make_folder(Path(out))
     test = data.open("digits", "test")
     generator = torch.Generator().manual_seed(seed)
-    images = {
-        "photo patches": _patches(len(test), generator),
-        "noisy digits": _noisy(test.load(), generator),
+    ood = {
+        "photo patches": data.open(_patches(len(test), generator), labeled=False),
+        "noisy digits": data.open(_noisy(test.load(), generator), labeled=False),
     }
-    ood = {name: data.open(x, labeled=False) for name, x in images.items()}
     for name, source in ood.items():
         source.name = name
     sets = {"test digits": test, **ood}
@@ -128,10 +122,8 @@ def _draw(scores: Mapping[str, Mapping[str, Tensor]]) -> Any:
     """Draw the densities of scores by method and set of images."""
     figure, axes = _figures.new("", SCORE, width=2, columns=len(scores))
     for ax, (name, groups) in zip(axes, scores.items(), strict=True):
-        drawn: Any = ax.violinplot(
-            [values.numpy() for values in groups.values()],
-            widths=0.9, showextrema=False, showmedians=True,
-        )  # fmt: skip
+        values = [score.numpy() for score in groups.values()]
+        drawn: Any = ax.violinplot(values, widths=0.9, showextrema=False, showmedians=True)
         drawn["cmedians"].set_color(_figures.INK)
         for body, color in zip(drawn["bodies"], _figures.COLORS, strict=False):
             body.set(facecolor=color, alpha=0.6)

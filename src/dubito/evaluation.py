@@ -73,9 +73,7 @@ def error_detection(
     return {name: _detect(*_ranked(dist, errors, name)) for name in names}
 
 
-def risk_coverage(
-    dist: Distribution, errors: Tensor, scores: Iterable[str] | None = None
-) -> dict[str, Curve]:
+def risk_coverage(dist: Distribution, errors: Tensor, scores: Iterable[str]) -> dict[str, Curve]:
     """Compute the error rate among the most confident samples, as more of them are accepted.
 
     The errors of tied samples are spread evenly over them.
@@ -83,7 +81,7 @@ def risk_coverage(
     Args:
         dist: Distribution, batch shape (...).
         errors: Which predictions are errors, bool (...), from `Task.errors`.
-        scores: Names of scores; by default all but expensive ones.
+        scores: Names of scores.
 
     Returns:
         {score: {"coverage", "risk"}}, lists of at most 101 points.
@@ -94,7 +92,7 @@ def risk_coverage(
     {'max_prob': {'coverage': [0.5, 1.0], 'risk': [0.0, 0.5]}}
     """
     curves: dict[str, Curve] = {}
-    for name in dist.default_scores if scores is None else scores:
+    for name in scores:
         risk = metrics.risks(*_ranked(dist, errors, name)).cpu().numpy()
         ranks = np.unique(np.linspace(1, len(risk), min(CURVE_POINTS, len(risk))).round())
         points = risk[ranks.astype(int) - 1]

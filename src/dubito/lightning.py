@@ -151,9 +151,8 @@ class EvidentialModule(LightningModule):
         dist = method.distribution(outputs)
         # With the last weights: a KL weight that rises makes epochs incomparable.
         weights = self._weights(sys.maxsize)[: len(method.terms)]
-        training_target = task.to_training_units(target)
         loss, _ = weighted_sums(
-            method.terms, dist, training_target, weights, per_class=method.per_class
+            method.terms, dist, task.to_training_units(target), weights, per_class=method.per_class
         )
         dist = task.to_user_units(dist)
         result = evaluation.evaluate(task, dist, target, [method.error_score])

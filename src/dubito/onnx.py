@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from torch import Tensor, nn
 
 from dubito import __version__
@@ -62,17 +62,21 @@ class ExportError(DubitoError):
 
 @dataclass(frozen=True)
 class Exported:
-    """A written file."""
+    """A written file.
+
+    Args:
+        size: Size in bytes.
+        metadata: Metadata of the file; values are JSON.
+        difference: Largest difference from torch, relative for values above 1; at most 1e-4.
+    """
 
     path: Path
     size: int
-    """Size in bytes."""
     metadata: Mapping[str, str] = field(repr=False)
-    """Metadata of the file; values are JSON."""
     difference: float
-    """Largest difference from torch, relative for values above 1; at most 1e-4."""
 
 
+@torch.no_grad()
 def export(
     model: Model,
     path: str | os.PathLike[str],
@@ -98,8 +102,7 @@ def export(
         raise DubitoError(f"cannot write {path}: a folder is in the way")
     if any(isinstance(module, Sampled) for module in model.network.modules()):
         raise DubitoError(
-            "mc_dropout samples its predictions, which an ONNX file cannot repeat: train with "
-            "another method, for example an ensemble"
+            "mc_dropout samples its predictions, which an ONNX file cannot repeat: use an ensemble"
         )
     for package in ("onnx", "onnxruntime", "onnxscript"):
         need(package, "onnx")
@@ -137,10 +140,10 @@ class _Graph(nn.Module):
     ) -> dict[str, Tensor]:
         """Return the columns, marked where a value is not finite."""
         columns = self.predict(inputs, features, outputs).tensors(self.scores)
-        valid = _all_finite(inputs.float()) & _all_finite(outputs)
-        for values in columns.values():
-            if values.is_floating_point():  # ends of intervals may be infinite
-                valid = valid & ~values.isnan().unsqueeze(-1).flatten(1).any(1)
+        # Ends of intervals may be infinite.
+        floats = [v.unsqueeze(-1).flatten(1) for v in columns.values() if v.is_floating_point()]
+        is_number = ~torch.cat(floats, 1).isnan().any(1)
+        valid = _all_finite(inputs.float()) & _all_finite(outputs) & is_number
         return {name: _marked(name, values, valid) for name, values in columns.items()}
 
 
@@ -164,8 +167,7 @@ def _marked(name: str, values: Tensor, valid: Tensor) -> Tensor:
 def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
     """Return the content of the file and its metadata."""
     onnx = need("onnx", "onnx")
-    with torch.no_grad():
-        names = list(graph(example))
+    names = list(graph(example))
     try:
         proto = _trace(graph, example, names)
     except Exception as error:  # torch raises errors of many kinds, with many lines
@@ -175,8 +177,7 @@ def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
     size = proto.ByteSize()
     if size > MAX_BYTES:
         raise DubitoError(f"the network takes {size} bytes, but an .onnx file at most {MAX_BYTES}")
-    with torch.no_grad():
-        dist = graph.model(example)
+    dist = graph.model(example)
     columns = {name: _description(name, dist, graph.model) for name in names}
     for value in proto.graph.output:
         value.doc_string = columns[value.name]
@@ -192,12 +193,12 @@ def _trace(graph: _Graph, example: Tensor, names: Sequence[str]) -> Any:
     batch = torch.export.Dim(BATCH)
     # Notes of torch about itself, and about packages that are not needed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-    with torch.no_grad(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
         )
         traced = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             traced,
             (),
             dynamo=True,
@@ -207,7 +208,6 @@ def _trace(graph: _Graph, example: Tensor, names: Sequence[str]) -> Any:
             output_names=[f"output:{name}" for name in names],
             custom_translation_table={torch.ops.aten.log1p.default: _log1p},
         )
-    assert program is not None
     proto = program.model_proto
     _rename(proto.graph, names)
     _clean(proto)
@@ -239,14 +239,14 @@ def _log1p(x: Any) -> Any:
 
 def _clean(proto: Any) -> None:
     """Remove stack traces with the paths of this machine, and name the size of the batch."""
+    graph = proto.graph
     proto.ir_version, proto.producer_version = IR, __version__
-    proto.graph.name = proto.producer_name = "dubito"
-    del proto.metadata_props[:], proto.graph.metadata_props[:], proto.graph.value_info[:]
-    for part in ("node", "input", "output", "initializer"):
-        for entry in getattr(proto.graph, part):
-            del entry.metadata_props[:]
-            entry.doc_string = ""
-    for value in (*proto.graph.input, *proto.graph.output):
+    graph.name = proto.producer_name = "dubito"
+    del proto.metadata_props[:], graph.metadata_props[:], graph.value_info[:]
+    for entry in (*graph.node, *graph.input, *graph.output, *graph.initializer):
+        del entry.metadata_props[:]
+        entry.doc_string = ""
+    for value in (*graph.input, *graph.output):
         for axis in value.type.tensor_type.shape.dim:
             if axis.dim_param:
                 axis.dim_param = BATCH
@@ -255,7 +255,7 @@ def _clean(proto: Any) -> None:
 def _metadata(model: Model, example: Tensor, columns: Mapping[str, str]) -> dict[str, str]:
     """Describe the file in JSON."""
     values = "numbers as in the data"
-    if model.preprocessing.inputs.kind == "image" or example.dtype == torch.uint8:
+    if model.preprocessing.inputs.is_pixels:
         values = "pixels from 0 to 1" if example.is_floating_point() else "pixels from 0 to 255"
     content = {
         "format": FORMAT,
@@ -273,10 +273,7 @@ def _metadata(model: Model, example: Tensor, columns: Mapping[str, str]) -> dict
         "policy": model.policy,
         "versions": {"dubito": __version__, "torch": str(torch.__version__)},
     }
-    return {
-        name: json_text(part.model_dump(mode="json") if isinstance(part, BaseModel) else part)
-        for name, part in content.items()
-    }
+    return {name: json_text(part) for name, part in to_jsonable_python(content).items()}
 
 
 def _description(name: str, dist: Distribution, model: Model) -> str:
@@ -298,17 +295,15 @@ def _samples(model: Model, floats: bool) -> Tensor:
     """Draw random and extreme inputs, of the type that the file takes."""
     prepare = model.preprocessing
     shape, draw = prepare.shape, torch.Generator().manual_seed(0)
-    pixels = prepare.inputs.kind == "image" or getattr(prepare.inputs, "dtype", "") == "uint8"
-    if pixels:
+    if prepare.inputs.is_pixels:
         noise = torch.randint(256, (EACH, *shape), generator=draw)
         extremes = 255 * torch.randint(2, (EACH, *shape), generator=draw)
         levels = torch.tensor([0, 1, 127, 255]).view(-1, *[1] * len(shape)).expand(-1, *shape)
         values = torch.cat([noise, extremes, levels])
         return values / 255 if floats else values.to(torch.uint8)
-    mean, std = (
-        torch.tensor(values or default).view(-1, *[1] * (len(shape) - 1))
-        for values, default in ((prepare.mean, [0.0]), (prepare.std, [1.0]))
-    )
+    axes = (-1, *[1] * (len(shape) - 1))
+    mean = torch.tensor(prepare.mean or [0.0]).view(axes)
+    std = torch.tensor(prepare.std or [1.0]).view(axes)
     spread = [factor * torch.randn(EACH, *shape, generator=draw) for factor in SPREADS]
     return (mean + std * torch.cat(spread)).float()
 
@@ -340,7 +335,6 @@ def _check_invalid(session: Any, inputs: Tensor) -> None:
             raise ExportError(f"no file was written: its {name!r} hides inputs that are not finite")
 
 
-@torch.no_grad()
 def _compare(session: Any, graph: _Graph, inputs: Tensor) -> float:
     columns = _run(session, inputs)
     features, expected = graph.model.run(inputs)
@@ -355,8 +349,6 @@ def _compare(session: Any, graph: _Graph, inputs: Tensor) -> float:
     largest = _difference("outputs", outputs, expected, expected.abs().amax(-1, keepdim=True))
     # From the file's outputs on: the rounding of the network may grow in the columns.
     reference = graph.columns(inputs, features, outputs)
-    if list(columns) != list(reference):
-        raise ExportError(f"no file was written: its columns would be {list(columns)}")
     clear = ~_close_calls(graph.model, graph.predict(inputs, features, outputs))
     for name, values in columns.items():
         expected = reference[name]

@@ -78,16 +78,18 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Threshold(BaseModel, frozen=True, extra="forbid"):
     """Threshold on a score; values equal to it pass.
 
+    Args:
+        score: Name of a score.
+        higher: What a higher score means.
+        value: The last value that passes; may be infinite.
+
     >>> Threshold(score="vacuity", higher="uncertainty", value=0.2)
     vacuity <= 0.2
     """
 
     score: str
-    """Name of a score."""
     higher: Literal["confidence", "uncertainty"]
-    """What a higher score means."""
     value: ExtendedFloat
-    """The last value that passes; may be infinite."""
 
     @classmethod
     def at_confidence(cls, dist: Distribution, score: str, confidence: float) -> Self:
@@ -121,52 +123,71 @@ class Threshold(BaseModel, frozen=True, extra="forbid"):
 
 
 class Guarantee(BaseModel, frozen=True, extra="forbid"):
-    """What a policy guarantees for inputs with the distribution of the validation data."""
+    """What a policy guarantees for inputs with the distribution of the validation data.
+
+    Args:
+        controls: "error": error rate <= level; "coverage": coverage >= level.
+        level: Error rate among accepted predictions, or share of accepted predictions.
+        confidence: Probability with which it holds; None if it holds on average over validation
+            sets.
+        false_alarms: Largest expected share of inputs rejected as unfamiliar; None without an
+            OOD threshold.
+    """
 
     controls: Literal["error", "coverage"]
-    """"error": error rate <= level; "coverage": coverage >= level."""
     level: float = Field(gt=0, lt=1)
-    """Error rate among accepted predictions, or share of accepted predictions."""
     confidence: float | None = Field(default=None, gt=0, lt=1)
-    """Probability with which it holds; None if it holds on average over validation sets."""
     false_alarms: float | None = Field(default=None, gt=0, lt=1)
-    """Largest expected share of inputs rejected as unfamiliar; None without an OOD threshold."""
 
     def __repr__(self) -> str:
-        if self.controls == "coverage":
-            return f"coverage >= {self.level:g}"
-        text = f"error <= {self.level:g}"
-        return text if self.confidence is None else f"{text} with confidence {self.confidence:g}"
+        sign = ">=" if self.controls == "coverage" else "<="
+        surely = "" if self.confidence is None else f" with confidence {self.confidence:g}"
+        return f"{self.controls} {sign} {self.level:g}{surely}"
 
     __str__ = __repr__
 
 
 class Validation(BaseModel, frozen=True, extra="forbid"):
-    """Results on the validation data."""
+    """Results on the validation data.
+
+    Args:
+        samples: Number of samples in range.
+        coverage: Share of accepted predictions.
+        out_of_range: Number of samples out of range, which are never accepted and not among
+            `samples`.
+        errors: Errors among the samples that determine the threshold.
+        upper_bound: Upper confidence bound on their error rate.
+    """
 
     samples: NonNegativeInt
-    """Number of samples in range."""
     coverage: Share
-    """Share of accepted predictions."""
     out_of_range: NonNegativeInt = 0
-    """Number of samples out of range, which are never accepted and not among `samples`."""
     errors: NonNegativeInt | None = None
-    """Errors among the samples that determine the threshold."""
     upper_bound: FiniteFloat | None = None
-    """Upper confidence bound on their error rate."""
 
 
 class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
-    """Share of predictions that can be accepted at an error rate."""
+    """Share of predictions that can be accepted at an error rate.
+
+    Args:
+        error_rate: Largest error rate among accepted predictions.
+        coverage: Share of all validation samples that are accepted, those out of range
+            included.
+    """
 
     error_rate: float = Field(gt=0, lt=1)
-    """Largest error rate among accepted predictions."""
     coverage: Share
-    """Share of all validation samples that are accepted, those out of range included."""
 
 
 class Policy(BaseModel, frozen=True, extra="forbid"):
     """Accept predictions that pass `threshold`, and `ood_threshold` if there is one.
+
+    Args:
+        threshold: Predictions that fail are ambiguous.
+        ood_threshold: Inputs that fail are unfamiliar.
+        guarantee: What holds for new inputs.
+        validation: Results on the validation data.
+        table: Coverage at other error rates, each with its own threshold.
 
     >>> from dubito.distributions import Categorical
     >>> dist = Categorical.from_probs(torch.tensor([[0.99, 0.01], [0.6, 0.4]]).repeat(200, 1))
@@ -179,15 +200,10 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     """
 
     threshold: Threshold
-    """Predictions that fail are ambiguous."""
     ood_threshold: Threshold | None = None
-    """Inputs that fail are unfamiliar."""
     guarantee: Guarantee | None = None
-    """What holds for new inputs."""
     validation: Validation | None = None
-    """Results on the validation data."""
     table: tuple[OperatingPoint, ...] = ()
-    """Coverage at other error rates, each with its own threshold."""
 
     @classmethod
     def control_error(
@@ -230,6 +246,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         delta = 1 - confidence
         rank = _longest_search(values, cumulative_errors, level, delta)
         count = int(cumulative_errors[rank - 1]) if rank else 0
+        bound = _binomial.upper_bound(count, rank, delta)
         alarms = None if ood_score is None else false_alarms
         return cls(
             threshold=Threshold.at_confidence(dist, score, values[rank - 1] if rank else math.inf),
@@ -237,7 +254,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             guarantee=Guarantee(
                 controls="error", level=level, confidence=confidence, false_alarms=alarms
             ),
-        )._validated(dist, count, _binomial.upper_bound(count, rank, delta) if rank else 1.0)
+        )._validated(dist, errors=count, upper_bound=bound)
 
     @classmethod
     def control_coverage(
@@ -286,15 +303,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             guarantee=Guarantee(controls="coverage", level=coverage, false_alarms=alarms),
         )._validated(dist)
 
-    def _validated(
-        self, dist: Distribution, errors: int | None = None, upper_bound: float | None = None
-    ) -> Policy:
-        validation = Validation(
-            samples=len(dist),
-            coverage=self._coverage(dist),
-            errors=errors,
-            upper_bound=upper_bound,
-        )
+    def _validated(self, dist: Distribution, **results: Any) -> Policy:
+        validation = Validation(samples=len(dist), coverage=self._coverage(dist), **results)
         return self.model_copy(update={"validation": validation})
 
     def _coverage(self, dist: Distribution) -> float:
@@ -400,8 +410,7 @@ def _starts(count: int, level: float, delta: float) -> tuple[Array, Array]:
 def _most_confident_first(values: Array) -> Array:
     """Return indices in decreasing order, ties in random order: data is often sorted by label."""
     shuffled = np.random.default_rng(0).permutation(len(values))
-    order: Array = shuffled[np.argsort(-values[shuffled], kind="stable")]
-    return order
+    return shuffled.take(np.argsort(-values[shuffled], kind="stable"))
 
 
 def _ood_threshold(
@@ -436,5 +445,4 @@ def _without_nan(values: Tensor, score: str) -> Tensor:
 
 def _confidences(dist: Distribution, score: str) -> Array:
     """Return confidences (N,) in float64, which holds float32 scores exactly."""
-    values: Array = _without_nan(dist.confidence(score), score).detach().double().cpu().numpy()
-    return values
+    return _without_nan(dist.confidence(score), score).detach().double().cpu().numpy()

@@ -47,7 +47,7 @@ from dubito.methods import Method
 from dubito.methods.base import to_method
 from dubito.methods.posterior_network import DensityHead
 from dubito.model import Model, Prediction, Preprocessing
-from dubito.tasks import Classification, Regression, Task
+from dubito.tasks import Classification, Regression, Task, class_names
 from dubito.training import TrainConfig, Trainer
 from dubito.training.callbacks import Callback
 
@@ -154,11 +154,8 @@ class _Estimator(BaseEstimator):
             return
         policy = model.fit_policy(prediction, y, **self._policy_options()).policy
         if policy is not None and policy.accepts_nothing:
-            warnings.warn(
-                f"{policy!r}: hold out more data, or raise error_rate={self.error_rate:g}",
-                UserWarning,
-                stacklevel=4,
-            )
+            text = f"{policy!r}: hold out more data, or raise error_rate={self.error_rate:g}"
+            warnings.warn(text, UserWarning, stacklevel=4)
 
     def _cross_validate(
         self, X: Array, y: Array, task: Callable[[Array], Task], rng: np.random.RandomState
@@ -275,8 +272,7 @@ class _Estimator(BaseEstimator):
             X: Inputs, (N, D).
             score: Name of a score. One that is higher for confident samples changes its sign.
         """
-        confidence: Array = self.prediction(X).distribution.confidence(score).numpy()
-        return 0 - confidence
+        return (0 - self.prediction(X).distribution.confidence(score)).numpy()
 
     def predict_or_abstain(self, X: Any) -> tuple[Array, Array]:
         """Return predictions, and which of them are accepted: bool (N,).
@@ -288,10 +284,7 @@ class _Estimator(BaseEstimator):
         """
         prediction = self.prediction(X)
         if prediction.accepted is None:
-            raise NotFittedError(
-                "there is no policy: set error_rate, for example to 0.05, and call fit, or "
-                "calibrate_on with held-out data"
-            )
+            raise NotFittedError("there is no policy: set error_rate, and call fit or calibrate_on")
         return self._labels(prediction), prediction.accepted.numpy()
 
     def predict(self, X: Any) -> Array:
@@ -378,9 +371,8 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         X, y = self._samples(X, y, reset=True)
         check_classification_targets(y)
         self._set_classes(y)
-        self._fit(X, y, lambda target: self._task(self._counts(target)), y)
-        self._class_counts = self._counts(y)
-        return self
+        self._class_counts += self._counts(y)
+        return self._fit(X, y, lambda target: self._task(self._counts(target)), y)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Train for one more epoch, on this data.
@@ -414,8 +406,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
             X: Inputs, (N, D).
         """
         predictive: Any = self.prediction(X).predictive
-        probs: Array = predictive.probs.numpy()
-        return probs
+        return np.asarray(predictive.probs)
 
     def _labels(self, prediction: Prediction) -> Array:
         labels: Array = self.classes_[prediction.point.numpy()]
@@ -433,11 +424,8 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
 
     def _task(self, counts: Array) -> Classification:
         """Return the task; a class without a sample counts as one, for Posterior Networks."""
-        names = [
-            str(int(name)) if isinstance(name, float) and name.is_integer() else str(name)
-            for name in self.classes_.tolist()
-        ]
-        return Classification(classes=tuple(names), counts=tuple(counts.clip(1).tolist()))
+        names = tuple(class_names(self.classes_))
+        return Classification(classes=names, counts=tuple(counts.clip(1).tolist()))
 
     def _class_weights(self, y: Array) -> Tensor | None:
         """Return the weight of each class, 1 on average over the samples: (K,)."""

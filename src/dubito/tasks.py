@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -28,26 +28,20 @@ from dubito.errors import DubitoError
 __all__ = ["Classification", "Regression"]
 
 Curve = dict[str, list[float]]
-Mode = Literal["min", "max"]
+#: metrics that can select weights, and whether lower or higher is better
+Modes = Mapping[str, Literal["min", "max"]]
 RELIABILITY_BINS = 15
 #: A standard deviation below this share of the mean leaves less than two digits in float32.
 MIN_SPREAD = 1e-5
-
-
-class Monitor(NamedTuple):
-    """Metric that selects weights during training."""
-
-    metric: str
-    mode: Mode
 
 
 class Task(BaseModel, ABC, frozen=True, extra="forbid"):
     """What a model predicts."""
 
     kind: str
-    monitor: ClassVar[Monitor]
-    #: metrics that can select weights, and whether lower or higher is better
-    modes: ClassVar[Mapping[str, Mode]]
+    modes: ClassVar[Modes]
+    #: the one that selects them by default
+    monitor: ClassVar[str]
 
     if TYPE_CHECKING:  # a field or a property of the subclasses
 
@@ -140,6 +134,10 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
 class Classification(Task, frozen=True, extra="forbid"):
     """One of several classes.
 
+    Args:
+        classes: Names of the classes, in the order of the network's outputs.
+        counts: Training samples of each class, if known.
+
     >>> task = Classification.from_target(["cat", "dog", "cat"])
     >>> task
     Classification(kind='classification', classes=('cat', 'dog'), counts=(2, 1))
@@ -149,16 +147,9 @@ class Classification(Task, frozen=True, extra="forbid"):
 
     kind: Literal["classification"] = "classification"
     classes: tuple[str, ...] = Field(min_length=2)
-    """Names of the classes, in the order of the network's outputs."""
     counts: tuple[NonNegativeInt, ...] | None = None
-    """Training samples of each class, if known."""
-    monitor: ClassVar[Monitor] = Monitor("accuracy", "max")
-    modes: ClassVar[Mapping[str, Mode]] = {
-        "accuracy": "max",
-        "nll": "min",
-        "brier": "min",
-        "ece": "min",
-    }
+    modes: ClassVar[Modes] = {"accuracy": "max", "nll": "min", "brier": "min", "ece": "min"}
+    monitor: ClassVar[str] = "accuracy"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -174,7 +165,7 @@ class Classification(Task, frozen=True, extra="forbid"):
         Args:
             values: Class names or numbers, (N,); classes are sorted, numbers by value.
         """
-        counts = Counter(_class_names(values))
+        counts = Counter(class_names(values))
         if len(counts) < 2:
             has = f"the one class {next(iter(counts))!r}" if counts else "no samples"
             raise DubitoError(f"a classification needs at least two classes, but target has {has}")
@@ -196,7 +187,7 @@ class Classification(Task, frozen=True, extra="forbid"):
         if getattr(values, "ndim", 1) > 1:
             return self._soft(torch.as_tensor(values))
         index = {name: place for place, name in enumerate(self.classes)}
-        names = _class_names(values)
+        names = class_names(values)
         for row, name in enumerate(names):
             if name not in index:
                 raise DubitoError(
@@ -216,13 +207,11 @@ class Classification(Task, frozen=True, extra="forbid"):
 
     def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
         """Convert class indices (...) to names (...)."""
-        names: np.ndarray[Any, Any] = np.asarray(self.classes)[point.cpu().numpy()]
-        return names
+        return np.asarray(self.classes).take(point.cpu().numpy())
 
     def point(self, dist: Any) -> Tensor:
         """Return the most probable class: (N,) int64."""
-        label: Tensor = dist.probs.argmax(-1)
-        return label
+        return torch.argmax(dist.probs, -1)
 
     def errors(self, point: Tensor, target: Tensor) -> Tensor:
         """Return whether the class is wrong: bool (N,).
@@ -268,6 +257,12 @@ class Regression(Task, frozen=True, extra="forbid"):
 
     Networks are trained on standardized targets, (y - mean)/std.
 
+    Args:
+        names: Names of the target values.
+        mean: Mean of each value in the training data.
+        std: Standard deviation of each value in the training data.
+        tolerance: A prediction is an error if one of its values is further off than this.
+
     >>> task = Regression.from_target([10.0, 20.0, 30.0], tolerance=2)
     >>> task.mean, task.tolerance, task.encode([15])
     ((20.0,), (2.0,), tensor([[15.]]))
@@ -275,15 +270,11 @@ class Regression(Task, frozen=True, extra="forbid"):
 
     kind: Literal["regression"] = "regression"
     names: tuple[str, ...] = Field(min_length=1)
-    """Names of the target values."""
     mean: tuple[FiniteFloat, ...]
-    """Mean of each value in the training data."""
     std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...]
-    """Standard deviation of each value in the training data."""
     tolerance: tuple[Annotated[FiniteFloat, Field(ge=0)], ...] | None = None
-    """A prediction is an error if one of its values is further off than this."""
-    monitor: ClassVar[Monitor] = Monitor("nll", "min")
-    modes: ClassVar[Mapping[str, Mode]] = {"rmse": "min", "mae": "min", "nll": "min"}
+    modes: ClassVar[Modes] = {"rmse": "min", "mae": "min", "nll": "min"}
+    monitor: ClassVar[str] = "nll"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -399,7 +390,7 @@ def _distinct(names: tuple[str, ...], what: str) -> None:
         raise ValueError(f"{what} must be distinct, but {_checks.listed(twice)} occurs twice")
 
 
-def _class_names(values: Any) -> list[str]:
+def class_names(values: Any) -> list[str]:
     """Return the class of each row as text."""
     rows = values.tolist() if hasattr(values, "tolist") else list(values)
     names = []
@@ -410,9 +401,7 @@ def _class_names(values: Any) -> list[str]:
             value = int(value)  # a table with an empty cell has its integers as floats
         is_finite = not isinstance(value, float) or math.isfinite(value)
         if not isinstance(value, str | int | float) or not is_finite:
-            raise DubitoError(
-                f"row {row} of target is {value!r}, not a class; expected a name or a number"
-            )
+            raise DubitoError(f"row {row} of target is {value!r}, not a class: a name or a number")
         names.append(str(value))
     return names
 
@@ -441,10 +430,9 @@ def _numbers(
         raise DubitoError(f"target has {array.shape[1]} columns, expected {_checks.listed(names)}")
 
     is_text = array.dtype.kind not in "biuf"
-    for (row, column), value in np.ndenumerate(array) if is_text else ():
-        if isinstance(value, str) or not isinstance(value, int | float | np.number):
-            shown = str(value) if isinstance(value, str) else value
-            raise DubitoError(f"row {row} of target {names[column]!r} is {shown!r}, not a number")
+    for (row, column), value in np.ndenumerate(array.astype(object)) if is_text else ():
+        if not isinstance(value, int | float | np.number):
+            raise DubitoError(f"row {row} of target {names[column]!r} is {value!r}, not a number")
     array = array.astype(np.float64)
     for row, column in np.argwhere(~np.isfinite(array)):
         value = array[row, column]

@@ -1,7 +1,5 @@
 """The commands, from training to export."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess
@@ -244,7 +242,7 @@ def test_a_damaged_plugin_is_one_line(tmp_path, capsys):
 def test_serve_needs_a_model(capsys):
     pytest.importorskip("fastapi")
     assert run("serve") == 2
-    assert "pass the folder of a model, or --demo" in capsys.readouterr().err
+    assert "Missing argument 'MODEL'" in capsys.readouterr().err
     assert run("serve", "x", "--engine", "steam") == 2
     assert "Invalid value for --engine" in capsys.readouterr().err
 

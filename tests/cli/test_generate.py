@@ -1,7 +1,5 @@
 """Options that are generated from functions and configurations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Features for the few-shot tests: non-negative, with classes that overlap."""
 
-from __future__ import annotations
-
 import torch
 
 from dubito.fewshot import Features

@@ -1,7 +1,5 @@
 """`fewshot` and `features`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The span of the support."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,10 +17,10 @@ def test_weights_give_the_outputs_of_the_coordinates(shape: tuple[int, int, int]
 
 
 def test_a_sample_may_occur_twice() -> None:
-    support = torch.randn(2, 5, 12, dtype=torch.float64)
-    support[1, 3] = support[1, 0]
+    support = torch.randn(3, 5, 12, dtype=torch.float64)
+    support[1, 3], support[2, 4] = support[1, 0], support[2, 1]
     factor = factorize(support)
     torch.testing.assert_close(factor @ factor.mT, support @ support.mT, rtol=1e-9, atol=1e-9)
-    coordinates = torch.randn(2, 4, 5, dtype=torch.float64) @ factor  # in the span
+    coordinates = torch.randn(3, 4, 5, dtype=torch.float64) @ factor  # in the span
     weights = to_weights(coordinates, factor, support)
     torch.testing.assert_close(weights @ support.mT, coordinates @ factor.mT)

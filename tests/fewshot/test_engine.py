@@ -1,7 +1,5 @@
 """Episodes from features to metrics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

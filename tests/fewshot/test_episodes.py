@@ -1,7 +1,5 @@
 """Episodes."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

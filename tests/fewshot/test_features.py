@@ -1,7 +1,5 @@
 """Features, their files and scalings."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """On a GPU: the same episodes, and figures that differ by rounding from those of the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

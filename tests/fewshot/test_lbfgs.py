@@ -1,7 +1,5 @@
 """The solver against `torch.optim.LBFGS` and SciPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.optimize
@@ -66,10 +64,10 @@ def fit(engine: Engine, x: Tensor) -> Tensor:
     return to_weights(minimize(engine.loss, factor, size, scale, engine.solver), factor, x)
 
 
-@pytest.mark.parametrize("shots", [1, 5])
+@pytest.mark.parametrize(("shots", "iterations"), [(1, 5), (5, 5), (5, 2)])
 @pytest.mark.parametrize("name", METHODS)
-def test_iterates_are_those_of_torch_in_all_weights(name: str, shots: int) -> None:
-    solver = Solver(rounds=3, iterations=5, evaluations=6, tolerance_grad=0)
+def test_iterates_are_those_of_torch_in_all_weights(name: str, shots: int, iterations: int) -> None:
+    solver = Solver(rounds=3, iterations=iterations, evaluations=6, tolerance_grad=0)
     engine = build_engine(name, shots, solver)
     x = supports(engine)
     for one, weights in zip(x, fit(engine, x), strict=True):

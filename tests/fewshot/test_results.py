@@ -1,7 +1,5 @@
 """Results in parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

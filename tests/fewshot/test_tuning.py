@@ -1,11 +1,10 @@
 """Choice of hyperparameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
+from dubito.errors import DubitoError
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._tuning import tune
 from dubito.methods.base import build
@@ -50,3 +49,5 @@ def test_score_of_the_objective_can_be_chosen() -> None:
         for score in (None, "max_prob")
     )
     assert own.trials[0]["ood_aupr"] != other.trials[0]["ood_aupr"]
+    with pytest.raises(DubitoError, match="has no score 'magic'"):
+        tune(draw_features(), SETTING, build("iedl"), ood_score="magic", **options)

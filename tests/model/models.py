@@ -1,7 +1,5 @@
 """Small models for tests."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The folder of a model: what it contains, interrupted saves, and damage."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Models: building, prediction, fitting on held-out data, evaluation, networks from elsewhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -137,10 +135,12 @@ def test_lists_arrays_tensors_and_sources_are_read_alike(fitted):
     assert fitted.predict(source).inputs == [source.item(row) for row in range(9)]
 
 
-def test_prediction_leaves_the_mode_alone(fitted):
+def test_prediction_leaves_the_mode_alone():
     model = models.build("mc_dropout").train()
+    frozen = next(module for module in model.modules() if isinstance(module, nn.Linear)).eval()
     model.predict(X[:3])
     assert model.training
+    assert not frozen.training
 
 
 def test_error_names_the_row(fitted):
@@ -308,6 +308,13 @@ def test_score_that_does_not_fit_is_rejected():
     with pytest.raises(DubitoError, match="already has a score 'energy'"):
         model.add_score("energy", X, models.names())
     assert not model.scores
+
+
+def test_bad_row_of_a_later_batch_is_named():
+    rows = X[:1].repeat(1100, 1).numpy()
+    rows[1050, 0] = np.nan
+    with pytest.raises(DubitoError, match=r"inputs\[1050\]: value \[0\] is nan"):
+        models.build().add_score("energy", rows, ["a"] * len(rows))
 
 
 # --- evaluation ---

@@ -1,7 +1,5 @@
 """Predictions: values, columns and selection."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

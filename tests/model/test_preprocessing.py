@@ -1,7 +1,5 @@
 """Preprocessing: fit and normalization."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pydantic import ValidationError

@@ -1,7 +1,5 @@
 """Images of standalone pages."""
 
-from __future__ import annotations
-
 import base64
 import io
 

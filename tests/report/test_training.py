@@ -1,7 +1,5 @@
 """Training reports."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from html.parser import HTMLParser

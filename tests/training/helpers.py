@@ -1,7 +1,5 @@
 """Small data and models for the tests of training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One of two processes that train together; what it saw goes into a file."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """On a GPU: a captured step is the step, and runs side by side do not touch each other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parts of captured steps that need no GPU."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

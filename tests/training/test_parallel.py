@@ -1,7 +1,5 @@
 """Two processes that train together."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -84,10 +84,9 @@ def find_factory(name: str) -> Callable[[], Any]:
         name: "module:function" or "file.py:function".
     """
     module, _, function = name.rpartition(":")
-    imported = import_plugin(module)
-    if not hasattr(imported, function):
+    factory: Callable[[], Any] | None = getattr(import_plugin(module), function, None)
+    if factory is None:
         raise DubitoError(f"network {name!r}: {module} has no function {function!r}")
-    factory: Callable[[], Any] = getattr(imported, function)
     return factory
 
 

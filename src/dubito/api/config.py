@@ -153,7 +153,7 @@ class RunConfig(
         """
         if isinstance(config, str | os.PathLike):
             config = read_config(config)
-        sections = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
+        sections: dict[str, Any] = validated(cls, config or {}).model_dump()
         for key, value in settings.items():
             section, _, field = SHORT.get(key, key).partition(".")
             before = sections.get(section, {})
@@ -161,7 +161,7 @@ class RunConfig(
                 before = {"name": before}
             if field:
                 value = {**before, field: value}
-            elif before and value == before.get("name"):
+            elif "name" in before and value == before["name"]:
                 value = before  # the same method keeps its hyperparameters
             sections[section] = value
         return validated(cls, sections)
@@ -182,7 +182,7 @@ SHORT = {
 }
 
 
-def read_config(path: AnyPath) -> dict[str, Any]:
+def read_config(path: AnyPath) -> Any:
     """Read the sections of a configuration file.
 
     Args:
@@ -196,12 +196,10 @@ def read_config(path: AnyPath) -> dict[str, Any]:
         raise DubitoError(f"cannot read the configuration {file}: {error}") from error
     if isinstance(content, dict) and isinstance(content.get("training"), dict):
         content = content["training"].get("config", content)  # a model.json
-    if not isinstance(content, dict):
-        raise DubitoError(f"{file} must have the sections {_checks.listed(RunConfig.model_fields)}")
     return content
 
 
-def validated(model: type[M], values: Mapping[str, Any]) -> M:
+def validated(model: type[M], values: M | Mapping[str, Any]) -> M:
     """Build a configuration; the first problem is an error in one line.
 
     Args:
@@ -212,13 +210,13 @@ def validated(model: type[M], values: Mapping[str, Any]) -> M:
         return model.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"][:2])  # without the member of a union
-    message = problem["msg"].removeprefix("Value error, ")
+    # Without the member of a union; a problem of the whole has no location.
+    key = ".".join(str(part) for part in problem["loc"][:2]) or model.__name__
     if problem["type"] == "extra_forbidden":
         known = [*SHORT, *RunConfig.model_fields]
         near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
         hint = f"did you mean {near[0]!r}? Known" if near else "known"
-        message = f"unknown setting {key!r}; {hint}: {_checks.listed(known)}"
-    elif problem["type"] != "value_error":
-        message = f"{key}: {message}, not {problem['input']!r}"
-    raise DubitoError(message)
+        raise DubitoError(f"unknown setting {key!r}; {hint}: {_checks.listed(known)}")
+    if problem["type"] == "value_error":
+        raise DubitoError(problem["msg"].removeprefix("Value error, "))
+    raise DubitoError(f"{key}: {problem['msg']}, not {problem['input']!r}")

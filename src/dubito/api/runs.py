@@ -22,7 +22,7 @@ from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.methods.base import from_dict, name_of
 from dubito.model import Model, Prediction, Preprocessing
-from dubito.model._folder import TrainingRecord
+from dubito.model._folder import MODEL, TrainingRecord
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
 from dubito.training._run import CHECKPOINT, History
@@ -30,7 +30,6 @@ from dubito.training.callbacks import Callback
 
 __all__ = ["calibrate", "evaluate", "train"]
 
-MODEL, EVALUATION, RESULT = "model.json", "evaluation", "result.json"
 #: bytes of inputs up to which they are loaded into memory
 MAX_MEMORY = 1 << 32
 #: streamed inputs that determine means and deviations
@@ -100,12 +99,10 @@ def train(
         prepared = _prepare(run, source)
         models: Any = {folder: _finished(folder, runs[folder], prepared) for folder in runs}
         missing = {folder: runs[folder] for folder in runs if models[folder] is None}
-        logs: list[Callback] = []
-        for folder, config in missing.items():
-            seed = config.training.seed
-            logs.append(JSONLines(folder / "metrics.jsonl", seed=seed))
-            if tensorboard:
-                logs.append(TensorBoard(folder / "tensorboard", seed=seed))
+        places = [(folder, config.training.seed) for folder, config in missing.items()]
+        logs: list[Callback] = [JSONLines(path / "metrics.jsonl", seed=s) for path, s in places]
+        if tensorboard:
+            logs += [TensorBoard(path / "tensorboard", seed=s) for path, s in places]
         if missing:
             models |= _fit(missing, prepared, place, (*logs, *callbacks), on_start, report)
     return models[Path(out)] if seeds is None else [models[folder] for folder in runs]
@@ -138,12 +135,8 @@ def _finished(folder: Path, run: RunConfig, prepared: _Prepared) -> Model | None
     if not (folder / MODEL).exists() or (folder / CHECKPOINT).exists():
         return None
     model = Model.load(folder)
-    if model.record is None:
-        raise DubitoError(
-            f"{folder} contains a model that was trained elsewhere: choose another folder"
-        )
-    before = RunConfig.merge(model.record.config, {})
-    saved = {**before.identity(), "fingerprint": model.record.fingerprint}
+    before, record = _recorded(model), model.record or TrainingRecord()
+    saved = {**before.identity(), "fingerprint": record.fingerprint}
     for key, value in {**run.identity(), "fingerprint": prepared.fingerprint}.items():
         if saved.get(key) != value:
             raise DubitoError(
@@ -220,13 +213,11 @@ def _class_weight(config: DataConfig, task: Task) -> Tensor | None:
 
 
 def _train_ood(run: RunConfig, method: Method, preprocessing: Preprocessing) -> Tensor | None:
-    source = run.data.train_ood
+    source, name = run.data.train_ood, run.method["name"]
     if source is None:
         return None
     if not method.ood_terms:
-        raise DubitoError(
-            f"train_ood is for methods that train with OOD inputs, not for {run.method['name']!r}"
-        )
+        raise DubitoError(f"train_ood is for methods that train with OOD inputs, not for {name!r}")
     return datasets.open(source, "train", format=preprocessing.inputs, labeled=False).load()
 
 
@@ -309,7 +300,7 @@ def evaluate(
         results.append({"data": source.name, "part": part, **metrics})
     result: dict[str, Any] = results[0] if len(results) == 1 else averaged(results)
     if out is None and not isinstance(model, Model):
-        out = make_folder(Path(model) / EVALUATION) / RESULT
+        out = make_folder(Path(model) / "evaluation") / "result.json"
     if out is not None:
         atomic_write(Path(out), json_text(result))
     return result
@@ -321,7 +312,7 @@ def _test_part(source: Any) -> str:
 
 def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str]:
     """Return samples to evaluate with, and which part of the data they are."""
-    config = _data_config(model)
+    config = _recorded(model).data
     place = config.source if data is None else data
     part = _test_part(place)
     if data is None and part == "all":
@@ -329,14 +320,14 @@ def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str
     return config.open(place, part, format=model.preprocessing.inputs, resize=resize), part
 
 
-def _data_config(model: Model) -> DataConfig:
-    config = {} if model.record is None else model.record.config
-    return validated(DataConfig, config.get("data", {}))
+def _recorded(model: Model) -> RunConfig:
+    """Return the configuration that a model was trained with; the default one if it is unknown."""
+    return RunConfig.merge(None if model.record is None else model.record.config, {})
 
 
 def _validation(model: Model) -> Source:
     """Return the validation samples of the training."""
-    config = _data_config(model)
+    config = _recorded(model).data
     if config.source is None or model.record is None:
         raise DubitoError("the validation samples of this model are unknown: pass data")
     source = config.open(config.source)
@@ -367,8 +358,8 @@ def averaged(results: Sequence[Any]) -> Any:
         shared = [key for key in first if all(key in result for result in results)]
         return {key: averaged([result[key] for result in results]) for key in shared}
     if isinstance(first, float):
-        finite = all(abs(value) < float("inf") for value in results)
-        return {"mean": fmean(results), "std": stdev(results) if finite else None}
+        spread = stdev(results) if np.isfinite(results).all() else None
+        return {"mean": fmean(results), "std": spread}
     return first
 
 
@@ -398,8 +389,8 @@ def calibrate(
     """
     loaded = load_model(model, device, network)
     source = _validation(loaded) if data is None else _labeled(loaded, data)[0]
-    before = {} if loaded.record is None else loaded.record.config.get("policy", {})
-    _refit(loaded, source, validated(PolicyConfig, {**before, **settings}), coverage)
+    before = _recorded(loaded).policy.model_dump()
+    _refit(loaded, source, validated(PolicyConfig, before | settings), coverage)
     folder = model if out is None else out
     if not isinstance(folder, Model):
         loaded.save(folder)
@@ -419,6 +410,6 @@ def _refit(
             f"the model keeps its policy, because the new one would be {new!r}: pass more data, "
             "or allow more errors (error_rate)"
         )
-    if model.record is not None and model.record.config:
+    if model.record is not None:
         settings = {**model.record.config, "policy": config.model_dump()}
         model.record = model.record.model_copy(update={"config": settings})

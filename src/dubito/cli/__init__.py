@@ -7,7 +7,7 @@ Commands are generated from typed functions. Only the command that runs is impor
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from dubito import __version__
 from dubito._extras import need
@@ -62,12 +62,12 @@ def _app(argv: list[str]) -> Any:
         name="dubito", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
     )
 
+    option = typer.Option(
+        "--version", help="Print the version.", callback=print_version, is_eager=True
+    )
+
     @app.callback(help="Evidential deep learning: models that know when they don't know.")
-    def root(
-        version: bool = typer.Option(
-            False, "--version", help="Print the version.", callback=print_version, is_eager=True
-        ),
-    ) -> None:
+    def root(version: Annotated[bool, option] = False) -> None:
         pass
 
     for name, summary in SUMMARIES.items():

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from dubito._plugins import import_plugin, load_plugins
+from dubito.backbones import BACKBONES
 from dubito.cli import _display
 from dubito.cli._generate import Setting, command, of_fields, of_function, spelled
-from dubito.errors import DubitoError
+from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model._card import format_metric
 
@@ -26,8 +27,6 @@ Run = Callable[..., Any]
 REPORT = "report.html"
 FEWSHOT_METHOD = "iedl"
 SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
-#: commands that continue where they were interrupted
-RESUMABLE = ("train", "fewshot")
 #: parameters without an option
 HIDDEN = {
     *("callbacks", "on_start", "progress", "backbone.shape", "data.source"),
@@ -36,7 +35,6 @@ HIDDEN = {
 PLUGIN_HELP = "Module or .py file that registers methods, scores, backbones or datasets."
 IMPORT = Setting("import", Sequence[str], (), PLUGIN_HELP)
 VERBOSE = Setting("verbose", bool, False, "Show the terms of the loss and all validation metrics.")
-DEMO = Setting("demo", bool, False, "Serve a model of handwritten digits, trained on the spot.")
 
 
 def add(app: typer.Typer, name: str, argv: Sequence[str]) -> None:
@@ -53,15 +51,13 @@ def add(app: typer.Typer, name: str, argv: Sequence[str]) -> None:
     function = getattr(import_module(package), name)
     settings = [*of_function(function), *_more_settings(name, argv), IMPORT]
     settings = [s for s in settings if not {s.name, f"{name}.{s.name}"} & HIDDEN]
-    if name == "serve":
-        settings[0] = replace(settings[0], default=None)  # a model, or --demo
 
     def call(**values: Any) -> None:
         values.pop("import", None)
         try:
             show(function, **values)
         except KeyboardInterrupt:
-            resumes = name in RESUMABLE and "out" in values
+            resumes = name in ("train", "fewshot") and "out" in values
             hint = ": run the same command again to resume" if resumes else ""
             sys.stderr.write(f"interrupted{hint}\n")
             raise typer.Exit(INTERRUPTED) from None
@@ -92,28 +88,26 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
         for setting in of_fields(PolicyConfig.model_fields):
             yield replace(setting, default=None)  # that of the training
     elif name == "fewshot":
-        yield from _method_settings(*_option_values(argv, "method")[-1:] or [FEWSHOT_METHOD])
+        yield from _method_settings((_option_values(argv, "method") or [FEWSHOT_METHOD])[-1])
     elif name == "serve":
         from dubito.serve import ServeConfig
 
-        yield DEMO
         yield from of_fields(ServeConfig.model_fields, "service")
 
 
 def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the fields of `RunConfig`; options of method and backbone depend on their names."""
-    from dubito.api.config import RunConfig, read_config
+    from dubito.api.config import RunConfig
 
     load_plugins()
     files = _option_values(argv, "config")
-    config = read_config(files[-1]) if files else {}
+    config = RunConfig.merge(files[-1] if files else None, {})
     named = {"method": _method_settings, "backbone": _backbone_settings}
     for section, field in RunConfig.model_fields.items():
         if section in named:
-            value = config.get(section, field.default)
-            default = value.get("name", "") if isinstance(value, Mapping) else str(value)
+            default = getattr(config, section)["name"]
             yield Setting(section, str, default, field.description or "", section.capitalize())
-            yield from named[section](*_option_values(argv, section)[-1:] or [default])
+            yield from named[section]((_option_values(argv, section) or [default])[-1])
         elif isinstance(field.default, BaseModel):
             yield from of_fields(type(field.default).model_fields, section)
         else:
@@ -121,16 +115,10 @@ def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
 
 
 def _method_settings(name: str) -> Iterator[Setting]:
-    from dubito.methods import METHODS
-
-    if name in METHODS:
-        method: Any = METHODS[name]
-        yield from of_fields(method.__pydantic_fields__, "method")
+    return of_fields(getattr(METHODS.get(name), "__pydantic_fields__", {}), "method")
 
 
 def _backbone_settings(name: str) -> Iterator[Setting]:
-    from dubito.backbones import BACKBONES
-
     settings: dict[str, Setting] = {}
     for backbone in BACKBONES if name == "auto" else {name} & {*BACKBONES}:
         for option in of_function(BACKBONES[backbone]):
@@ -152,7 +140,7 @@ def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> 
         if record is None:  # of a process that does not save
             continue
         folder = Path(out) / f"seed-{record.seed}" if isinstance(models, list) else Path(out)
-        metric = model.task.monitor.metric
+        metric = model.task.monitor
         best = f"best epoch {record.best_epoch} of {record.epochs}"
         value = format_metric(metric, record.metrics[metric])
         console.print(Text(f"{folder}: {best}, validation {metric} {value}"))
@@ -203,20 +191,12 @@ def _export(function: Run, **values: Any) -> None:
     sys.stdout.write(f"{exported.path}: {size}, largest difference from torch {difference}\n")
 
 
-def _serve(function: Run, *, model: str | None = None, demo: bool = False, **values: Any) -> None:
+def _serve(function: Run, **values: Any) -> None:
     from dubito.api.config import validated
     from dubito.serve import ServeConfig
 
-    if demo:
-        from dubito.serve._demo import GALLERY, MODEL, make_demo
-
-        with Console(stderr=True).status("training a model of digits ..."):
-            folder = make_demo()
-        model, values["gallery"] = str(folder / MODEL), folder / GALLERY
-    if model is None:
-        raise DubitoError("there is nothing to serve: pass the folder of a model, or --demo")
     config = validated(ServeConfig, _pop_section(values, "service"))
-    function(model, config=config, on_start=Console(soft_wrap=True).print, **values)
+    function(config=config, on_start=Console(soft_wrap=True).print, **values)
 
 
 def _fewshot(function: Run, **values: Any) -> None:

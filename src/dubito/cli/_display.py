@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dubito.training import Progress as State
 
 Result = Mapping[str, Any]
-DETECTION = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aurc": "AURC ↓"}
+DETECTION = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓"}
 #: rows that are aligned and printed together
 CHUNK = 200
 
@@ -54,21 +54,18 @@ def evaluation_tables(result: Result) -> Iterator[Table]:
     noise = {f"noise {sigma}": part for sigma, part in result.get("noise", {}).items()}
     yield _metrics(result)
     if "policy" in result:
-        reasons = [name for name in result["policy"] if name != "error_rate"]
+        decisions = {name: name for name in result["policy"] if name != "error_rate"}
+        columns = {**decisions, "error_rate": "errors of accepted"}
         parts = {result["data"]: result, **ood, **noise}
-        rows = (
-            (name, [_number(part["policy"].get(key), True) for key in [*reasons, "error_rate"]])
-            for name, part in parts.items()
-        )
-        yield table("Policy (%)", ["", *reasons, "errors of accepted"], rows)
+        rows = {name: part["policy"] for name, part in parts.items()}
+        yield _shares("Policy (%)", "", columns, rows)
     if "error_detection" in result:
-        scores = {
-            name: {**values, "aurc": result["aurc"][name]}
-            for name, values in result["error_detection"].items()
-        }
-        yield _detection("Detection of errors (%; positives: correct predictions)", scores)
+        scores = result["error_detection"]
+        rows = {name: {**scores[name], "aurc": result["aurc"][name]} for name in scores}
+        title = "Detection of errors (%; positives: correct predictions)"
+        yield _shares(title, "score", {**DETECTION, "aurc": "AURC ↓"}, rows)
     for name, part in {**ood, **noise}.items():
-        yield _detection(f"Detection of {name} (%)", part["detection"])
+        yield _shares(f"Detection of {name} (%)", "score", DETECTION, part["detection"])
 
 
 def _metrics(result: Result) -> Table:
@@ -85,27 +82,25 @@ def _metrics(result: Result) -> Table:
     return table(title, ["", "raw", "calibrated"][: len(columns) + 1], rows)
 
 
-def _detection(title: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
-    metrics = [key for key in DETECTION if key in next(iter(scores.values()))]
-    rows = (
-        (name, [_number(values[key], True) for key in metrics]) for name, values in scores.items()
-    )
-    return table(title, ["score", *(DETECTION[key] for key in metrics)], rows)
-
-
 def fewshot_table(result: Result) -> Table:
     """Return the means over episodes, with their 95 % confidence intervals.
 
     Args:
         result: Result of `dubito.fewshot.fewshot`.
     """
-    setting = result["setting"]
+    setting, method = result["setting"], result["method"]["name"]
     title = f"{setting['ways']}-way {setting['shots']}-shot, {result['episodes']:,} episodes (%)"
-    rows = (
-        (name, [_number({"mean": values["mean"], "std": values["interval"]}, True)])
-        for name, values in result["metrics"].items()
-    )
-    return table(title, ["", result["method"]["name"]], rows)
+    means = result["metrics"].items()
+    rows = {name: {method: {"mean": v["mean"], "std": v["interval"]}} for name, v in means}
+    return _shares(title, "", {method: method}, rows)
+
+
+def _shares(
+    title: str, corner: str, columns: Mapping[str, str], rows: Mapping[str, Mapping[str, Any]]
+) -> Table:
+    """Return a table of shares in percent; `columns` are keys of the rows and their headings."""
+    cells = {name: [_number(row.get(key), True) for key in columns] for name, row in rows.items()}
+    return table(title, [corner, *columns.values()], cells.items())
 
 
 def _number(value: Any, is_share: bool) -> str:

@@ -14,10 +14,10 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 
-REQUIRED: Any = ...
+REQUIRED: Any = inspect.Parameter.empty
 #: sections whose name an option may have or lack
 OPTIONAL_SECTION = re.compile(r"^(no-)?(?:data|training|policy|service)\.")
 
@@ -33,15 +33,22 @@ def spelled(name: str) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A parameter of a command."""
+    """A parameter of a command.
+
+    Args:
+        name: Keyword, with its section: "out", "training.lr".
+        annotation: Type of its values.
+        default: Value of the function or configuration if the parameter is not given.
+        help: Description.
+        panel: Heading in the help.
+        positional: Whether it is an argument and not an option.
+    """
 
     name: str
-    """Keyword, with its section: "out", "training.lr"."""
     annotation: Any
     default: Any = REQUIRED
     help: str = ""
     panel: str | None = None
-    """Heading in the help."""
     positional: bool = False
 
     @property
@@ -57,23 +64,20 @@ class Setting:
     def parameter(self) -> inspect.Parameter:
         """Return a parameter that Typer reads."""
         kinds = [get_origin(kind) or kind for kind in (self.annotation, *get_args(self.annotation))]
-        kind: Any = list[str] if Sequence in kinds or tuple in kinds else str
+        is_flag, is_list = bool in kinds, Sequence in kinds or tuple in kinds
+        kind: Any = bool if is_flag else list[str] if is_list else str
         texts: dict[str, Any] = {"help": self._help(), "show_default": False}
         if self.positional:
             info = typer.Argument(metavar=self.name.upper(), **texts)
-        elif bool in kinds:
-            kind = bool
-            negation = "" if self.default is False else f"/--no-{self.flag[2:]}"
-            info = typer.Option(self.flag + negation, rich_help_panel=self.panel, **texts)
         else:
-            metavar = _metavar(self.annotation)
-            info = typer.Option(self.flag, metavar=metavar, rich_help_panel=self.panel, **texts)
-        required = self.default is REQUIRED
+            negation = f"/--no-{self.flag[2:]}" if is_flag and self.default is not False else ""
+            texts |= {"metavar": None if is_flag else _metavar(self.annotation)}
+            info = typer.Option(self.flag + negation, rich_help_panel=self.panel, **texts)
         return inspect.Parameter(
             self.key,
             inspect.Parameter.KEYWORD_ONLY,
-            annotation=Annotated[kind if required else kind | None, info],
-            default=inspect.Parameter.empty if required else None,
+            annotation=Annotated[kind | None, info],
+            default=REQUIRED if self.default is REQUIRED else None,
         )
 
     def _help(self) -> str:
@@ -126,8 +130,7 @@ def _metavar(annotation: Any) -> str:
         return "|".join(map(str, parts))
     if origin in (tuple, Sequence):
         return f"{_metavar(parts[0])},..."
-    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    if is_model or origin in (dict, Mapping):
+    if origin in (dict, Mapping) or hasattr(annotation, "model_fields"):
         return "KEY=VALUE,..."
     if origin is Annotated:
         return _metavar(parts[0])
@@ -149,7 +152,7 @@ def of_function(function: Callable[..., Any]) -> Iterator[Setting]:
             yield Setting(
                 name=name,
                 annotation=hints.get(name, Any),
-                default=REQUIRED if one.default is one.empty else one.default,
+                default=one.default,
                 help=docs.get(name, ""),
                 positional=one.kind is one.POSITIONAL_OR_KEYWORD,
             )

@@ -90,10 +90,7 @@ def fewshot(
     Sampler(inside, outside, setting)  # fail before a long search
     if preset is not None:
         if method is not None or scaling is not None:
-            raise DubitoError(
-                f"preset {preset!r} sets method and scaling: pass either preset, or method and "
-                "scaling"
-            )
+            raise DubitoError(f"preset {preset!r}: pass either preset, or method and scaling")
         method, scaling = _checks.entry(PRESETS, preset, "preset")
     built, scaling = to_method(method or "iedl"), scaling or "none"
     folder = None if out is None else Path(out)

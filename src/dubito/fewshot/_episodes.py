@@ -141,8 +141,7 @@ def _samples(features: Features, streams: Keys, classes: Indices, count: int) ->
     each = keys(streams[:, None], np.arange(classes.shape[1])).reshape(-1)
     picked = choices(each, features.sizes[classes].reshape(-1), count)
     starts = (np.cumsum(features.sizes) - features.sizes)[classes]
-    samples: Indices = features.order[starts[..., None] + picked.reshape(*classes.shape, count)]
-    return samples
+    return features.order.take(starts[..., None] + picked.reshape(*classes.shape, count))
 
 
 # --- random draws ---

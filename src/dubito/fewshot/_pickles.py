@@ -76,16 +76,11 @@ def _scalar(dtype: _Dtype, data: Any) -> object:
     return _from_buffer(data, dtype, (1,))[0]
 
 
-def _latin(text: str, _: str) -> bytes:
-    """Convert bytes of old protocols."""
-    return text.encode("latin1")
-
-
 #: (module, name) in the file -> replacement; numpy and Python have moved theirs over time
 ALLOWED: dict[tuple[str, str], Any] = {
     **{(m, kind.__name__): kind for m in ("builtins", "__builtin__") for kind in (dict, list, set)},
     ("collections", "defaultdict"): collections.defaultdict,
-    ("_codecs", "encode"): _latin,
+    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # bytes of old protocols
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from dubito import _checks
 from dubito._extras import need
 from dubito._files import json_text, make_folder
-from dubito.distributions.base import COMMON
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._features import Features, scale
@@ -76,9 +75,10 @@ def tune(
         sampler = optuna.samplers.GridSampler(space, seed=setting.seed % 2**32)
         trials = math.prod(map(len, space.values()))
     engine = Engine(method, features, setting=setting, device=device)
-    config = {**engine.describe(), "space": space, "objective": objective, "episodes": episodes}
-    score = ood_score or method.ood_score
-    score = dict(zip(COMMON, engine.example.decomposition, strict=True)).get(score, score)
+    score = engine.example._resolve(ood_score or method.ood_score)
+    _checks.one_of(engine.example.default_scores, score, "ood_score")
+    config = {**engine.describe(), "space": space, "episodes": episodes}
+    config |= {"objective": objective, "ood_score": score}
     study = optuna.create_study(
         storage=None if storage is None else _open(optuna, storage),
         study_name=hashlib.blake2b(json_text(config).encode(), digest_size=16).hexdigest(),

@@ -67,7 +67,7 @@ def policy_text(policy: Policy | None) -> str:
     """Word when a model answers, and what it guarantees."""
     if policy is None:
         return "The model has no policy: it answers every input."
-    guarantee = _guarantee_text(policy.guarantee)
+    guarantee = "" if policy.guarantee is None else _guarantee_text(policy.guarantee)
     if policy.accepts_nothing:
         return f"The model abstains from every input: it cannot guarantee {guarantee}."
     conditions = [policy.threshold, policy.ood_threshold]
@@ -77,9 +77,7 @@ def policy_text(policy: Policy | None) -> str:
     return text + more if guarantee else text
 
 
-def _guarantee_text(guarantee: Guarantee | None) -> str:
-    if guarantee is None:
-        return ""
+def _guarantee_text(guarantee: Guarantee) -> str:
     if guarantee.controls == "coverage":
         return f"that at least {100 * guarantee.level:.4g}% of the inputs are answered, on average"
     text = f"an error rate of at most {100 * guarantee.level:.4g}% among the answers"

@@ -48,30 +48,33 @@ def versions() -> dict[str, str]:
 
 
 class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """How a model was trained."""
+    """How a model was trained.
+
+    Args:
+        config: Configuration of the run, as plain values.
+        seed: Random seed.
+        epochs: Number of epochs that ran.
+        best_epoch: Epoch of the weights.
+        seconds: Duration of the training.
+        train_samples: Number of training samples.
+        validation_samples: Number of validation samples.
+        fingerprint: Hash of the data.
+        metrics: Validation metrics of the weights.
+        device: Device of the training.
+        versions: Versions of dubito, torch and Python.
+    """
 
     config: dict[str, Any] = {}
-    """Configuration of the run, as plain values."""
     seed: int = 0
-    """Random seed."""
     epochs: NonNegativeInt = 0
-    """Number of epochs that ran."""
     best_epoch: NonNegativeInt = 0
-    """Epoch of the weights."""
     seconds: FiniteFloat = 0.0
-    """Duration of the training."""
     train_samples: NonNegativeInt = 0
-    """Number of training samples."""
     validation_samples: NonNegativeInt = 0
-    """Number of validation samples."""
     fingerprint: str = ""
-    """Hash of the data."""
     metrics: dict[str, ExtendedFloat] = {}
-    """Validation metrics of the weights."""
     device: str = "cpu"
-    """Device of the training."""
     versions: dict[str, str] = Field(default_factory=versions)
-    """Versions of dubito, torch and Python."""
 
 
 class WeightsFile(BaseModel, frozen=True, extra="forbid"):
@@ -115,13 +118,12 @@ def write(folder: Path, tensors: Mapping[str, Tensor], card: str, **content: Any
     weights = WeightsFile(name=f"weights-{digest[:12]}.safetensors", sha256=digest, bytes=len(data))
     plain = ModelFile(weights=weights, **content).model_dump(mode="json")
     plain["sha256"] = _digest(plain)
-    text = json_text(plain)
     path = folder / weights.name
     is_new = not path.exists()
     if is_new or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         atomic_write(path, data)
     try:
-        atomic_write(folder / MODEL, text)
+        atomic_write(folder / MODEL, json_text(plain))
     except BaseException:
         if is_new:
             path.unlink(missing_ok=True)
@@ -180,10 +182,7 @@ def _read_json(folder: Path) -> ModelFile:
         raise DubitoError(f"{path} does not describe a dubito model")
     version = plain.get("version")
     if isinstance(version, int) and version > VERSION:
-        raise DubitoError(
-            f"{folder} was written by a newer dubito (format {version}, this one reads {VERSION}): "
-            "upgrade dubito"
-        )
+        raise DubitoError(f"{folder} is from a newer dubito (format {version}): upgrade dubito")
     if plain.get("sha256") != _digest(plain):
         raise DubitoError(f"{path} is damaged: its content is not the one that was saved")
     try:

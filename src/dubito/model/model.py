@@ -140,8 +140,7 @@ class Model(nn.Module):
                 network where it was trained: outputs (N, M), or labels (N,).
         """
         model = cls(network, to_method(method), task, preprocessing)
-        parameter = next(network.parameters(), None)
-        device = "cpu" if parameter is None else parameter.device
+        device = next(network.parameters(), torch.empty(0)).device
         with tempfile.TemporaryDirectory() as folder:
             model.save(folder)
             cls.load(folder, network=network, device=device)._check_against(*check)
@@ -269,7 +268,6 @@ class Model(nn.Module):
         new = self.prediction(items.distribution, items.in_range)
         return replace(items, calibration=new.calibration, codes=new.codes)
 
-    @torch.no_grad()
     def _predict(
         self, batches: Iterable[Encoded], stop: bool, names: Sequence[str] | None
     ) -> Prediction:
@@ -313,7 +311,7 @@ class Model(nn.Module):
         """Yield encoded inputs in batches."""
         source = self._source(items)
         for start in range(0, len(source), batch_size):
-            yield source.encode(range(start, min(start + batch_size, len(source))))
+            yield source.encode(range(len(source))[start : start + batch_size])
 
     def _source(self, items: Any) -> Source:
         """Return inputs as a source in the format of the model."""
@@ -331,24 +329,26 @@ class Model(nn.Module):
         encoded = (ArrayFormat(shape=format.shape) if is_encoded else format).encode(items)
         return Items("inputs", format, encoded.inputs, encoded=encoded)
 
-    @torch.no_grad()
     def _run_all(self, items: Any, *, with_features: bool = False) -> tuple[Tensor | None, Tensor]:
         """Return features, if the network exposes them, and outputs of all inputs; see `run`."""
         with self._evaluating():
-            batches = (batch.checked() for batch in self._batches(items))
-            parts = [self.run(inputs, with_features=with_features) for inputs in batches]
+            source = self._source(items)
+            batches = map(source.subset, torch.arange(len(source)).split(BATCH))
+            parts = [self.run(batch.load(), with_features=with_features) for batch in batches]
         features = [part for part, _ in parts if part is not None]
         return torch.cat(features) if features else None, torch.cat([part for _, part in parts])
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Switch to evaluation mode for a while."""
-        was_training = self.training
+        """Switch to evaluation mode, without gradients, for a while."""
+        training = [module for module in self.modules() if module.training]
         self.eval()
         try:
-            yield
+            with torch.no_grad():
+                yield
         finally:
-            self.train(was_training)
+            for module in training:  # others, such as frozen batch norm, stay in evaluation mode
+                module.training = True
 
     # --- fitting on held-out data ---
 

@@ -31,26 +31,28 @@ class Prediction:
 
     A row that could not be read or predicted is in `errors`: it is never accepted, and its other
     values are placeholders.
+
+    Args:
+        task: What is predicted.
+        distribution: Distribution before calibration, batch shape (N,), in units of the target.
+        point: Class indices (N,), or numbers (N, T).
+        calibration: Calibration of the model.
+        codes: Decision of the policy, indices into `REASONS`: (N,); None without a policy.
+        in_range: Which inputs are in the range of the training data: bool (N,); None: all.
+        notes: Values outside the range of the training data, by row.
+        errors: Why a row could not be read or predicted, by row.
+        inputs: Names of the inputs for users: file names, numbers of rows; None if unknown.
     """
 
     task: Task
-    """What is predicted."""
     distribution: Distribution
-    """Distribution before calibration, batch shape (N,), in units of the target."""
     point: Tensor
-    """Class indices (N,), or numbers (N, T)."""
     calibration: Calibration | None = None
-    """Calibration of the model."""
     codes: Tensor | None = None
-    """Decision of the policy, indices into `REASONS`: (N,); None without a policy."""
     in_range: Tensor | None = None
-    """Which inputs are in the range of the training data: bool (N,); None: all."""
     notes: Mapping[int, str] = field(default_factory=dict)
-    """Values outside the range of the training data, by row."""
     errors: Mapping[int, str] = field(default_factory=dict)
-    """Why a row could not be read or predicted, by row."""
     inputs: Sequence[str] | None = None
-    """Names of the inputs for users: file names, numbers of rows; None if unknown."""
 
     @property
     def predictive(self) -> td.Distribution:
@@ -128,15 +130,13 @@ class Prediction:
         """
         names = dict.fromkeys((*COMMON, *(scores or ())))
         columns = self.task.tensors(self.point, self.predictive)
-        probs = columns.pop("probs", None)
+        wide = {"probs": columns.pop("probs")} if "probs" in columns else {}
         for name, end in zip(("lower", "upper"), self.interval or (), strict=False):
             columns[name] = end[..., 0] if self.task.size == 1 else end
         columns |= {name: self.score(name).float() for name in names}
         if self.codes is not None:
             columns |= {"accepted": self.codes == 0, "reason": self.codes}
-        if probs is not None:
-            columns["probs"] = probs  # last, because it is wide
-        return columns
+        return columns | wide  # wide columns last
 
     def columns(
         self, scores: Sequence[str] | None = None, *, probs: bool = True
@@ -151,10 +151,8 @@ class Prediction:
         wide = {"probs": tensors.pop("probs")} if "probs" in tensors else {}
         names = {} if self.inputs is None else {"input": list(self.inputs)}
         notes = {row: text for row, text in self.notes.items() if row not in self.errors}
-        texts = {
-            name: [by_row.get(row) for row in range(len(self))]
-            for name, by_row in (("note", notes), ("error", self.errors))
-        }
+        rows = range(len(self))
+        texts = {"note": [*map(notes.get, rows)], "error": [*map(self.errors.get, rows)]}
         return names | self._lists(tensors) | texts | self._lists(wide if probs else {})
 
     def rows(

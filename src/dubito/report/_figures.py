@@ -30,10 +30,8 @@ INK, SOFT, LINE = "#1d2126", "#5a6470", "#d8dde3"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), "-", (0, (5, 2)))
 DOTS = (0, (2, 2))
 #: color -> variable of the page
-VARIABLES = {
-    INK: "--ink", SOFT: "--soft", LINE: "--line",
-    **{color: f"--color-{index}" for index, color in enumerate(COLORS)},
-}  # fmt: skip
+VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line"}
+VARIABLES |= {color: f"--color-{index}" for index, color in enumerate(COLORS)}
 #: inches; a page shows two such figures side by side
 WIDTH, HEIGHT = 4.6, 3.3
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -53,10 +51,8 @@ def new(
         columns: Number of axes.
         percent: Axes whose values are shares, shown in percent: "x", "y" or "xy".
     """
-    need("matplotlib", "cli")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * WIDTH, HEIGHT), layout="constrained")
+    matplotlib = need("matplotlib.figure", "cli")
+    figure: Figure = matplotlib.Figure(figsize=(width * WIDTH, HEIGHT), layout="constrained")
     axes = figure.subplots(1, columns, sharey=True, squeeze=False)[0].tolist()
     axes[0].set_ylabel(ylabel, fontsize=9, color=SOFT)
     for ax in axes:
@@ -89,10 +85,8 @@ def svg(figure: Figure, label: str) -> str:
     # The salt makes ids, and with them the page, reproducible.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
         figure.savefig(buffer, format="svg", transparent=True, metadata=NO_METADATA)
-    body = buffer.getvalue()
-    body = body[body.index("<svg") :]
-    box = re.search(r'viewBox="[^"]*"', body)[0]  # type: ignore[index]
-    body = f'<svg {box} role="img" aria-label="{escape(label)}"' + body[body.index(">") :]
+    box, rest = re.findall(r'<svg[^>]*(viewBox="[^"]*")[^>]*(>.*)', buffer.getvalue(), re.DOTALL)[0]
+    body = f'<svg {box} role="img" aria-label="{escape(label)}"{rest}'
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)  # that of the page
     used = set(re.findall(r'#([^")\s;]+)', body))
     body = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", body)
@@ -125,16 +119,12 @@ def curves(
     figure, (ax,) = new(xlabel, ylabel, percent=percent)
     if at is not None:
         ax.axvline(at, color=SOFT, linewidth=1, linestyle=DOTS)
-    for index, (name, line) in enumerate(lines.items()):
-        style: dict[str, Any] = {"color": COLORS[index], "linestyle": DASHES[index]}
+    for (name, line), color, dash in zip(lines.items(), COLORS, DASHES, strict=False):
         marker = "o" if len(line[0]) == 1 else None
-        ax.plot(*line, label=name, linewidth=1.8, marker=marker, **style)
+        ax.plot(*line, label=name, linewidth=1.8, marker=marker, color=color, linestyle=dash)
     if point is not None:
         x, y, name = point
-        ax.plot(
-            [x], [y], linestyle="", marker="o", color=INK, markersize=6, label=name, zorder=4,
-            clip_on=False,
-        )  # fmt: skip
+        ax.plot([x], [y], "o", color=INK, markersize=6, label=name, zorder=4, clip_on=False)
     if diagonal:
         ax.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=DOTS)
     ax.margins(x=0.02)

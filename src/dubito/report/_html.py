@@ -7,13 +7,14 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from dubito._extras import need
+from dubito._files import json_text
 from dubito.data import Source, TableFormat
 from dubito.methods.base import name_of
-from dubito.model import Prediction, _card
+from dubito.model import Prediction
+from dubito.model._card import format_metric, metric_name, policy_text
 
 #: image, and texts by name: truth, prediction and further columns
 Example = tuple[str | None, dict[str, str]]
@@ -68,9 +69,8 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (percent, number, duration, _card.policy_text, name_of)
-    environment.filters |= {function.__name__: function for function in filters}
-    environment.filters |= {"metric_name": _card.metric_name, "metric": _card.format_metric}
+    texts = (percent, number, duration, json_text, metric_name, format_metric, policy_text, name_of)
+    environment.filters |= {function.__name__: function for function in texts}
     page: str = environment.get_template(template).render(**content)
     return page
 
@@ -112,10 +112,11 @@ def examples(
         return []
     shown, task, found = source.subset(rows), prediction.task, []
     columns, predicted = (*COLUMNS, *scores), prediction[rows].rows(scores, probs=False)
+    truth = None if shown.target is None else task.decode(task.encode(shown.target)).tolist()
     for index, (inputs, row) in enumerate(zip(shown.load(), predicted, strict=True)):
         cells: dict[str, Any] = {"sample": shown.item(index)}
-        if shown.target is not None:
-            cells["true"] = task.decode(task.encode(shown.target))[index]
+        if truth is not None:
+            cells["true"] = truth[index]
         cells |= {name: value for name, value in row.items() if name.split(".")[0] in columns}
         if isinstance(source.format, TableFormat):
             cells |= islice(source.format.decode(inputs).items(), MAX_VALUES)
@@ -128,9 +129,9 @@ def examples(
 
 
 def _text(value: Any) -> str:
-    """Format a cell; an array has a value for each target."""
-    if isinstance(value, np.ndarray):
-        return ", ".join(map(_text, value.tolist()))
-    if isinstance(value, float | np.floating):
-        return number(float(value))
+    """Format a cell; a list has a value for each target."""
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    if isinstance(value, float):
+        return number(value)
     return "(unseen)" if value is None else str(value)

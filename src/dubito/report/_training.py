@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dubito import __version__, evaluation
-from dubito._files import atomic_write, json_text
+from dubito import evaluation
+from dubito._files import atomic_write
 from dubito.data import Source
 from dubito.methods import Method
 from dubito.model import Model, Prediction
 from dubito.model._card import PERCENT, metric_name
-from dubito.model._folder import TrainingRecord
 from dubito.report import _figures
 from dubito.report._html import Example, examples, render
+
+#: records of the epochs, `History.records`
+Records = Sequence[Mapping[str, Any]]
 
 REPORT = "report.html"
 #: samples in a group
@@ -37,11 +39,7 @@ RELIABILITY_AXES = {
 
 
 def write(
-    model: Model,
-    folder: Path,
-    source: Source,
-    prediction: Prediction,
-    history: Sequence[Mapping[str, Any]],
+    model: Model, folder: Path, source: Source, prediction: Prediction, history: Records
 ) -> Path:
     """Write report.html, a page that needs no other file.
 
@@ -50,42 +48,13 @@ def write(
         folder: Folder of the page.
         source: Validation samples.
         prediction: Prediction of these samples.
-        history: Records of the epochs, `History.records`.
+        history: Records of the epochs.
     """
-    record = model.record
-    assert record is not None
-    page = render(
-        "training.html",
-        title=source.name,
-        model=model,
-        parameters=sum(parameter.numel() for parameter in model.network.parameters()),
-        config=json_text(record.config),
-        view=View(model, source, prediction),
-        learning_curves=_learning_curves(model, record, history),
-        version=__version__,
-    )
+    page = render("training.html", view=View(model, source, prediction, history))
     return atomic_write(folder / REPORT, page)
 
 
-def _learning_curves(
-    model: Model, record: TrainingRecord, history: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, str]]:
-    """Yield charts of the loss and of the metric that selects the weights, by name."""
-    losses = training_losses(model.method, history, record.config["training"]["epochs"])
-    training = {"training": ([epoch["epoch"] for epoch in history], losses)}
-    validated = [epoch for epoch in history if "validation" in epoch]
-    numbers = [epoch["epoch"] for epoch in validated]
-    for metric in ("loss", model.task.monitor.metric):
-        lines = training if metric == "loss" else {}
-        lines |= {"validation": (numbers, [epoch["validation"][metric] for epoch in validated])}
-        percent, name = "y" if metric in PERCENT else "", metric_name(metric)
-        chart = _figures.curves(lines, "epoch", "", percent=percent, at=record.best_epoch)
-        yield name, _figures.svg(chart, f"{name} by epoch")
-
-
-def training_losses(
-    method: Method, history: Sequence[Mapping[str, Any]], epochs: int
-) -> list[float]:
+def training_losses(method: Method, history: Records, epochs: int) -> list[float]:
     """Return the loss of each epoch with the weights of the last one.
 
     The validation loss has these weights too. A rising KL weight would make epochs incomparable.
@@ -100,16 +69,21 @@ def training_losses(
 
 
 class View:
-    """Charts and tables of labeled samples and their predictions.
+    """What the page shows: charts, tables and samples.
 
     Args:
-        model: Model.
+        model: Model with calibration and training record.
         source: Labeled samples.
         prediction: Prediction of these samples.
+        history: Records of the epochs.
     """
 
-    def __init__(self, model: Model, source: Source, prediction: Prediction) -> None:
-        self.model, self.source, self.prediction = model, source, prediction
+    def __init__(
+        self, model: Model, source: Source, prediction: Prediction, history: Records
+    ) -> None:
+        assert model.record is not None
+        self.model, self.record, self.history = model, model.record, history
+        self.source, self.prediction = source, prediction
         task, self.dist = model.task, prediction.distribution
         self.target = task.encode(source.target)
         self.errors = task.errors(prediction.point, self.target) if task.defines_errors else None
@@ -120,11 +94,8 @@ class View:
     def reliability(self) -> str:
         """Return the chart of observed against expected frequencies."""
         task, lines = self.model.task, {}
-        predictives = {
-            "not calibrated": self.dist.predictive,
-            "calibrated": self.prediction.predictive,
-        }
-        for name, predictive in predictives.items():
+        raw, calibrated = self.dist.predictive, self.prediction.predictive
+        for name, predictive in {"not calibrated": raw, "calibrated": calibrated}.items():
             curve = task.reliability(predictive, self.target)
             expected, observed, count = map(np.asarray, curve.values())
             kept = count >= min(MIN_COUNT, count.max())
@@ -155,7 +126,25 @@ class View:
             chart = _figures.predicted(name, *(column[:, index].numpy() for column in columns))
             yield _figures.svg(chart, f"Predicted against true {name}")
 
+    def learning_curves(self) -> Iterator[tuple[str, str]]:
+        """Yield charts of the loss and of the metric that selects the weights, by name."""
+        epochs = self.record.config["training"]["epochs"]
+        losses = training_losses(self.model.method, self.history, epochs)
+        training = {"training": ([epoch["epoch"] for epoch in self.history], losses)}
+        validated = [epoch for epoch in self.history if "validation" in epoch]
+        numbers = [epoch["epoch"] for epoch in validated]
+        for metric in ("loss", self.model.task.monitor):
+            lines = training if metric == "loss" else {}
+            lines |= {"validation": (numbers, [epoch["validation"][metric] for epoch in validated])}
+            percent, name = "y" if metric in PERCENT else "", metric_name(metric)
+            chart = _figures.curves(lines, "epoch", "", percent=percent, at=self.record.best_epoch)
+            yield name, _figures.svg(chart, f"{name} by epoch")
+
     # --- numbers ---
+
+    def parameters(self) -> int:
+        """Return the number of weights of the network."""
+        return sum(parameter.numel() for parameter in self.model.network.parameters())
 
     def spread(self) -> float:
         """Return the standard deviation of the targets, the error of predicting their mean."""
@@ -175,8 +164,7 @@ class View:
         if size > MAX_CLASSES:
             return None
         pairs = torch.bincount(self.target * size + self.prediction.point, minlength=size**2)
-        matrix: list[list[int]] = pairs.reshape(size, size).tolist()
-        return matrix
+        return pairs.reshape(size, size).tolist()
 
     def classes(self) -> list[tuple[str, int, float, float, int]]:
         """Return name, samples, accuracy, share answered and errors among the answers.

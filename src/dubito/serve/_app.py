@@ -60,9 +60,7 @@ def create_app(
         `state.service.reload()` loads the folder again.
     """
     service = Service(model, network, config or ServeConfig())
-    samples = Gallery((), {}, None)
-    if gallery is not None:
-        samples = read(gallery, service.loaded.model.task.names)
+    samples = Gallery() if gallery is None else read(gallery, service.loaded.model.task.names)
     app = FastAPI(title="dubito", version=__version__, openapi_url=None, telemetry=TELEMETRY)
     app.state.service = service
     _add_routes(app, service, samples)

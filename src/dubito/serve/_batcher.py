@@ -22,6 +22,7 @@ class _Part(NamedTuple):
     def fail(self, error: Exception) -> None:
         if not self.results.done():
             self.results.set_exception(error)
+            self.results.exception()  # `submit` may not get to it, which asyncio would log
 
 
 class Batcher:
@@ -63,10 +64,7 @@ class Batcher:
         if self._worker is None:
             self._worker = loop.create_task(self._work())
         try:
-            if len(parts) == 1:
-                return list(await parts[0].results)
-            done = await asyncio.gather(*(part.results for part in parts))
-            return [result for results in done for result in results]
+            return [result for part in parts for result in await part.results]
         finally:
             for part in parts:
                 part.results.cancel()

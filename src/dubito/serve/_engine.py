@@ -10,7 +10,6 @@ import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,6 @@ from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.model import NOT_FINITE
 
-PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 #: function from inputs to predictions
 Engine = Callable[[Any], Prediction]
 #: seconds of calls that measure an engine
@@ -98,11 +96,11 @@ def choose(
         return "onnx", OnnxEngine(model, threads)
     by_torch: Engine = partial(model.eval().predict, on_error="report")
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    if engine == "torch" or not on_cpu or not all(map(find_spec, PACKAGES)):
+    if engine == "torch" or not on_cpu:
         return "torch", by_torch
     try:
         by_onnx = OnnxEngine(model, threads)
-    except DubitoError as error:  # such as a method that samples
+    except DubitoError as error:  # such as a method that samples, or a missing package
         logging.getLogger(__name__).info("engine torch: %s", error)
         return "torch", by_torch
     by_onnx_takes, by_torch_takes = (
@@ -115,8 +113,8 @@ def choose(
 def measure(engine: Engine, model: Model, count: int) -> float:
     """Return the seconds that a prediction of some inputs takes, the least of several calls."""
     format = model.preprocessing.inputs
-    pixels = format.kind == "image" or getattr(format, "dtype", "") == "uint8"
-    inputs = torch.zeros(count, *format.shape, dtype=torch.uint8 if pixels else torch.float32)
+    dtype = torch.uint8 if format.is_pixels else torch.float32
+    inputs = torch.zeros(count, *format.shape, dtype=dtype)
     engine(inputs)  # the first call is slow
     times: list[float] = []
     while sum(times) < MEASURED:

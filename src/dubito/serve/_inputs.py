@@ -52,7 +52,6 @@ class InputReader:
         self.media_types = (JSON, FORM, *IMAGES) if format.kind == "image" else (JSON,)
         self.columns = [column.name for column in getattr(format, "columns", ())]
         self.key = "rows" if self.columns else "inputs"
-        self.is_pixels = format.kind == "image" or getattr(format, "dtype", None) == "uint8"
         several, item = Field(min_length=1, max_length=config.max_inputs), self._item_type()
         fields: Any = {self.key: (Annotated[list[item], several, FailFast()], ...)}  # type: ignore[valid-type]
         self.body = create_model("PredictionRequest", **fields)
@@ -84,7 +83,8 @@ class InputReader:
             text = Annotated[str, Strict()]
             cell = Annotated[whole | number | text | None, Field(union_mode="left_to_right")]
             return TypedDict("Row", dict.fromkeys(self.columns, cell))  # type: ignore[operator]
-        kind: Any = Annotated[int, Strict(), Field(ge=0, le=255)] if self.is_pixels else number
+        pixel = Annotated[int, Strict(), Field(ge=0, le=255)]
+        kind: Any = pixel if self.format.is_pixels else number
         for size in reversed(self.format.shape):
             kind = Annotated[list[kind], Field(min_length=size, max_length=size), FailFast()]
         return kind
@@ -102,7 +102,7 @@ class InputReader:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"])) or "body"
             raise HTTPException(422, f"{place}: {first['msg']}") from None
-        dtype = np.uint8 if self.is_pixels else np.float64
+        dtype = np.uint8 if self.format.is_pixels else np.float64
         return values if self.columns else list(np.array(values, dtype))
 
     # --- images ---

@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from dubito import _checks
 from dubito.data.base import Source
@@ -99,7 +99,7 @@ class Reader:
         if self.in_memory:
             return (self.inputs.index_select(0, batch) for batch in rows)
         loader: DataLoader[Any] = DataLoader(
-            cast("Dataset[Any]", self.inputs),
+            self.inputs,
             batch_sampler=[batch.tolist() for batch in rows],
             num_workers=self.config.workers,
             pin_memory=self.device.type == "cuda",
@@ -166,8 +166,5 @@ def _check_ood(ood: Tensor, shape: tuple[int, ...], method: Method) -> None:
     if not method.ood_terms:
         name = type(method).__name__
         raise DubitoError(f"{name} does not train with out-of-distribution inputs: drop ood")
-    if ood.ndim < 2 or not len(ood) or tuple(ood.shape[1:]) != shape:
-        raise DubitoError(
-            f"ood has shape {tuple(ood.shape)}; expected (M, {str(shape)[1:-1]}), "
-            "as the training data has"
-        )
+    if tuple(ood.shape[1:]) != shape or not len(ood):
+        raise DubitoError(f"ood has shape {tuple(ood.shape)}; expected (M, {str(shape)[1:-1]})")

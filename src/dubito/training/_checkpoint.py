@@ -58,9 +58,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
     for name, value in tensors.items():
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = value
-    # In the order of the parameters; a file sorts by name: 1, 10, 2.
-    ordered = dict(sorted(state.items()))
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": ordered})
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     for parameter, entry in optimizer.state.items():
         for key, value in entry.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:

@@ -75,9 +75,8 @@ def compiled(
     # Without weights: a network with its own would be compiled a second time for other weights.
     skeleton = copy.deepcopy(networks[0]).to("meta").train()
 
-    def forward(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        outputs: Tensor = torch.func.functional_call(skeleton, tensors, (x,))
-        return outputs
+    def forward(tensors: dict[str, Tensor], x: Tensor) -> Any:
+        return torch.func.functional_call(skeleton, tensors, (x,))
 
     fast = torch.compile(forward, dynamic=False, backend=backend)
     tensors = [dict([*n.named_parameters(), *n.named_buffers()]) for n in networks]

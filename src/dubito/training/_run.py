@@ -95,11 +95,8 @@ def loss_function(method: Method, class_weight: Tensor | None = None) -> Loss:
     has_ood = bool(method.ood_terms)
 
     def loss(outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        ood = None
-        if has_ood:
-            outputs, outside = outputs[: len(target)], outputs[len(target) :]
-            ood = method.distribution(outside)
-        dist = method.distribution(outputs)
+        ood = method.distribution(outputs[len(target) :]) if has_ood else None
+        dist = method.distribution(outputs[: len(target)] if has_ood else outputs)
         return method.loss(dist, target, weights, ood=ood, class_weight=class_weight)
 
     return loss
@@ -168,7 +165,7 @@ class Run:
         self.loss: Loss = loss_function(model.method, class_weight)
         self.add_step: Callable[..., None] = add_step
         self.terms = (*model.method.terms, *model.method.ood_terms)
-        self.metric = config.keep or model.task.monitor.metric
+        self.metric = config.keep or model.task.monitor
         modes = {**model.task.modes, "loss": "min"}
         self.mode = _checks.entry(modes, self.metric, "metric to keep")
         self.history = History()
@@ -367,16 +364,14 @@ class Run:
         value, history = record["validation"][self.metric], self.history
         best = history.best["validation"][self.metric] if history.best_epoch else None
         if best is None or (value < best if self.mode == "min" else value > best):
-            state = self.evaluated.state_dict()
-            self.best = {name: value.detach().clone() for name, value in state.items()}
+            self.best = {k: v.clone() for k, v in self.evaluated.state_dict().items()}
             history.best_epoch = record["epoch"]
 
     def finish(self) -> History:
         """Load the best weights, and fit the parts of the method that are fitted after training."""
         network = self.model.network
         network.load_state_dict(self.best)
-        network.eval()
-        self.model.method.finish(network, self.train)
+        self.model.method.finish(network.eval(), self.train)
         return self.history
 
     # --- checkpoints ---
@@ -427,8 +422,7 @@ class Run:
         }
 
     def _check_identity(self, saved: dict[str, Any]) -> None:
-        current = json.loads(json.dumps(self._identity()))
-        for key, value in current.items():
+        for key, value in json.loads(json.dumps(self._identity())).items():
             if saved.get(key) != value:
                 values = f" ({saved.get(key)}, now {value})"
                 raise DubitoError(

@@ -17,26 +17,29 @@ __all__ = ["JSONLines", "Progress", "TensorBoard"]
 
 @dataclass(frozen=True)
 class Progress:
-    """State of a training."""
+    """State of a training.
+
+    Args:
+        seed: Seed of the run.
+        epoch: Current epoch, from 1.
+        epochs: Maximum number of epochs.
+        step: Steps of this epoch that were launched; a GPU may be a little behind.
+        steps: Steps per epoch.
+        record: Record of the epoch, see `History`; None during the epoch.
+        samples_per_second: Training speed in this epoch.
+        seconds_left: Estimated time until the last epoch ends.
+        network: Network that is validated: with averaged weights if there are any.
+    """
 
     seed: int
-    """Seed of the run."""
     epoch: int
-    """Current epoch, from 1."""
     epochs: int
-    """Maximum number of epochs."""
     step: int
-    """Steps of this epoch that were launched; a GPU may be a little behind."""
     steps: int
-    """Steps per epoch."""
     record: dict[str, Any] | None
-    """Record of the epoch, see `History`; None during the epoch."""
     samples_per_second: float
-    """Training speed in this epoch."""
     seconds_left: float
-    """Estimated time until the last epoch ends."""
     network: nn.Module
-    """Network that is validated: with averaged weights if there are any."""
 
 
 Callback = Callable[[Progress], None]
@@ -100,8 +103,7 @@ class TensorBoard:
         if progress.seed not in self._writers:
             folder = self.folder / str(progress.seed) if self.seed is None else self.folder
             # Scalars of a killed process from this epoch on are hidden.
-            writer = self._new_writer(str(folder), purge_step=progress.epoch)
-            self._writers[progress.seed] = writer
+            self._writers[progress.seed] = self._new_writer(str(folder), purge_step=progress.epoch)
         writer, record = self._writers[progress.seed], progress.record
         scalars = {name: record[name] for name in ("loss", "lr", "samples_per_second")}
         for group in ("terms", "validation"):
