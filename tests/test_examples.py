@@ -1,7 +1,5 @@
 """The examples run, on little data, and show what they claim."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator
@@ -11,6 +9,8 @@ from types import ModuleType
 
 import pytest
 import torch
+
+import dubito
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -177,3 +177,19 @@ def test_scenes_of_segmentation(segmentation):
     kinds = [{int(k) for k in cell.unique()} - {10} for cell in cells.flatten(0, 1)]
     assert all(len(kind) <= 1 for kind in kinds)
     assert sum(map(len, kinds)) == 20 * 6
+
+
+def test_serve_digits_writes_a_model_and_a_gallery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fastapi")
+    example = import_module("serve_digits")
+    short = example.TRAINING.model_copy(update={"epochs": 1, "validate_every": 1})
+    little = {"VARIANTS": 1, "STROKES": 60, "OUTLIERS": 120, "TRAINING": short}
+    for name, value in little.items():
+        monkeypatch.setattr(example, name, value)
+    example.main(["--out", str(tmp_path / "page"), "--train-only"])
+    gallery = tmp_path / "page" / example.GALLERY
+    assert {"0", "9", "Letters", "Signs", "Noise"} <= {path.name for path in gallery.iterdir()}
+    prediction = dubito.load(tmp_path / "page" / example.MODEL).predict([gallery / "3" / "00.png"])
+    assert prediction.accepted is not None

@@ -1,13 +1,11 @@
 """Serve one of the models: python service.py NAME FOLDER. It prints its address."""
 
-from __future__ import annotations
-
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from browser import models
 from dubito.serve import ServeConfig, serve
-from dubito.serve._demo import GALLERY, MODEL, make_demo
 
 TOKEN = "token-of-the-browser-tests"
 CONFIGS = {"species": {"max_body": 200_000}, "table": {"token": TOKEN}}
@@ -17,8 +15,10 @@ def main(name: str, folder: Path) -> None:
     """Make the model and serve it."""
     gallery = None
     if name == "demo":
-        demo = make_demo(folder / name)
-        model, gallery = demo / MODEL, demo / GALLERY
+        sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+        example = import_module("serve_digits")
+        example.make(folder / name)
+        model, gallery = folder / name / example.MODEL, folder / name / example.GALLERY
     else:
         model = getattr(models, name)(folder / name)
     config = ServeConfig.model_validate({"engine": "torch", **CONFIGS.get(name, {})})

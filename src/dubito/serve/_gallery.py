@@ -7,7 +7,7 @@ inputs can be drawn, is a `Drawing`.
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from dubito._extras import need
 from dubito.data.images import _eight_bit, image_files
 from dubito.errors import DubitoError
 
-DRAWING = "drawing.json"
+DRAWING_FILE = "drawing.json"
 MOST_ITEMS = 400
 #: largest side of a sample in pixels; larger images are reduced
 LARGEST = 512
@@ -47,9 +47,9 @@ class Gallery(NamedTuple):
         drawing: How the page prepares drawings; None for its defaults.
     """
 
-    groups: Sequence[dict[str, Any]]
-    pictures: dict[str, bytes]
-    drawing: Drawing | None
+    groups: Sequence[dict[str, Any]] = ()
+    pictures: Mapping[str, bytes] = {}
+    drawing: Drawing | None = None
 
 
 def read(folder: str | os.PathLike[str], classes: Sequence[str] = ()) -> Gallery:
@@ -79,7 +79,7 @@ def read(folder: str | os.PathLike[str], classes: Sequence[str] = ()) -> Gallery
             pictures[key := f"{len(groups)}-{len(items)}"] = _png(file)
             items.append({"id": key, "src": f"gallery/{key}.png", "truth": truth})
         groups.append({"name": name, "kind": kind, "items": items})
-    return Gallery(groups, pictures, _drawing(place / DRAWING))
+    return Gallery(groups, pictures, _drawing(place / DRAWING_FILE))
 
 
 def _drawing(path: Path) -> Drawing | None:

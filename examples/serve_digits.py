@@ -1,13 +1,18 @@
-"""Demo of the page: a model of handwritten digits, and a gallery.
+"""A web page that classifies drawn digits: train a model, make a gallery, serve both.
 
 I-EDL on scikit-learn's digits and on digits made of strokes, both distorted, so that drawings of a
 user are in distribution. Outliers get a loss of their own, the KL divergence to no evidence. The
-published method has no such term, but without it letters and scribbles get evidence.
+published method has no such term, but without it letters and scribbles get evidence. Run it with
+
+    python examples/serve_digits.py [--out serve-digits] [--port 8000] [--train-only]
+
+which trains for some seconds, unless the folder exists, and prints the address of the page.
 
 The settings were tuned on the gallery and on drawn digits: neither measures accuracy.
 Calibration and policy use digits that were not trained on.
 """
 
+import argparse
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,30 +22,27 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic.dataclasses import dataclass
+from PIL import Image, ImageDraw
+from scipy.interpolate import BSpline
 from torch import Tensor
 
-from dubito import __version__, data, losses
-from dubito._extras import need
-from dubito._files import atomic_write, make_folder
-from dubito._threads import one_thread
+from dubito import data, losses
 from dubito.data import ImageFormat, Source
-from dubito.data._files import data_folder
 from dubito.losses import Term
 from dubito.methods import IEDL
-from dubito.methods.base import CONFIG
 from dubito.model import Model, Preprocessing
-from dubito.serve._gallery import DRAWING as DRAWING_FILE
-from dubito.serve._gallery import Drawing
+from dubito.serve import serve
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
 
-#: sub-folders of the demo
+#: sub-folders of the output
 MODEL, GALLERY = "digits", "gallery"
 #: pixels of an image, and while it is distorted
 SIDE, WORK = 16, 32
 VARIANTS, STROKES, OUTLIERS = 20, 5000, 9000
-DRAWING: Drawing = {"fill": 0.94, "center": "box", "stroke": 0.18}
+#: how the page prepares drawings, see docs/serve.md
+FILL, STROKE = 0.94, 0.18
+DRAWING = {"fill": FILL, "center": "box", "stroke": STROKE}
 KL_RAMP, BACKBONE = 3, {"name": "mlp", "hidden": [256, 128]}
 TRAINING = TrainConfig(
     epochs=12, batch_size=128, lr=2e-3, optimizer="adamw", optimizer_options={"weight_decay": 1e-3},
@@ -50,29 +52,34 @@ TRAINING = TrainConfig(
 SHAPES = json.loads(Path(__file__).with_name("strokes.json").read_bytes())
 
 
-def make_demo(folder: Path | None = None) -> Path:
-    """Return the folder of the demo, with a model and a gallery; make it if there is none.
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train if need be, then serve."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("serve-digits"))
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--train-only", action="store_true")
+    args = parser.parse_args(argv)
+    make(args.out)
+    if not args.train_only:
+        serve(args.out / MODEL, port=args.port, gallery=args.out / GALLERY, on_start=print)
 
-    Args:
-        folder: Folder of the demo; None: a folder beside the known datasets.
-    """
-    place = folder or data_folder() / f"demo-{__version__}"
-    if place.is_dir():
-        return place
+
+def make(folder: Path) -> None:
+    """Write a model and a gallery, unless the folder exists."""
+    if folder.is_dir():
+        return
+    torch.set_num_threads(1)  # the fastest for a network of this size
+    torch.manual_seed(0)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     # Made elsewhere and renamed, because a folder that exists is complete.
-    with tempfile.TemporaryDirectory(prefix=".demo-", dir=make_folder(place.parent)) as part:
-        demo = make_folder(Path(part) / "demo")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as part:
+        made = Path(part) / folder.name
         train, held_out = data.split(data.open("digits", "train"), 0.75, seed=0, stratify=True)
-        with one_thread(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            _train(train, held_out).save(demo / MODEL)
-            _write_gallery(make_folder(demo / GALLERY), data.open("digits", "test"))
-        if not place.is_dir():  # another process may have been faster
-            demo.rename(place)
-    return place
+        _train(train, held_out).save(made / MODEL)
+        _write_gallery(made / GALLERY, data.open("digits", "test"))
+        made.rename(folder)
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class _WithOutliers(IEDL):
     """I-EDL with a loss of outliers."""
 
@@ -132,17 +139,17 @@ def _points(text: str) -> list[Any]:
     return [np.array([[*map(int, p)] for p in line.split()], float) for line in text.split("/")]
 
 
-def _draw(strokes: Sequence[Any], width: float = DRAWING["stroke"]) -> Tensor:
+def _draw(strokes: Sequence[Any], width: float = STROKE) -> Tensor:
     """Draw strokes as the page does: (1, 32, 32)."""
-    image, side = need("PIL.Image", "data"), 3 * WORK
+    side = 3 * WORK
     line = np.concatenate([_curve(points) for points in strokes])
     low, high = line.min(0), line.max(0)
-    scale = side * (DRAWING["fill"] - width) / max(*(high - low), 2)
-    sheet = image.new("L", (side, side))
-    pen, radius = need("PIL.ImageDraw", "data").Draw(sheet), width * side / 2
+    scale = side * (FILL - width) / max(*(high - low), 2)
+    sheet = Image.new("L", (side, side))
+    pen, radius = ImageDraw.Draw(sheet), width * side / 2
     for x, y in side / 2 + scale * (line - (low + high) / 2):
         pen.ellipse([x - radius, y - radius, x + radius, y + radius], 255)
-    small = sheet.resize((WORK, WORK), image.Resampling.BILINEAR)
+    small = sheet.resize((WORK, WORK), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(small, np.float32) / 255)[None]
 
 
@@ -150,8 +157,7 @@ def _curve(points: Any) -> Any:
     """Return points on parabolas between the middles of segments."""
     degree = min(2, len(points) - 1)
     knots = np.pad(np.linspace(0, 1, len(points) - degree + 1), degree, "edge")
-    spline = need("scipy.interpolate", "sklearn").BSpline(knots, points, degree)
-    return spline(np.linspace(0, 1, 16 * len(points)))
+    return BSpline(knots, points, degree)(np.linspace(0, 1, 16 * len(points)))
 
 
 def _distort(x: Tensor, strength: float = 1.0) -> Tensor:
@@ -198,8 +204,11 @@ def _write_gallery(folder: Path, digits: Source) -> None:
         groups[key.title()] = torch.stack([_draw(_points(text)) for text in SHAPES[key]])
     groups |= {"Two at once": torch.maximum(first[:6], first[4:]), "Noise": _noise(8)}
     for name, group in groups.items():
-        home = make_folder(folder / name)
+        (folder / name).mkdir(parents=True)
         for place, image in enumerate(_pixels(group)):
-            picture = need("PIL.Image", "data").fromarray(image[0].numpy())
-            picture.save(home / f"{place:02}.png")
-    atomic_write(folder / DRAWING_FILE, json.dumps(DRAWING))
+            Image.fromarray(image[0].numpy()).save(folder / name / f"{place:02}.png")
+    (folder / "drawing.json").write_text(json.dumps(DRAWING))
+
+
+if __name__ == "__main__":
+    main()
