@@ -1,7 +1,5 @@
 """The error of a torch function against the reference, on many alpha vectors at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

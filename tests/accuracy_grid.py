@@ -1,7 +1,5 @@
 """The alpha vectors on which accuracy is measured, and what the quantities take besides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache

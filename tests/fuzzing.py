@@ -1,7 +1,5 @@
 """Damage, and how much of it: DUBITO_FUZZ=500 tries that many cases of each kind, new ones."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, settings

@@ -4,8 +4,6 @@ Run by `tests/test_minimal.py` with all other packages blocked, and by `make min
 environment.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Exact values, gradients and scales of the functions of dirichlet.py; see reference.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The dissonance of evidence and its slopes, by distinct entries; O(distinct^2)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

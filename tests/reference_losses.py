@@ -1,7 +1,5 @@
 """Exact values, gradients and scales of the loss terms; see reference.py for what a scale is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.reference import MP, Concentration, Point, Real, Truth, Vector, log, truth

@@ -1,7 +1,5 @@
 """Exact values of the functions of _special.py, by the names they have there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.reference import MP, Real, polygammas

@@ -1,7 +1,5 @@
 """Binomial tails against SciPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import bdtr, bdtri

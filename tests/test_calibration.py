@@ -1,7 +1,5 @@
 """Calibration: it improves the likelihood, keeps the point, and its intervals cover."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

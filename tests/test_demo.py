@@ -1,7 +1,5 @@
 """The demo: results, table and page."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -4,8 +4,6 @@ The blocks of a page run in order, in one folder and one namespace. Commands tha
 epochs. Commands that download or serve are not run; their options are checked.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

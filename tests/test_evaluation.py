@@ -1,7 +1,5 @@
 """Evaluation against scikit-learn, for both tasks."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`import dubito` takes little longer than the `import torch` it needs, and brings little."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The LightningModule, in Lightning's own Trainer."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

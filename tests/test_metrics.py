@@ -1,7 +1,5 @@
 """Metrics against scikit-learn, SciPy and brute force, and their algebraic properties."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise, permutations

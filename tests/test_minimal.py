@@ -1,7 +1,5 @@
 """Losses, distributions and methods need torch, numpy, safetensors and pydantic alone."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

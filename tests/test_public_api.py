@@ -1,7 +1,5 @@
 """The public names, and that their parameters are documented."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

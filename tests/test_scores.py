@@ -1,7 +1,5 @@
 """Post-hoc scores."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Small trained models of each kind that the page shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Inputs: drawings, images, the gallery and the sliders."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

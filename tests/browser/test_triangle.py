@@ -1,7 +1,5 @@
 """The Dirichlet distribution on the triangle, against SciPy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 The density is sum_k w_k Dir(alpha + tau_k e_k), a mixture of K Dirichlets with learned weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """A method from outside the package with its own distribution, head, loss and score."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A plug-in from outside the package goes through every command, in new processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

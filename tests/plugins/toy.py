@@ -1,7 +1,5 @@
 """A plug-in: MoDEX with its distribution, a backbone, a score and a dataset."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import ClassVar, Literal

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 from reproduction.report import DOCS, SHOWN, pages

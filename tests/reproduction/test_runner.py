@@ -1,7 +1,5 @@
 """The whole path on embedded data: run, kill, resume, report."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tables of the repository's records; the numbers were computed by the first edition."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from statistics import mean, stdev

@@ -1,7 +1,5 @@
 """Small models, and applications that run in a thread."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Predictions over HTTP: inputs of every kind, refusals, access."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

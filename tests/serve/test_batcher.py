@@ -1,7 +1,5 @@
 """Batching of concurrent requests."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """The files in deploy/: nginx in front of real instances, and the manifests."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import select

@@ -1,7 +1,5 @@
 """The OpenAPI document, and requests generated from it."""
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -1,7 +1,5 @@
 """The process: signals and logs."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket
