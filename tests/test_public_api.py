@@ -90,7 +90,8 @@ def test_parameters_are_documented(module: str, name: str) -> None:
     if inspect.isfunction(value):
         check(name, value, argument_docs(value.__doc__ or ""))
     if inspect.isclass(value) and not issubclass(value, Exception):
-        check(name, value, {**argument_docs(value.__doc__ or ""), **field_docs(value)})
+        text = (value.__doc__ or "").replace("Attributes:", "Args:")  # those of pydantic models
+        check(name, value, {**argument_docs(text), **field_docs(value)})
         for member, found in vars(value).items():
             function = getattr(found, "__func__", found)
             is_override = any(hasattr(base, member) for base in value.__mro__[1:])

@@ -39,7 +39,7 @@ ROWS, ENTRIES = 500, 1 << 19
 class Calibration(BaseModel, frozen=True, extra="forbid"):
     """Parameters of a calibrated predictive, and of intervals for regression.
 
-    Args:
+    Attributes:
         theta: Parameters of `Distribution.calibrated`.
         levels: Levels of the intervals.
         quantiles: Half-width of the interval of each level, in standard deviations of each

@@ -78,7 +78,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Threshold(BaseModel, frozen=True, extra="forbid"):
     """Threshold on a score; values equal to it pass.
 
-    Args:
+    Attributes:
         score: Name of a score.
         higher: What a higher score means.
         value: The last value that passes; may be infinite.
@@ -125,7 +125,7 @@ class Threshold(BaseModel, frozen=True, extra="forbid"):
 class Guarantee(BaseModel, frozen=True, extra="forbid"):
     """What a policy guarantees for inputs with the distribution of the validation data.
 
-    Args:
+    Attributes:
         controls: "error": error rate <= level; "coverage": coverage >= level.
         level: Error rate among accepted predictions, or share of accepted predictions.
         confidence: Probability with which it holds; None if it holds on average over validation
@@ -150,7 +150,7 @@ class Guarantee(BaseModel, frozen=True, extra="forbid"):
 class Validation(BaseModel, frozen=True, extra="forbid"):
     """Results on the validation data.
 
-    Args:
+    Attributes:
         samples: Number of samples in range.
         coverage: Share of accepted predictions.
         out_of_range: Number of samples out of range, which are never accepted and not among
@@ -169,7 +169,7 @@ class Validation(BaseModel, frozen=True, extra="forbid"):
 class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
     """Share of predictions that can be accepted at an error rate.
 
-    Args:
+    Attributes:
         error_rate: Largest error rate among accepted predictions.
         coverage: Share of all validation samples that are accepted, those out of range
             included.
@@ -182,7 +182,7 @@ class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
 class Policy(BaseModel, frozen=True, extra="forbid"):
     """Accept predictions that pass `threshold`, and `ood_threshold` if there is one.
 
-    Args:
+    Attributes:
         threshold: Predictions that fail are ambiguous.
         ood_threshold: Inputs that fail are unfamiliar.
         guarantee: What holds for new inputs.

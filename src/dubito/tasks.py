@@ -134,7 +134,7 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
 class Classification(Task, frozen=True, extra="forbid"):
     """One of several classes.
 
-    Args:
+    Attributes:
         classes: Names of the classes, in the order of the network's outputs.
         counts: Training samples of each class, if known.
 
@@ -257,7 +257,7 @@ class Regression(Task, frozen=True, extra="forbid"):
 
     Networks are trained on standardized targets, (y - mean)/std.
 
-    Args:
+    Attributes:
         names: Names of the target values.
         mean: Mean of each value in the training data.
         std: Standard deviation of each value in the training data.

@@ -19,7 +19,7 @@ TIMEOUT = 30  # seconds without a byte
 class Release(BaseModel, frozen=True, extra="forbid"):
     """Files as their publisher distributes them.
 
-    Args:
+    Attributes:
         md5: Checksum of each file, and of the archive.
         mirrors: Addresses that a file's name is appended to, best first.
         archive: File that contains the others.

@@ -121,7 +121,7 @@ PARSERS: dict[str, Parser] = {
 class Published(Release, frozen=True):
     """A dataset in files that a publisher distributes.
 
-    Args:
+    Attributes:
         parser: One of PARSERS.
         parts: Files of each part.
         classes: Names of the classes, in the order of the labels.

@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """How a model was trained.
 
-    Args:
+    Attributes:
         config: Configuration of the run, as plain values.
         seed: Random seed.
         epochs: Number of epochs that ran.
