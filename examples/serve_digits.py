@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--train-only", action="store_true")
     args = parser.parse_args(argv)
     make(args.out)
+    print(f"dubito serve {args.out / MODEL} --gallery {args.out / GALLERY}")
     if not args.train_only:
         serve(args.out / MODEL, port=args.port, gallery=args.out / GALLERY, on_start=print)
 
