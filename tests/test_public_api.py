@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from dubito.cli._generate import argument_docs
 
@@ -90,7 +91,9 @@ def test_parameters_are_documented(module: str, name: str) -> None:
     if inspect.isfunction(value):
         check(name, value, argument_docs(value.__doc__ or ""))
     if inspect.isclass(value) and not issubclass(value, Exception):
-        text = (value.__doc__ or "").replace("Attributes:", "Args:")  # those of pydantic models
+        text = value.__doc__ or ""
+        if issubclass(value, BaseModel):  # its fields are parameters
+            text = text.replace("Attributes:", "Args:")
         check(name, value, {**argument_docs(text), **field_docs(value)})
         for member, found in vars(value).items():
             function = getattr(found, "__func__", found)

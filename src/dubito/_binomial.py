@@ -51,7 +51,7 @@ def upper_bound(successes: int, trials: int, delta: float) -> float:
 
     Args:
         successes: Observed number of successes.
-        trials: Number of trials; without any the bound is 1.
+        trials: Number of trials; the bound is 1 if there are none.
         delta: Probability that the rate exceeds the bound, in (0, 1).
 
     >>> round(upper_bound(0, 59, 0.05), 4)

@@ -75,7 +75,9 @@ def make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DubitoError(f"cannot create the folder {path}: {error.strerror or error}") from error
+        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "a file is in the way" if in_the_way else error.strerror or error
+        raise DubitoError(f"cannot create the folder {path}: {reason}") from error
     return path
 
 

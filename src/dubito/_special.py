@@ -62,10 +62,8 @@ class Gamma:
         self._first = FIRST[self._key]
         self._small = x < self._first
         shifted = torch.where(self._small, x + self._first, x)
-        self._shifted_reciprocal, self._variable = (
-            shifted.reciprocal(),
-            (shifted + 0.5).reciprocal(),
-        )
+        self._shifted_reciprocal = shifted.reciprocal()
+        self._variable = (shifted + 0.5).reciprocal()
 
     @lazy
     def reciprocal(self) -> Tensor:

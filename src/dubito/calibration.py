@@ -20,7 +20,6 @@ from typing import Annotated, Any, Self
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, model_validator
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.utils import _pytree
 
 from dubito import _checks
@@ -148,9 +147,11 @@ def conformal_rank(count: int, share: float) -> int:
 
 def _conformal_quantiles(dist: Any, target: Tensor, level: float) -> tuple[float, ...]:
     """Return the quantile for each target value; infinite if there are too few samples."""
-    scores = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
+    scores: Tensor = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
     rank = conformal_rank(len(scores), level)
-    return tuple(pad(scores, (0, 0, 0, 1), value=math.inf)[rank - 1].tolist())
+    if rank > len(scores):
+        return (math.inf,) * scores.shape[-1]
+    return tuple(scores[rank - 1].tolist())
 
 
 def _maximum_likelihood(

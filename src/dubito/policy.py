@@ -141,8 +141,8 @@ class Guarantee(BaseModel, frozen=True, extra="forbid"):
 
     def __repr__(self) -> str:
         sign = ">=" if self.controls == "coverage" else "<="
-        surely = "" if self.confidence is None else f" with confidence {self.confidence:g}"
-        return f"{self.controls} {sign} {self.level:g}{surely}"
+        confidence = "" if self.confidence is None else f" with confidence {self.confidence:g}"
+        return f"{self.controls} {sign} {self.level:g}{confidence}"
 
     __str__ = __repr__
 

@@ -40,7 +40,7 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
 
     kind: str
     modes: ClassVar[Modes]
-    #: the one that selects them by default
+    #: metric that selects weights by default
     monitor: ClassVar[str]
 
     if TYPE_CHECKING:  # a field or a property of the subclasses

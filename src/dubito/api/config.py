@@ -153,11 +153,13 @@ class RunConfig(
         """
         if isinstance(config, str | os.PathLike):
             config = read_config(config)
-        sections: dict[str, Any] = validated(cls, config or {}).model_dump()
+        sections = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
         for key, value in settings.items():
             section, _, field = SHORT.get(key, key).partition(".")
             before = sections.get(section, {})
-            if isinstance(before, str):
+            if isinstance(before, BaseModel):
+                before = before.model_dump()
+            elif isinstance(before, str):
                 before = {"name": before}
             if field:
                 value = {**before, field: value}
@@ -182,7 +184,7 @@ SHORT = {
 }
 
 
-def read_config(path: AnyPath) -> Any:
+def read_config(path: AnyPath) -> dict[str, Any]:
     """Read the sections of a configuration file.
 
     Args:
@@ -196,10 +198,12 @@ def read_config(path: AnyPath) -> Any:
         raise DubitoError(f"cannot read the configuration {file}: {error}") from error
     if isinstance(content, dict) and isinstance(content.get("training"), dict):
         content = content["training"].get("config", content)  # a model.json
+    if not isinstance(content, dict):
+        raise DubitoError(f"{file} must have the sections {_checks.listed(RunConfig.model_fields)}")
     return content
 
 
-def validated(model: type[M], values: M | Mapping[str, Any]) -> M:
+def validated(model: type[M], values: Mapping[str, Any]) -> M:
     """Build a configuration; the first problem is an error in one line.
 
     Args:
@@ -210,8 +214,7 @@ def validated(model: type[M], values: M | Mapping[str, Any]) -> M:
         return model.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-    # Without the member of a union; a problem of the whole has no location.
-    key = ".".join(str(part) for part in problem["loc"][:2]) or model.__name__
+    key = ".".join(str(part) for part in problem["loc"][:2])  # without the member of a union
     if problem["type"] == "extra_forbidden":
         known = [*SHORT, *RunConfig.model_fields]
         near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)

@@ -135,8 +135,12 @@ def _finished(folder: Path, run: RunConfig, prepared: _Prepared) -> Model | None
     if not (folder / MODEL).exists() or (folder / CHECKPOINT).exists():
         return None
     model = Model.load(folder)
-    before, record = _recorded(model), model.record or TrainingRecord()
-    saved = {**before.identity(), "fingerprint": record.fingerprint}
+    if model.record is None:
+        raise DubitoError(
+            f"{folder} contains a model that was trained elsewhere: choose another folder"
+        )
+    before = _recorded(model)
+    saved = {**before.identity(), "fingerprint": model.record.fingerprint}
     for key, value in {**run.identity(), "fingerprint": prepared.fingerprint}.items():
         if saved.get(key) != value:
             raise DubitoError(
@@ -213,10 +217,11 @@ def _class_weight(config: DataConfig, task: Task) -> Tensor | None:
 
 
 def _train_ood(run: RunConfig, method: Method, preprocessing: Preprocessing) -> Tensor | None:
-    source, name = run.data.train_ood, run.method["name"]
+    source = run.data.train_ood
     if source is None:
         return None
     if not method.ood_terms:
+        name = run.method["name"]
         raise DubitoError(f"train_ood is for methods that train with OOD inputs, not for {name!r}")
     return datasets.open(source, "train", format=preprocessing.inputs, labeled=False).load()
 

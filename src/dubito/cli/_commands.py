@@ -97,15 +97,16 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
 
 def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the fields of `RunConfig`; options of method and backbone depend on their names."""
-    from dubito.api.config import RunConfig
+    from dubito.api.config import RunConfig, read_config
 
     load_plugins()
     files = _option_values(argv, "config")
-    config = RunConfig.merge(files[-1] if files else None, {})
+    config = read_config(files[-1]) if files else {}
     named = {"method": _method_settings, "backbone": _backbone_settings}
     for section, field in RunConfig.model_fields.items():
         if section in named:
-            default = getattr(config, section)["name"]
+            value = config.get(section, field.default)
+            default = value if isinstance(value, str) else {**field.default, **value}["name"]
             yield Setting(section, str, default, field.description or "", section.capitalize())
             yield from named[section]((_option_values(argv, section) or [default])[-1])
         elif isinstance(field.default, BaseModel):

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -181,8 +181,8 @@ def _open_array(
             return copy.copy(values)
         values = values.load().numpy()
     values = arrays.channels_first(arrays.as_array(values))
-    in_color_or_gray = values.ndim == 4 and values.shape[1] in images.MODES.values()
-    own = ImageFormat.of(values) if in_color_or_gray and values.dtype == np.uint8 else None
+    has_channels = values.ndim == 4 and values.shape[1] in images.MODES.values()
+    own = ImageFormat.of(values) if has_channels and values.dtype == np.uint8 else None
     other = isinstance(format, ImageFormat) and format != own and not (resize and own)
     if other or isinstance(format, TableFormat):
         has = f"arrays of shape {values.shape}" if own is None else own
@@ -219,8 +219,10 @@ def _open_table(
     if has_target and not columns:
         columns = tuple(column for column in frame.columns if column not in ignore)[-1:]
     fit = partial(TableFormat.fit, target=columns, ignore=ignore, categories=categories)
-    readers = [lambda: format or fit(frame)]
-    readers.append(lambda: tables.target_columns(frame, columns) if has_target else target)
+    readers: list[Callable[[], Any]] = [
+        lambda: format or fit(frame),
+        lambda: tables.target_columns(frame, columns) if has_target else target,
+    ]
     fitted, labels = tables.collected(readers, name)
     names = tables.row_names(frame, name)
     return Items(name, fitted, frame, labels, names, fit=None if format else fit).in_memory()

@@ -84,9 +84,9 @@ def fewshot(
     with ThreadPoolExecutor() as pool:
         # Initializing a GPU and reading files take about as long.
         pool.submit(lambda: torch.zeros(1, device=place))
-        files = (features, ood, tune, reference or tune)
-        inside, outside, validation, known = pool.map(_open, files)
+        inside, outside, validation, known = pool.map(_open, (features, ood, tune, reference))
     assert inside is not None
+    known = validation if known is None else known
     Sampler(inside, outside, setting)  # fail before a long search
     if preset is not None:
         if method is not None or scaling is not None:

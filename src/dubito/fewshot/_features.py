@@ -156,7 +156,7 @@ def read_features(path: str | os.PathLike[str]) -> Features:
         array = np.asarray(content["features"])
         if array.dtype != np.float16:  # which torch converts several times faster
             array = array.astype(np.float32, copy=False)
-        values = torch.from_numpy(array).float()
+        values = torch.from_numpy(array)
         labels, names = np.asarray(content["labels"]), content.get("classes")
         if names is None:
             task = Classification.from_target(labels)

@@ -22,7 +22,8 @@ class _Part(NamedTuple):
     def fail(self, error: Exception) -> None:
         if not self.results.done():
             self.results.set_exception(error)
-            self.results.exception()  # `submit` may not get to it, which asyncio would log
+            # Mark it as retrieved: asyncio would log it if `submit` fails on an earlier part.
+            self.results.exception()
 
 
 class Batcher:
