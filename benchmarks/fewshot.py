@@ -29,7 +29,7 @@ from dubito.distributions import Dirichlet
 from dubito.fewshot import Features, read_features
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Episodes, Setting
-from dubito.methods.base import build
+from dubito.methods import METHODS
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def _random(classes: int, each: int, seed: int) -> Features:
 
 def engine(ways: int, shots: int, weight: float) -> Engine:
     """Return the engine of a setting."""
-    method = build("iedl", fisher_weight=weight, scale="paper")
+    method = METHODS.build("iedl", fisher_weight=weight, scale="paper")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Engine(method, *pools(), setting=Setting(ways, shots), device=device)
 

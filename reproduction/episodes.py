@@ -14,7 +14,7 @@ from dubito.errors import DubitoError
 from dubito.fewshot import Features
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._tuning import Choice
-from dubito.methods.base import from_dict
+from dubito.methods import METHODS
 from reproduction import quick
 from reproduction.recipes import Cell
 from reproduction.store import Record
@@ -34,7 +34,7 @@ def evaluate(cell: Cell, folder: Path, device: str) -> Record:
         device: "cpu" or "cuda".
     """
     start, sections = time.perf_counter(), cell.recipe.sections
-    (ways, shots), method = cell.recipe.setting, from_dict(sections["method"])
+    (ways, shots), method = cell.recipe.setting, METHODS.build(sections["method"])
     inside, outside = _features(sections["features"]), _features(sections["ood"])
     tune, reference, tuning = sections.get("tune"), None, {}
     scaling: Any = "none"
@@ -50,7 +50,7 @@ def evaluate(cell: Cell, folder: Path, device: str) -> Record:
         method, scaling = choice.method, choice.scaling
         tuning = {"tuning": _tuning(choice)}
     result = fewshot.fewshot(
-        inside, ood=outside, method=method.to_dict(), ways=ways, shots=shots,
+        inside, ood=outside, method=METHODS.to_dict(method), ways=ways, shots=shots,
         episodes=sections["setting"]["episodes"], seed=cell.seed, scaling=scaling,
         reference=reference, device=device, out=folder / "episodes",
     )  # fmt: skip

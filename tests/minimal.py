@@ -11,7 +11,6 @@ from dubito import Dirichlet, IEDLLoss, iedl
 from dubito.calibration import Calibration
 from dubito.evaluation import evaluate
 from dubito.methods import METHODS, Method
-from dubito.methods.base import build
 from dubito.policy import Policy
 from dubito.tasks import Classification, Regression
 
@@ -42,7 +41,7 @@ def own_loop() -> None:
 def every_method() -> None:
     """Compute the loss and the uncertainty of every method once."""
     for name in METHODS:
-        method = build(name)
+        method = METHODS.build(name)
         task = _task(method)
         network = method.network(_Backbone, task)
         outputs = network(torch.randn(8, 4))

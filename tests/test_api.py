@@ -71,7 +71,7 @@ def test_settings_override_tuples_and_objects():
         ({"epochs": "many"}, "training.epochs: Input should be a valid integer.*'many'"),
         ({"size": "wide"}, "data.size: Input should be a valid integer"),
         ({"method": "best"}, "unknown method 'best'"),
-        ({"method.size": 1}, "method 'iedl': unknown hyperparameter 'size'"),
+        ({"method.size": 1}, "method 'iedl': unknown option 'size'"),
         ({"backbone": "brain"}, "unknown backbone 'brain'"),
     ],
 )

@@ -13,6 +13,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 
 LAYERS: list[list[str]] = [
     ["errors"],
+    ["plugins"],
+    ["registry"],
     ["_special"],
     # Kernels leave second derivatives to the closed forms of the distributions.
     ["kernels", "distributions"],

@@ -12,8 +12,9 @@ from sklearn.utils import shuffle
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dubito import evaluation, methods
+from dubito import evaluation
 from dubito.data import ArrayFormat
+from dubito.methods import METHODS, Softmax
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification, Regression, Task
 
@@ -25,7 +26,7 @@ PIXELS = Preprocessing(inputs=ArrayFormat(shape=(1, 8, 8)), mean=(0.3,), std=(0.
 DIGITS = Classification(classes=tuple(map(str, range(10))), counts=(30,) * 10)
 NO_VALIDATION = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 
-CLASSIFIERS = [name for name in methods.METHODS if "classification" in methods.build(name).tasks]
+CLASSIFIERS = [name for name in METHODS if "classification" in METHODS.build(name).tasks]
 
 images, labels = shuffle(*load_digits(return_X_y=True), random_state=0)
 IMAGES = torch.from_numpy(images / 16).float().view(-1, 1, 8, 8)
@@ -101,7 +102,7 @@ def test_error_detection_without_errors_or_without_correct_predictions(
     nn.init.eye_(network.weight)
     nn.init.zeros_(network.bias)
     task = Classification(classes=("a", "b"))
-    model = Model(network, methods.Softmax(), task, Preprocessing(inputs=ArrayFormat(shape=(2,))))
+    model = Model(network, Softmax(), task, Preprocessing(inputs=ArrayFormat(shape=(2,))))
     inputs = torch.tensor([[2.0, 0.0], [3.0, 0.0]])  # both predicted as "a", the second confidently
     batches: DataLoader[Any] = DataLoader(
         TensorDataset(inputs, (torch.arange(2) >= correct) * 1), 2
@@ -197,7 +198,7 @@ def test_every_method_trains(name: str, tmp_path: Path) -> None:
 
 @NO_VALIDATION
 def test_the_method_is_finished_after_training(tmp_path: Path) -> None:
-    class Centered(methods.Softmax):  # type: ignore[misc]
+    class Centered(Softmax):  # type: ignore[misc]
         def finish(self, network: nn.Module, batches: Any) -> None:
             for _ in range(2):  # an ensemble reads the batches once for each member
                 parts.append(torch.cat([inputs for inputs, _ in batches]))

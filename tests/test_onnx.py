@@ -44,7 +44,7 @@ def build(
     limits: bool = True,
 ) -> Model:
     """Return a model with random weights, calibrated, with a policy that uses all reasons."""
-    method = methods.base.to_method(method)
+    method = methods.METHODS.build(method)
     task: Task = CLASSES if "classification" in method.tasks else NUMBERS
     backbone = {"name": "mlp", "hidden": [8]} if backbone is None else backbone
     model = Model.build(method, task, preprocessing, backbone, seed=3).eval()
@@ -183,7 +183,7 @@ def test_metadata_describes_the_file(table: tuple[Model, Exported]) -> None:
     assert stored == dict(exported.metadata)
     content = {name: json.loads(text) for name, text in stored.items()}
     assert content["task"]["classes"] == ["ant", "bee", "cat"]
-    assert content["method"] == model.method.to_dict()
+    assert content["method"] == methods.METHODS.to_dict(model.method)
     assert content["inputs"]["shape"] == [5]
     assert content["preprocessing"]["inputs"]["columns"][1]["categories"][2] == "sky"
     assert content["policy"]["guarantee"]["level"] == 0.5

@@ -35,11 +35,12 @@ PUBLIC = {
     "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
     "label_removed_kl marginal_nll mse_bias mse_variance reverse_kl uce",
     "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork LabelSmoothing "
-    "MCDropout Method MethodLoss PosteriorNetwork ReverseKLPriorNetwork Softmax build register",
+    "MCDropout Method MethodLoss PosteriorNetwork ReverseKLPriorNetwork Softmax",
     "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
     "dubito.model": "Model Prediction Preprocessing",
     "dubito.onnx": "export",
     "dubito.policy": "Policy",
+    "dubito.registry": "Entry Registry",
     "dubito.scores": "SCORES Score register",
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",

@@ -20,7 +20,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dubito
-from dubito import methods
+from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.sklearn import EvidentialClassifier, EvidentialRegressor
 from dubito.training._run import NonFiniteLoss
@@ -28,7 +28,7 @@ from dubito.training._run import NonFiniteLoss
 SMALL: Any = {"name": "mlp", "hidden": (16,)}
 QUICK: dict[str, Any] = {"backbone": SMALL, "epochs": 10, "lr": 1e-2, "random_state": 0}
 NO_LIMITS: dict[str, Any] = {**QUICK, "calibrate": False}
-CLASSIFIERS = [name for name in methods.METHODS if "classification" in methods.build(name).tasks]
+CLASSIFIERS = [name for name in METHODS if "classification" in METHODS.build(name).tasks]
 Parts = tuple[Any, Any, Any, Any]
 
 
@@ -328,7 +328,7 @@ def test_callbacks(wine: Parts) -> None:
         ({"method": "magic"}, "unknown method 'magic'; known: "),
         ({"method": "der"}, "DER is for regression, not for classification"),
         ({"backbone": "magic"}, "unknown backbone 'magic'; known: "),
-        ({"method": {"name": "iedl", "magic": 1}}, "unknown hyperparameter 'magic'"),
+        ({"method": {"name": "iedl", "magic": 1}}, "unknown option 'magic'"),
         ({"device": "magic"}, "unknown device 'magic'; known: 'auto', 'cpu', 'cuda'"),
         ({"batch_size": "magic"}, "batch_size.*'magic'"),
         ({"epochs": 0}, "epochs.*0"),

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dubito._plugins import load_plugins
 from dubito.errors import DubitoError
 
 V = TypeVar("V")
@@ -22,16 +21,9 @@ V = TypeVar("V")
 # --- names ----------------------------------------------------------------------------------------
 
 
-#: what plug-ins register
-PLUGINS = ("method", "score", "backbone")
-
-
 def entry(table: Mapping[str, V], name: str, what: str) -> V:
-    """Return table[name], after loading plug-ins if need be; raise if the name is unknown."""
-    if name not in table:
-        load_plugins()
-    hint = "; --import loads a file or module with others" if what in PLUGINS else ""
-    one_of(table, name, what, hint)
+    """Return table[name]; raise if the name is unknown."""
+    one_of(table, name, what)
     return table[name]
 
 

@@ -27,6 +27,7 @@ from dubito._extras import need
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.methods import METHODS
 from dubito.methods.mc_dropout import Sampled
 from dubito.model import Model, Prediction
 from dubito.policy import REASONS
@@ -267,7 +268,7 @@ def _metadata(model: Model, example: Tensor, columns: Mapping[str, str]) -> dict
         },
         "columns": columns,
         "reasons": list(REASONS),
-        "method": model.method.to_dict(),
+        "method": METHODS.to_dict(model.method),
         "preprocessing": model.preprocessing,
         "calibration": model.calibration,
         "policy": model.policy,

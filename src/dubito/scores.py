@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dubito import _checks
 from dubito.errors import DubitoError
+from dubito.plugins import load_plugins
 
 __all__ = ["SCORES", "Score", "register"]
 
@@ -92,6 +93,8 @@ def build(name: str, **options: Any) -> Score:
     >>> build("energy", temperature=2.0).options
     {'temperature': 2.0}
     """
+    if name not in SCORES:
+        load_plugins()
     kind = _checks.entry(SCORES, name, "score")
     try:
         return kind(**options)

@@ -43,8 +43,7 @@ from dubito.data.arrays import check_resolution
 from dubito.data.tables import Column
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.methods import Method
-from dubito.methods.base import to_method
+from dubito.methods import METHODS, Method
 from dubito.methods.posterior_network import DensityHead
 from dubito.model import Model, Prediction, Preprocessing
 from dubito.tasks import Classification, Regression, Task, class_names
@@ -230,7 +229,7 @@ class _Estimator(BaseEstimator):
             validated(PolicyConfig, self._policy_options())
             if not task.defines_errors:
                 raise DubitoError("error_rate needs a tolerance, the largest accepted deviation")
-        if text := to_method(self.method).warning(task):
+        if text := METHODS.build(self.method).warning(task):
             warnings.warn(text, UserWarning, stacklevel=4)
 
     def _policy_options(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import torch
 from distributions.examples import EXAMPLES, build, outputs_of
 from dubito import Dirichlet, IEDLLoss, iedl, kernels
 from dubito.methods import METHODS
-from dubito.methods.base import build as build_method
 from methods.digits import data_of, untrained
 
 pytestmark = [
@@ -46,7 +45,7 @@ def test_scores_come_from_one_kernel(monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mc_dropout"])
 def test_losses_of_methods(name):
-    method = build_method(name)
+    method = METHODS.build(name)
     x, y = (part[:32] for part in data_of(method)[:2])
     with torch.no_grad():
         outputs = untrained(method).eval()(x)

@@ -13,12 +13,12 @@ from dubito.fewshot import Features
 from dubito.fewshot._engine import Engine, evaluate_scores
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._results import summarize
-from dubito.methods.base import build
+from dubito.methods import METHODS
 from fewshot.samples import draw_features
 
 PAPER = {"scale": "paper"}
 LOGDET = {"fisher_weight": 0.01, "scale": "paper"}
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "iedl": ("iedl", LOGDET),
     "i_mse": ("iedl", {"fisher_weight": 0.0, "scale": "paper"}),
     "mse_logdet": ("edl", LOGDET),
@@ -55,10 +55,10 @@ FIRST_EDITION = {
 
 @pytest.mark.parametrize(("name", "shots"), FIRST_EDITION)
 def test_figures_are_those_of_the_first_edition(name: str, shots: int) -> None:
-    method, options = METHODS[name]
+    method, options = NAMES[name]
     setting = Setting(ways=4, shots=shots)
     features, ood = draw_features(), draw_features(5, 60, 64, 1)
-    engine = Engine(build(method, **options), features, ood, setting=setting)
+    engine = Engine(METHODS.build(method, **options), features, ood, setting=setting)
     values = summarize([engine.values(0, 100)])
     expected = iter(FIRST_EDITION[name, shots])
     for metric in ("accuracy", "ood/max_prob/aupr", "confidence/max_prob/aupr"):
@@ -67,14 +67,14 @@ def test_figures_are_those_of_the_first_edition(name: str, shots: int) -> None:
 
 
 def test_fedl_needs_no_code_of_its_own() -> None:
-    engine = Engine(build("fedl"), draw_features(), setting=Setting(ways=4, shots=5))
+    engine = Engine(METHODS.build("fedl"), draw_features(), setting=Setting(ways=4, shots=5))
     values = summarize([engine.values(0, 100)])
     assert values["accuracy"]["mean"] > 0.9
     assert values["ood/variance/aupr"]["mean"] > 0.7
 
 
 def test_values_do_not_depend_on_the_range() -> None:
-    engine = Engine(build("iedl"), draw_features(), setting=Setting(ways=4, shots=2))
+    engine = Engine(METHODS.build("iedl"), draw_features(), setting=Setting(ways=4, shots=2))
     together, apart = engine.values(0, 60), [engine.values(0, 25), engine.values(25, 60)]
     for name, values in together.items():
         joined = np.concatenate([part[name] for part in apart])
@@ -114,7 +114,7 @@ def test_metrics_of_episodes_without_errors_or_successes() -> None:
 
 def test_progress_counts_the_episodes() -> None:
     counts: list[int] = []
-    engine = Engine(build("softmax"), draw_features(), setting=Setting(ways=4, shots=1))
+    engine = Engine(METHODS.build("softmax"), draw_features(), setting=Setting(ways=4, shots=1))
     engine.values(0, 30, counts.append)
     assert sum(counts) == 30
 
@@ -122,11 +122,11 @@ def test_progress_counts_the_episodes() -> None:
 @pytest.mark.parametrize("name", ["ensemble", "mc_dropout", "der"])
 def test_other_methods_are_errors(name: str) -> None:
     with pytest.raises(DubitoError, match="need a method of classification without members"):
-        Engine(build(name), draw_features())
+        Engine(METHODS.build(name), draw_features())
 
 
 def test_short_features_are_a_warning() -> None:
     data = draw_features()
     short = Features(0.01 * data.values, data.labels, data.classes, "short")
     with pytest.warns(UserWarning, match="multiply all features by 100"):
-        Engine(build("iedl"), short, setting=Setting(ways=4))
+        Engine(METHODS.build("iedl"), short, setting=Setting(ways=4))

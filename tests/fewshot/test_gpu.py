@@ -6,20 +6,20 @@ import torch
 
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
-from dubito.methods.base import build
+from dubito.methods import METHODS
 from fewshot.samples import draw_features
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-METHODS = [
+NAMES = [
     "iedl", "edl", "redl", "fedl", "kl_pn", "rkl_pn", "softmax", "label_smoothing",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_figures_are_those_of_the_cpu(name: str) -> None:
     setting = Setting(ways=4, shots=5)
     values, expected = (
-        Engine(build(name), draw_features(), setting=setting, device=device).values(0, 200)
+        Engine(METHODS.build(name), draw_features(), setting=setting, device=device).values(0, 200)
         for device in ("cuda", "cpu")
     )
     assert values.keys() == expected.keys()
@@ -29,7 +29,9 @@ def test_figures_are_those_of_the_cpu(name: str) -> None:
 
 
 def test_second_run_gives_the_same() -> None:
-    engine = Engine(build("iedl"), draw_features(), setting=Setting(ways=4, shots=5), device="cuda")
+    engine = Engine(
+        METHODS.build("iedl"), draw_features(), setting=Setting(ways=4, shots=5), device="cuda"
+    )
     first, second = engine.values(0, 300), engine.values(0, 300)
     for key, column in first.items():
         np.testing.assert_array_equal(column, second[key])

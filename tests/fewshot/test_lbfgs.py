@@ -12,15 +12,15 @@ from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._lbfgs import Solver, minimize
 from dubito.losses import weighted_sums
-from dubito.methods.base import build
+from dubito.methods import METHODS
 from fewshot.samples import draw_features
 
 WAYS = 4
-METHODS = ["iedl", "edl", "redl", "softmax", "fedl"]
+NAMES = ["iedl", "edl", "redl", "softmax", "fedl"]
 
 
 def build_engine(name: str, shots: int, solver: Solver | None = None, **options: float) -> Engine:
-    method, setting = build(name, **options), Setting(WAYS, shots)
+    method, setting = METHODS.build(name, **options), Setting(WAYS, shots)
     return Engine(method, draw_features(), setting=setting, solver=solver or Solver())
 
 
@@ -65,7 +65,7 @@ def fit(engine: Engine, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("shots", "iterations"), [(1, 5), (5, 5), (5, 2)])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_iterates_are_those_of_torch_in_all_weights(name: str, shots: int, iterations: int) -> None:
     solver = Solver(rounds=3, iterations=iterations, evaluations=6, tolerance_grad=0)
     engine = build_engine(name, shots, solver)
@@ -109,7 +109,7 @@ def test_value_and_gradient_is_that_of_the_loss() -> None:
     """The weights of the terms belong to the round of each episode."""
     drawn = torch.Generator().manual_seed(0)
     rounds = torch.tensor([0, 3, 9, 0, 5, 12])  # beyond the last round for finished episodes
-    for name in [*METHODS, "kl_pn", "rkl_pn", "label_smoothing"]:
+    for name in [*NAMES, "kl_pn", "rkl_pn", "label_smoothing"]:
         engine = build_engine(name, 5)
         method, labels = engine.method, engine.labels
         inputs = torch.randn(6, engine.size, len(labels), generator=drawn)

@@ -10,12 +10,12 @@ from dubito.fewshot import _results
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._results import summarize
-from dubito.methods.base import build
+from dubito.methods import METHODS
 from fewshot.samples import draw_features
 
 
 def engine(shots: int = 1) -> Engine:
-    return Engine(build("softmax"), draw_features(), setting=Setting(ways=4, shots=shots))
+    return Engine(METHODS.build("softmax"), draw_features(), setting=Setting(ways=4, shots=shots))
 
 
 @pytest.fixture(autouse=True)

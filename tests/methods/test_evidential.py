@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.distributions import Dirichlet, kl_divergence
 from torch.nn.functional import one_hot, softplus
 
-from dubito.methods import EDL, IEDL, REDL, Method
-from dubito.methods.base import build
+from dubito.methods import EDL, IEDL, METHODS, REDL, Method
 from dubito.methods.edl import fisher_limit
 from methods.digits import task_of
 
@@ -96,9 +95,9 @@ def test_kl_weight_rises(name):
     def kl(method: Method) -> list[float]:
         return [method.weights(epoch, 40)["label_removed_kl"] for epoch in (0, 5, 10, 39)]
 
-    assert kl(build(name)) == [0.0, 0.5, 1.0, 1.0]
-    assert kl(build(name, kl_ramp="all")) == [0.0, 0.125, 0.25, 0.975]
-    assert kl(build(name, kl_ramp=0, kl_weight=0.3)) == [0.3] * 4
+    assert kl(METHODS.build(name)) == [0.0, 0.5, 1.0, 1.0]
+    assert kl(METHODS.build(name, kl_ramp="all")) == [0.0, 0.125, 0.25, 0.975]
+    assert kl(METHODS.build(name, kl_ramp=0, kl_weight=0.3)) == [0.3] * 4
 
 
 @pytest.mark.parametrize("classes", [2, 10, 1000])
@@ -125,7 +124,7 @@ def test_limit_of_the_fisher_weight_in_closed_form(classes):
 )
 def test_beyond_the_limit_an_untrained_network_loses_its_evidence(name, options, limit):
     for share, grows in ((0.5, True), (0.98, True), (1.02, False), (2.0, False)):
-        method = build(name, fisher_weight=share * limit, **options)
+        method = METHODS.build(name, fisher_weight=share * limit, **options)
         assert (method.warning(TEN) is None) == grows
         bias = torch.full((10,), -9.0, dtype=torch.float64, requires_grad=True)  # evidence 1e-4
         dist = method.distribution(bias.expand(10, 10))
@@ -153,4 +152,4 @@ def test_a_marginal_likelihood_leaves_no_room_for_the_fisher_weight():
 )
 def test_wrong_hyperparameters_name_the_choices(name, options, message):
     with pytest.raises(ValueError, match=message):
-        build(name, **options)
+        METHODS.build(name, **options)

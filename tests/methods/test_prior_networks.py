@@ -5,14 +5,14 @@ import torch
 from torch.distributions import Dirichlet, kl_divergence
 
 from dubito import metrics
-from dubito.methods.base import build
+from dubito.methods import METHODS
 from methods.digits import digits, predict, trained
 
 
 @pytest.mark.parametrize("name", ["kl_pn", "rkl_pn"])
 def test_divergences_are_those_of_torch(name):
     logits, target = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 4
-    method, alpha = build(name), Dirichlet(logits.exp())
+    method, alpha = METHODS.build(name), Dirichlet(logits.exp())
     beta = torch.ones(6, 4, dtype=torch.float64)
     uniform = Dirichlet(beta.clone())
     beta[torch.arange(6), target] = 100.0
@@ -25,7 +25,7 @@ def test_divergences_are_those_of_torch(name):
 
 def minimizer(name: str, odds: tuple[float, ...]) -> torch.Tensor:
     """Alpha with the least expected loss for labels with these odds."""
-    method = build(name)
+    method = METHODS.build(name)
     logits = torch.zeros(len(odds), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
 
@@ -51,7 +51,7 @@ def test_ambiguous_labels_cost_evidence_with_the_forward_kl_only():
 # After so short a training the alpha0 of KL-PN is lower on many digits than on noise.
 @pytest.mark.parametrize(("name", "score"), [("kl_pn", "max_prob"), ("rkl_pn", "alpha0")])
 def test_noise_is_detected(name, score):
-    method = build(name)
+    method = METHODS.build(name)
     _, _, x, _ = digits()
     noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(5))
     dist, ood = (predict(method, trained(method), inputs) for inputs in (x, noise))
@@ -61,7 +61,7 @@ def test_noise_is_detected(name, score):
 
 
 def test_alpha_below_one_leaves_every_score_finite():
-    dist = build("kl_pn").distribution(torch.tensor([[-5.0, -4.0, -9.0], [3.0, -1.0, 0.0]]))
+    dist = METHODS.build("kl_pn").distribution(torch.tensor([[-5.0, -4.0, -9.0], [3.0, -1.0, 0.0]]))
     assert dist.alpha.min() < 0.01
     assert "vacuity" not in dist.scores
     for score in dist.scores:
@@ -69,7 +69,7 @@ def test_alpha_below_one_leaves_every_score_finite():
 
 
 def test_loss_needs_ood_inputs():
-    method = build("kl_pn")
+    method = METHODS.build("kl_pn")
     with pytest.raises(ValueError, match="needs out-of-distribution inputs"):
         method.loss(
             method.distribution(torch.zeros(2, 3)), torch.tensor([0, 1]), method.weight_tensor(0, 1)

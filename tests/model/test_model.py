@@ -73,7 +73,7 @@ def test_dropout_of_the_method_reaches_the_backbone():
     [
         ("der", "mlp", "DER is for regression, not for classification"),
         ("magic", "mlp", "unknown method 'magic'; known: "),
-        ({"name": "edl", "weight": 1}, "mlp", "unknown hyperparameter 'weight'"),
+        ({"name": "edl", "weight": 1}, "mlp", "unknown option 'weight'"),
         ("edl", "magic", "unknown backbone 'magic'; known: "),
         ("edl", {"hidden": [3]}, "a backbone needs a name"),
     ],

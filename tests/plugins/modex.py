@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from dubito.distributions import ClassDistribution, confidence_score, uncertainty_score
 from dubito.losses import Term
-from dubito.methods import Method, register
+from dubito.methods import METHODS, Method
 from dubito.methods.base import NonNegative, TaskLike
 
 
@@ -80,7 +80,7 @@ def tau_error(dist: DirichletMixture, target: Tensor) -> Tensor:
     return cross_entropy(logits, target, label_smoothing=0.1, reduction="none")
 
 
-@register("modex")
+@METHODS.register("modex")
 class MoDEX(Method):
     ood_score: ClassVar[str] = "variance"
 

@@ -8,8 +8,7 @@ from torch import nn
 
 from dubito.calibration import Calibration
 from dubito.evaluation import evaluate, ood_detection
-from dubito.methods import Ensemble
-from dubito.methods.base import build, from_dict
+from dubito.methods import METHODS, Ensemble
 from dubito.policy import Policy
 from dubito.tasks import Classification
 from methods.digits import Backbone, digits, predict
@@ -76,7 +75,7 @@ def test_moments_are_those_of_the_mixture():
 
 
 def test_is_registered_and_combines_with_others(trained):
-    assert from_dict(json.loads(json.dumps(build("modex").to_dict()))) == METHOD
+    assert METHODS.build(json.loads(json.dumps(METHODS.to_dict(METHODS.build("modex"))))) == METHOD
     ensemble = Ensemble(member="modex", size=2)
     network = ensemble.network(lambda: Backbone(64), Classification(classes=("a", "b", "c")))
     dist = predict(ensemble, network, torch.rand(5, 64))

@@ -13,7 +13,7 @@ from dubito import backbones, data, methods, scores
 KILL = "TOY_KILLED_IN_EPOCH"
 
 
-@methods.register("toy_method")
+@methods.METHODS.register("toy_method")
 class ToyMethod(MoDEX):
     """MoDEX that can kill its process at the start of an epoch."""
 

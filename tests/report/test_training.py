@@ -13,7 +13,7 @@ from torch import nn
 
 from dubito import data
 from dubito.data import Source
-from dubito.methods.base import build
+from dubito.methods import METHODS
 from dubito.model import Model, Preprocessing
 from dubito.model._folder import TrainingRecord
 from dubito.report._training import training_losses, write
@@ -205,7 +205,7 @@ def test_page_without_errors_has_no_confident_errors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ramp", [0, 10])
 def test_training_loss_has_the_final_weights(ramp: int) -> None:
-    method = build("iedl", kl_ramp=ramp, kl_weight=0.5, fisher_weight=0.1)
+    method = METHODS.build("iedl", kl_ramp=ramp, kl_weight=0.5, fisher_weight=0.1)
     terms = {"fisher_bias": 1.0, "fisher_variance": 2.0, "fisher_penalty": 3.0}
     history = [{"epoch": 1, "terms": {**terms, "label_removed_kl": 4.0}}]
     assert training_losses(method, history, 20) == [pytest.approx(1 + 2 + 0.3 + 2)]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from dubito.errors import DubitoError
-from dubito.methods.base import from_dict
+from dubito.methods import METHODS
 from reproduction.recipes import FOLDER, Cell, Recipe, read_recipes, select
 
 Recipes = dict[str, Recipe]
@@ -47,7 +47,7 @@ def test_there_are_about_a_dozen_files() -> None:
 def test_every_recipe_is_valid(recipes: Recipes) -> None:
     for recipe in recipes.values():
         if recipe.is_fewshot:
-            assert from_dict(recipe.sections["method"]).tasks[0] == "classification"
+            assert METHODS.build(recipe.sections["method"]).tasks[0] == "classification"
         else:
             assert recipe.config.method["name"] == recipe.method
 

@@ -45,7 +45,7 @@ def wrap(
     network: nn.Module, method: Any = "iedl", task: Any = TASK, shape: tuple[int, ...] = (4,)
 ) -> Model:
     """Make a model of a network."""
-    built = methods.build(method) if isinstance(method, str) else method
+    built = methods.METHODS.build(method) if isinstance(method, str) else method
     return Model(network, built, task, Preprocessing(inputs=ArrayFormat(shape=shape)))
 
 

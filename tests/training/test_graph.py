@@ -20,7 +20,7 @@ PREPROCESSING = Preprocessing(inputs=ArrayFormat(shape=(3, 32, 32), dtype="uint8
 
 def model(seed: int = 0) -> Model:
     """Build a network with batch norm, whose buffers change, and with flows."""
-    method = methods.build("posterior_network", flow_length=2)
+    method = methods.METHODS.build("posterior_network", flow_length=2)
     backbone = {"name": "mlp", "hidden": (8,)}
     return Model.build(method, TASK, PREPROCESSING, backbone, seed=seed)
 
@@ -62,7 +62,7 @@ def test_gather_compiles_without_breaks_and_reads_the_order() -> None:
 
 
 def test_loss_compiles_without_breaks() -> None:
-    loss = loss_function(methods.build("rkl_pn"), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    loss = loss_function(methods.METHODS.build("rkl_pn"), torch.tensor([1.0, 2.0, 3.0, 4.0]))
     fast = torch.compile(loss, dynamic=False, backend="aot_eager", fullgraph=True)
     arguments = torch.randn(6, 4), torch.tensor([0, 1, 2]), torch.ones(2)
     for actual, expected in zip(fast(*arguments), loss(*arguments), strict=True):

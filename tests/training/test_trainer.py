@@ -60,7 +60,7 @@ def test_validated_epochs_have_metrics_and_loss(history: History) -> None:
 
 def test_loss_is_weighted_sum_of_terms(history: History) -> None:
     last = history.records[-1]
-    current = methods.build("iedl").weights(epoch=6, epochs=7)
+    current = methods.METHODS.build("iedl").weights(epoch=6, epochs=7)
     assert last["loss"] == pytest.approx(sum(w * last["terms"][k] for k, w in current.items()))
 
 

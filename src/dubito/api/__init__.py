@@ -26,9 +26,9 @@ import torch
 from dubito import _checks
 from dubito import data as datasets
 from dubito._files import atomic_path
-from dubito._plugins import import_plugin
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
+from dubito.plugins import import_plugin
 
 if TYPE_CHECKING:
     from dubito.api.config import RunConfig

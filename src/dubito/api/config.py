@@ -17,7 +17,7 @@ from dubito.api import AnyPath
 from dubito.backbones import BACKBONES
 from dubito.data import Source
 from dubito.errors import DubitoError
-from dubito.methods.base import to_method
+from dubito.methods import METHODS
 from dubito.tasks import Task
 from dubito.training import TrainConfig
 
@@ -108,7 +108,7 @@ class PolicyConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstri
 def _method_dict(value: Any) -> dict[str, Any]:
     """Return all hyperparameters of a method that is given by name, as a dict or as an object."""
     named = {"name": METHOD, **value} if isinstance(value, Mapping) else value
-    return to_method(named).to_dict()
+    return METHODS.to_dict(METHODS.build(named))
 
 
 def _backbone_dict(value: Any) -> dict[str, Any]:

@@ -13,16 +13,15 @@ from torch import Tensor
 
 from dubito import data as datasets
 from dubito._files import atomic_write, json_text, make_folder
-from dubito._plugins import load_plugins
 from dubito.api import AnyModel, AnyPath, find_device, load_model
 from dubito.api.config import DataConfig, PolicyConfig, RunConfig, validated
 from dubito.data import Source
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
-from dubito.methods import Method
-from dubito.methods.base import from_dict, name_of
+from dubito.methods import METHODS, Method
 from dubito.model import Model, Prediction, Preprocessing
 from dubito.model._folder import MODEL, TrainingRecord
+from dubito.plugins import load_plugins
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
 from dubito.training._run import CHECKPOINT, History
@@ -113,7 +112,7 @@ def _prepare(run: RunConfig, data: Any) -> _Prepared:
     if source.target is None:
         raise DubitoError(f"{source.name} has no target to learn")
     task: Task
-    if (run.data.task or from_dict(run.method).tasks[0]) == "regression":
+    if (run.data.task or METHODS.build(run.method).tasks[0]) == "regression":
         task = Regression.from_target(source.target, tolerance=run.data.tolerance)
         return _Prepared(task, *run.data.divide(source, task), source.fingerprint())
     values = np.asarray(source.target)
@@ -163,7 +162,7 @@ def _fit(
 ) -> dict[Path, Model]:
     """Train a model in each folder, or resume; then calibrate, fit the policy and save."""
     run, task = next(iter(runs.values())), prepared.task
-    method = from_dict(run.method)
+    method = METHODS.build(run.method)
     train, validation = (
         _samples(run.data, part, task) for part in (prepared.train, prepared.validation)
     )
@@ -195,7 +194,7 @@ def _summary(model: Model, prepared: _Prepared, device: torch.device) -> str:
     return (
         f"{prepared.train.name}: {len(prepared.train):,} training and "
         f"{len(prepared.validation):,} validation samples of shape {model.preprocessing.shape}, "
-        f"{target}; method {name_of(model.method)}, backbone {backbone['name']}, {device}"
+        f"{target}; method {METHODS.name_of(model.method)}, backbone {backbone['name']}, {device}"
     )
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from dubito import _checks
 from dubito.errors import DubitoError
+from dubito.plugins import load_plugins
 
 __all__ = ["BACKBONES", "register"]
 
@@ -47,6 +48,8 @@ def build(
     >>> build("convnet", (1, 28, 28)).out_features
     64
     """
+    if name not in BACKBONES:
+        load_plugins()
     builder = _checks.entry(BACKBONES, name, "backbone")
     parameters = signature(builder).parameters
     if not any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):

@@ -15,13 +15,13 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from dubito._plugins import import_plugin, load_plugins
 from dubito.backbones import BACKBONES
 from dubito.cli import _display
 from dubito.cli._generate import Setting, command, of_fields, of_function, spelled
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model._card import format_metric
+from dubito.plugins import import_plugin, load_plugins
 
 Run = Callable[..., Any]
 REPORT = "report.html"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dubito import _checks, _plugins
+from dubito import _checks, plugins
 from dubito.data import arrays, images, tables
 from dubito.data.arrays import ArrayFormat
 from dubito.data.base import PARTS, InputFormat, Items, Source
@@ -112,7 +112,7 @@ def parts(source: Any) -> tuple[str, ...]:
         return ()
     path = Path(source).expanduser()
     if source not in DATASETS and not path.exists():
-        _plugins.load_plugins()
+        plugins.load_plugins()
     if source in DATASETS:
         return DATASETS[str(source)].parts
     if not path.exists():

@@ -17,7 +17,7 @@ from dubito.fewshot._episodes import Sampler, Setting
 from dubito.fewshot._features import Features, read_features, scale, write_features
 from dubito.fewshot._results import run
 from dubito.fewshot._tuning import tune as choose
-from dubito.methods.base import to_method
+from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.tasks import Classification
 
@@ -92,7 +92,7 @@ def fewshot(
         if method is not None or scaling is not None:
             raise DubitoError(f"preset {preset!r}: pass either preset, or method and scaling")
         method, scaling = _checks.entry(PRESETS, preset, "preset")
-    built, scaling = to_method(method or "iedl"), scaling or "none"
+    built, scaling = METHODS.build(method or "iedl"), scaling or "none"
     folder = None if out is None else Path(out)
     if validation is not None:
         built = choose(

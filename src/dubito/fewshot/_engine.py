@@ -23,7 +23,7 @@ from dubito.fewshot._episodes import Episodes, Sampler, Setting
 from dubito.fewshot._features import Features
 from dubito.fewshot._lbfgs import Solver, minimize
 from dubito.losses import value_and_gradient
-from dubito.methods import Method
+from dubito.methods import METHODS, Method
 
 #: metrics by name, one value per episode
 Values = dict[str, NDArray[np.float32]]
@@ -95,7 +95,7 @@ class Engine:
         """Return what the values depend on, as JSON values."""
         return {
             "setting": asdict(self.setting),
-            "method": self.method.to_dict(),
+            "method": METHODS.to_dict(self.method),
             "solver": self.solver._asdict(),
             "features": self.features.describe(),
             "ood": None if self.ood is None else self.ood.describe(),

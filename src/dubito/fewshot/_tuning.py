@@ -17,8 +17,7 @@ from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._features import Features, scale
 from dubito.fewshot._results import summarize
-from dubito.methods import Method
-from dubito.methods.base import from_dict
+from dubito.methods import METHODS, Method
 
 #: metrics to maximize, one of them or both
 METRICS = ("accuracy", "ood_aupr")
@@ -113,7 +112,7 @@ def _suggest(trial: Any, name: str, values: Any) -> Any:
 
 def _build(method: Method, parameters: Mapping[str, Any]) -> tuple[Method, str]:
     own = {name: value for name, value in parameters.items() if name != "scaling"}
-    return from_dict({**method.to_dict(), **own}), parameters.get("scaling", "none")
+    return METHODS.build({**METHODS.to_dict(method), **own}), parameters.get("scaling", "none")
 
 
 def _open(optuna: Any, path: Path) -> Any:

@@ -18,7 +18,7 @@
 A new method is one file like its neighbors.
 """
 
-from dubito.methods.base import METHODS, Method, MethodLoss, build, register
+from dubito.methods.base import METHODS, Method, MethodLoss
 from dubito.methods.der import DER
 from dubito.methods.edl import EDL
 from dubito.methods.ensemble import Ensemble
@@ -33,5 +33,5 @@ from dubito.methods.softmax import LabelSmoothing, Softmax
 __all__ = [
     "DER", "EDL", "FEDL", "IEDL", "METHODS", "REDL", "Ensemble", "KLPriorNetwork",
     "LabelSmoothing", "MCDropout", "Method", "MethodLoss", "PosteriorNetwork",
-    "ReverseKLPriorNetwork", "Softmax", "build", "register",
+    "ReverseKLPriorNetwork", "Softmax",
 ]  # fmt: skip

@@ -2,24 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from functools import partial
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, Unpack, dataclass_transform
+from typing import Annotated, ClassVar, Protocol, Unpack
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
 from torch import Tensor, nn
 
 from dubito import _checks
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.losses import LossModule, LossOptions, Term, weighted_sums
+from dubito.registry import Entry, Registry
 
-__all__ = ["METHODS", "Method", "MethodLoss", "register"]
-
-#: pydantic configuration of every method; field docstrings become help texts
-CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+__all__ = ["METHODS", "Method", "MethodLoss"]
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -35,12 +31,11 @@ class TaskLike(Protocol):
         """Number of classes or of target values."""
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
-class Method(ABC):
+class Method(Entry, ABC):
     """A way to train a network and to read its outputs.
 
-    Fields are hyperparameters: validated when the method is built, and saved as JSON. A subclass
-    defines, in this order, its head, its distribution, its terms and their weights.
+    Fields are hyperparameters. A subclass defines, in this order, its head, its distribution, its
+    terms and their weights.
 
     Attributes:
         tasks: Kinds of tasks that the method is for.
@@ -84,7 +79,7 @@ class Method(ABC):
         backbone = make_backbone()
         return Network(backbone, self.head(int(backbone.out_features), task))  # type: ignore[arg-type]
 
-    def finish(self, network: nn.Module, batches: Batches) -> None:  # noqa: B027
+    def finish(self, network: nn.Module, batches: Batches) -> None:
         """Fit what is fitted after training, such as a density of features; default: nothing.
 
         Args:
@@ -189,14 +184,6 @@ class Method(ABC):
         """
         return None
 
-    # --- serialization ---
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the registered name and the hyperparameters, as JSON values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain = {k: v.to_dict() if isinstance(v, Method) else v for k, v in values.items()}
-        return {"name": name_of(self), **plain}
-
 
 class Network(nn.Module):
     """A backbone and a head."""
@@ -235,97 +222,9 @@ class MethodLoss(LossModule):
         super().__init__(method.terms, weights_at, method.distribution, method.per_class, **options)
 
 
-# --- registry ---
-
-#: registered methods by name
-METHODS: dict[str, type[Method]] = {}
-T = TypeVar("T")
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
-def register(name: str) -> Callable[[type[T]], type[T]]:
-    """Register a method under a name, for configs, files and the command line.
-
-    The class becomes a frozen dataclass.
-
-    Args:
-        name: Name, such as "iedl".
-    """
-
-    def add(method: type[T]) -> type[T]:
-        _checks.not_built_in(METHODS.get(name), name, "method")
-        if not issubclass(method, Method) or method.__abstractmethods__:
-            missing = _checks.listed(sorted(getattr(method, "__abstractmethods__", ())))
-            needs = f"define {missing}" if missing else "be a subclass of dubito.methods.Method"
-            raise DubitoError(f"the method {name!r} must {needs}")
-        method = dataclass(frozen=True, kw_only=True, config=CONFIG)(method)  # type: ignore[assignment]
-        _inherit_descriptions(method)
-        METHODS[name] = method
-        return method
-
-    return add
-
-
-def _inherit_descriptions(method: Any) -> None:
-    """Pass attribute docstrings on to a subclass, which pydantic does not do."""
-    for parent in method.__mro__[1:]:
-        for name, field in getattr(parent, "__pydantic_fields__", {}).items():
-            own = method.__pydantic_fields__[name]
-            own.description = own.description or field.description
-
-
-def name_of(method: Method) -> str:
-    """Return the registered name of a method."""
-    for name, kind in METHODS.items():
-        if type(method) is kind:
-            return name
-    raise DubitoError(
-        f"{type(method).__name__} is not registered: decorate it with @register(name)"
-    )
-
-
-def build(name: str, **hyperparameters: Any) -> Method:
-    """Build a registered method.
-
-    Args:
-        name: One of `METHODS`.
-        **hyperparameters: Fields of the method.
-
-    >>> build("edl", likelihood="marginal", kl_ramp=0)
-    EDL(kl_weight=1.0, kl_ramp=0, ..., likelihood='marginal', fisher_weight=0.0)
-    """
-    try:
-        return _checks.entry(METHODS, name, "method")(**hyperparameters)
-    except ValidationError as error:
-        raise DubitoError(_summary(name, error)) from None
-
-
-def _summary(name: str, error: ValidationError) -> str:
-    """Word the errors of pydantic in one line."""
-    known = _checks.listed(field.name for field in fields(METHODS[name]))
-    parts = []
-    for item in error.errors():
-        field = ".".join(map(str, item["loc"]))
-        if item["type"] == "unexpected_keyword_argument":
-            parts.append(f"unknown hyperparameter {field!r}; known: {known}")
-        else:
-            parts.append(f"{field}: {item['msg']}, not {item['input']!r}")
-    return f"method {name!r}: {'; '.join(parts)}"
-
-
-def from_dict(values: Mapping[str, Any]) -> Method:
-    """Build the method that `Method.to_dict` describes."""
-    if "name" not in values:
-        raise DubitoError(f"a method needs the key 'name', but has {_checks.listed(values)}")
-    return build(**values)
-
-
-def to_method(value: Method | str | Mapping[str, Any]) -> Method:
-    """Build a method from its name or a dict; return a method as it is."""
-    if isinstance(value, str):
-        return build(value)
-    return from_dict(value) if isinstance(value, Mapping) else value
-
+METHODS: Registry[Method] = Registry("method", Method)
 
 #: field for a method: a method, its name, or a dict with its name
-AnyMethod = Annotated[InstanceOf[Method], BeforeValidator(to_method)]
+AnyMethod = Annotated[
+    InstanceOf[Method], BeforeValidator(METHODS.build), PlainSerializer(METHODS.to_dict)
+]

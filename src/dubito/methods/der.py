@@ -15,12 +15,12 @@ from torch import Tensor
 
 from dubito.distributions import NormalInverseGamma
 from dubito.losses import Term
-from dubito.methods.base import Method, NonNegative, TaskLike, register
+from dubito.methods.base import METHODS, Method, NonNegative, TaskLike
 
 __all__ = ["DER"]
 
 
-@register("der")
+@METHODS.register("der")
 class DER(Method):
     """Deep evidential regression."""
 

@@ -20,18 +20,16 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from dubito import losses
 from dubito.distributions import Dirichlet
 from dubito.losses import Term
-from dubito.methods.base import CONFIG, Method, NonNegative, TaskLike, register
+from dubito.methods.base import METHODS, Method, NonNegative, TaskLike
 
 __all__ = ["EDL"]
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class EvidentialMethod(Method):
     """Base of methods that learn evidence under a KL term, whose weight ramps up."""
 
@@ -69,7 +67,7 @@ class EvidentialMethod(Method):
         )
 
 
-@register("edl")
+@METHODS.register("edl")
 class EDL(EvidentialMethod):
     """EDL with one of its three likelihoods.
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from dubito.distributions import Distribution
-from dubito.methods.base import CONFIG, AnyMethod, Batches, Count, Method, TaskLike, register
+from dubito.methods.base import METHODS, AnyMethod, Batches, Count, Method, TaskLike
 
 __all__ = ["Ensemble"]
 
@@ -22,7 +21,6 @@ def _of_member(name: str) -> Any:
     return property(lambda method: getattr(method.member, name))
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MixtureMethod(Method):
     """Base of methods whose outputs (N, S, M) are S outputs of another method."""
 
@@ -45,7 +43,7 @@ class MixtureMethod(Method):
     warning = _of_member("warning")
 
 
-@register("ensemble")
+@METHODS.register("ensemble")
 class Ensemble(MixtureMethod):
     """Deep ensemble of any method.
 

@@ -17,12 +17,12 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from dubito.distributions import FlexibleDirichlet
 from dubito.losses import Term
-from dubito.methods.base import Method, TaskLike, register
+from dubito.methods.base import METHODS, Method, TaskLike
 
 __all__ = ["FEDL"]
 
 
-@register("fedl")
+@METHODS.register("fedl")
 class FEDL(Method):
     """F-EDL.
 

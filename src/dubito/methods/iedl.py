@@ -16,13 +16,13 @@ from collections.abc import Mapping
 
 from dubito import losses
 from dubito.losses import ClosedForm, Term
-from dubito.methods.base import NonNegative, Positive, register
+from dubito.methods.base import METHODS, NonNegative, Positive
 from dubito.methods.edl import EvidentialMethod
 
 __all__ = ["IEDL"]
 
 
-@register("iedl")
+@METHODS.register("iedl")
 class IEDL(EvidentialMethod):
     """I-EDL: squared error weighted by Fisher information.
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.errors import DubitoError
-from dubito.methods.base import Batches, Count, TaskLike, register
+from dubito.methods.base import METHODS, Batches, Count, TaskLike
 from dubito.methods.ensemble import MixtureMethod
 
 __all__ = ["MCDropout"]
 
 
-@register("mc_dropout")
+@METHODS.register("mc_dropout")
 class MCDropout(MixtureMethod):
     """MC Dropout.
 

@@ -21,12 +21,12 @@ from dubito import losses
 from dubito.distributions import Dirichlet
 from dubito.errors import DubitoError
 from dubito.losses import Term
-from dubito.methods.base import Count, Method, NonNegative, TaskLike, register
+from dubito.methods.base import METHODS, Count, Method, NonNegative, TaskLike
 
 __all__ = ["PosteriorNetwork"]
 
 
-@register("posterior_network")
+@METHODS.register("posterior_network")
 class PosteriorNetwork(Method):
     """Posterior Network.
 

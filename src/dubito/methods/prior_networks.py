@@ -16,18 +16,16 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from dubito import losses
 from dubito.distributions import Dirichlet
 from dubito.losses import Term
-from dubito.methods.base import CONFIG, Method, NonNegative, register
+from dubito.methods.base import METHODS, Method, NonNegative
 
 __all__ = ["KLPriorNetwork", "ReverseKLPriorNetwork"]
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class PriorNetwork(Method):
     """Base of the two Prior Networks."""
 
@@ -47,7 +45,7 @@ class PriorNetwork(Method):
         return {"id_kl": 1.0, "ood_kl": self.ood_weight}
 
 
-@register("kl_pn")
+@METHODS.register("kl_pn")
 class KLPriorNetwork(PriorNetwork):
     """KL-PN: forward KL, mass covering."""
 
@@ -62,7 +60,7 @@ class KLPriorNetwork(PriorNetwork):
         return {"ood_kl": losses.forward_kl(1.0)}
 
 
-@register("rkl_pn")
+@METHODS.register("rkl_pn")
 class ReverseKLPriorNetwork(PriorNetwork):
     """RKL-PN: reverse KL, mode seeking.
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from dubito import losses
 from dubito.distributions import Dirichlet
 from dubito.losses import Term
-from dubito.methods.base import Positive, register
+from dubito.methods.base import METHODS, Positive
 from dubito.methods.edl import EvidentialMethod
 
 __all__ = ["REDL"]
 
 
-@register("redl")
+@METHODS.register("redl")
 class REDL(EvidentialMethod):
     """R-EDL.
 

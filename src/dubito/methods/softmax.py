@@ -15,12 +15,12 @@ from torch import Tensor
 from dubito import losses
 from dubito.distributions import Categorical
 from dubito.losses import Term
-from dubito.methods.base import Method, register
+from dubito.methods.base import METHODS, Method
 
 __all__ = ["LabelSmoothing", "Softmax"]
 
 
-@register("softmax")
+@METHODS.register("softmax")
 class Softmax(Method):
     """Ordinary classifier."""
 
@@ -36,7 +36,7 @@ class Softmax(Method):
         return {"cross_entropy": losses.cross_entropy}
 
 
-@register("label_smoothing")
+@METHODS.register("label_smoothing")
 class LabelSmoothing(Softmax):
     """Cross entropy with smoothed labels."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dubito.methods.base import name_of
+from dubito.methods import METHODS
 
 if TYPE_CHECKING:
     from dubito.model.model import Model
@@ -42,7 +42,7 @@ def card(model: Model) -> str:
     network = "a custom network" if model.backbone is None else f"`{model.backbone['name']}`"
     return Path(__file__).with_name("card.md").read_text("utf-8").format(
         title=f"{task.kind.capitalize()}: {what}",
-        method=name_of(model.method),
+        method=METHODS.name_of(model.method),
         network=network,
         data="\n".join(_data(model)),
         results="\n\n".join(_results(model)),

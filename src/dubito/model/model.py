@@ -21,8 +21,8 @@ from dubito.data import ArrayFormat, Source
 from dubito.data.base import Encoded, Items
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.methods import Method
-from dubito.methods.base import Network, from_dict, to_method
+from dubito.methods import METHODS, Method
+from dubito.methods.base import Network
 from dubito.model import _folder
 from dubito.model._folder import TrainingRecord
 from dubito.model.prediction import Prediction
@@ -103,7 +103,7 @@ class Model(nn.Module):
                 from the shape of an input to a module with `out_features`.
             seed: Seed of the initial weights; the global random state does not change.
         """
-        method, shape, named = to_method(method), preprocessing.shape, None
+        method, shape, named = METHODS.build(method), preprocessing.shape, None
         if not callable(backbone):
             named = {"name": backbone} if isinstance(backbone, str) else dict(backbone)
             if not isinstance(named.get("name"), str):
@@ -139,7 +139,7 @@ class Model(nn.Module):
             check: Some inputs as users will pass them (paths, arrays, rows), and the results of the
                 network where it was trained: outputs (N, M), or labels (N,).
         """
-        model = cls(network, to_method(method), task, preprocessing)
+        model = cls(network, METHODS.build(method), task, preprocessing)
         device = next(network.parameters(), torch.empty(0)).device
         with tempfile.TemporaryDirectory() as folder:
             model.save(folder)
@@ -514,7 +514,7 @@ class Model(nn.Module):
             Path(folder),
             {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()},
             card(self),
-            method=self.method.to_dict(),
+            method=METHODS.to_dict(self.method),
             backbone=self.backbone,
             task=self.task,
             preprocessing=self.preprocessing,
@@ -552,7 +552,7 @@ class Model(nn.Module):
                 f"{place} names its backbone, {content.backbone['name']!r}: load it without network"
             )
         try:
-            parts = (from_dict(content.method), content.task, content.preprocessing)
+            parts = (METHODS.build(content.method), content.task, content.preprocessing)
             if network is None:
                 model = cls.build(*parts, content.backbone)  # type: ignore[arg-type]
             else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dubito._extras import need
 from dubito._files import json_text
 from dubito.data import Source, TableFormat
-from dubito.methods.base import name_of
+from dubito.methods import METHODS
 from dubito.model import Prediction
 from dubito.model._card import format_metric, metric_name, policy_text
 
@@ -69,8 +69,9 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = (percent, number, duration, json_text, metric_name, format_metric, policy_text, name_of)
+    texts = (percent, number, duration, json_text, metric_name, format_metric, policy_text)
     environment.filters |= {function.__name__: function for function in texts}
+    environment.filters |= {"method_name": METHODS.name_of, "method_dict": METHODS.to_dict}
     page: str = environment.get_template(template).render(**content)
     return page
 

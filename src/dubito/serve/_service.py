@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 
 from dubito.api import AnyModel, load_model
 from dubito.distributions import Distribution
+from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model._folder import MODEL
 from dubito.model.model import NOT_FINITE
@@ -192,7 +193,7 @@ class LoadedModel:
             engine=self.engine,
             task=model.task,  # type: ignore[arg-type]
             inputs=model.preprocessing.inputs,
-            method=model.method.to_dict(),
+            method=METHODS.to_dict(model.method),
             policy=model.policy,
             interval_level=next(iter(getattr(model.calibration, "levels", ())), None),
             shape=model.preprocessing.shape,
