@@ -10,8 +10,10 @@ from torch import nn
 
 import dubito
 from dubito import data
-from dubito.api import RunConfig, calibrate, evaluate, predict, train
+from dubito.api import calibrate, evaluate, predict, train
+from dubito.config import RunConfig
 from dubito.errors import DubitoError
+from dubito.methods import METHODS
 from dubito.training import TrainConfig
 
 SETTINGS = {"lr": 0.01, "batch_size": 16, "report": False, "backbone": {"hidden": [32]}}
@@ -46,14 +48,13 @@ def test_settings_override_a_config():
         {"epochs": "2", "method.kl_weight": "0.5", "policy.error_rate": 0.1},
     )
     assert (config.training.epochs, config.training.lr) == (2, 0.1)
-    assert (config.method["kl_ramp"], config.method["kl_weight"]) == (3, 0.5)
+    assert (config.method.kl_ramp, config.method.kl_weight) == (3, 0.5)
     assert config.policy.error_rate == 0.1
 
 
 def test_another_method_starts_from_its_defaults():
     config = RunConfig.merge({"method": {"name": "edl", "kl_ramp": 3}}, {"method": "redl"})
-    assert config.method["name"] == "redl"
-    assert config.method.get("kl_ramp") != 3
+    assert config.method == METHODS.build("redl")
 
 
 def test_settings_override_tuples_and_objects():
@@ -93,7 +94,7 @@ def test_a_damaged_config_file(tmp_path):
 def test_train_learns_and_records(folder):
     model = dubito.load(folder)
     assert model.record.metrics["accuracy"] > 0.9
-    assert model.record.train_samples + model.record.validation_samples == 1438
+    assert model.record.samples == {"training": 1150, "calibration": 288}
     assert model.record.config["training"]["epochs"] == 6
     assert model.calibration is not None
     assert model.policy.guarantee.level == 0.05
@@ -150,7 +151,7 @@ def test_arrays_in_memory(tmp_path):
     model = train((x, x[:, 0] > 0), out=tmp_path, epochs=8, **SETTINGS)
     assert model.task.classes == ("False", "True")
     assert model.record.metrics["accuracy"] > 0.8
-    with pytest.raises(DubitoError, match="validation samples of this model are unknown"):
+    with pytest.raises(DubitoError, match="calibration samples of this model are unknown"):
         calibrate(tmp_path)
     assert evaluate(tmp_path, (x, x[:, 0] > 0))["samples"] == 200
 

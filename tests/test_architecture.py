@@ -30,6 +30,8 @@ LAYERS: list[list[str]] = [
     ["model"],
     ["training"],
     ["onnx", "report"],
+    ["config"],
+    ["pipeline"],
     ["api"],
     ["sklearn", "lightning", "fewshot", "serve", "demo"],
     # The command line and the package itself, which re-exports the layers below.

@@ -20,7 +20,8 @@ PUBLIC = {
     "dubito": "Categorical Dirichlet DubitoError EDLLoss EvidentialClassifier EvidentialRegressor "
     "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
     "predict train uce",
-    "dubito.api": "RunConfig calibrate evaluate export load predict train",
+    "dubito.api": "calibrate evaluate export load predict train",
+    "dubito.config": "RunConfig",
     "dubito.backbones": "BACKBONES register",
     "dubito.calibration": "Calibration",
     "dubito.data": "DATASETS ArrayFormat ImageFormat Source TableFormat open register split",
@@ -39,6 +40,7 @@ PUBLIC = {
     "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
     "dubito.model": "Model Prediction Preprocessing",
     "dubito.onnx": "export",
+    "dubito.pipeline": "Pipeline Prepared",
     "dubito.policy": "Policy",
     "dubito.registry": "Entry Registry",
     "dubito.scores": "SCORES Score register",
@@ -47,7 +49,7 @@ PUBLIC = {
     "dubito.tasks": "Classification Regression",
     "dubito.training": "JSONLines Progress TensorBoard TrainConfig Trainer",
 }
-MOST = 100
+MOST = 120
 #: parameters that need no words: `kind` discriminates the classes of a union in a file
 IMPLICIT = ("self", "cls", "kind")
 

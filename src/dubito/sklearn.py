@@ -36,8 +36,8 @@ except ImportError as error:
 
 from dubito import _checks
 from dubito.api import find_device
-from dubito.api.config import PolicyConfig, validated
 from dubito.calibration import Calibration
+from dubito.config import PolicyConfig, validated
 from dubito.data import ArrayFormat, TableFormat
 from dubito.data.arrays import check_resolution
 from dubito.data.tables import Column

@@ -32,7 +32,7 @@ RECORD = TrainingRecord(
     config={"training": {"epochs": 20}, "data": {"source": "<b>"}},
     epochs=12,
     best_epoch=4,
-    train_samples=1500,
+    samples={"training": 1500},
 )
 
 

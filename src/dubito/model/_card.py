@@ -73,7 +73,7 @@ def policy_text(policy: Policy | None) -> str:
     conditions = [policy.threshold, policy.ood_threshold]
     answers = " and ".join(str(threshold) for threshold in conditions if threshold)
     text = f"The model answers if {answers} (before calibration) and abstains otherwise."
-    more = f" It guarantees {guarantee}, for inputs like the validation samples."
+    more = f" It guarantees {guarantee}, for inputs like the calibration samples."
     return text + more if guarantee else text
 
 
@@ -90,10 +90,8 @@ def _data(model: Model) -> Iterator[str]:
     yield f"- Inputs: {model.preprocessing.inputs}"
     yield f"- {'Classes' if task.kind == 'classification' else 'Targets'}: {_names(task.names)}"
     if record is not None:
-        yield (
-            f"- Training: {record.train_samples:,} samples; validation: "
-            f"{record.validation_samples:,} samples"
-        )
+        samples = (f"{count:,} for {purpose}" for purpose, count in record.samples.items())
+        yield f"- Samples: {', '.join(samples)}"
         yield f"- Weights: epoch {record.best_epoch} of {record.epochs}, seed {record.seed}"
 
 
@@ -101,7 +99,7 @@ def _results(model: Model) -> Iterator[str]:
     record, policy = model.record, model.policy
     if record is not None and record.metrics:
         metrics = {metric_name(k): format_metric(k, v) for k, v in record.metrics.items()}
-        yield _table({"Validation, before calibration": "Value"} | metrics)
+        yield _table({"Calibration samples, before calibration": "Value"} | metrics)
     if model.calibration is None:
         yield "The model is not calibrated."
     yield policy_text(policy)

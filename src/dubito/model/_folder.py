@@ -56,10 +56,9 @@ class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docst
         epochs: Number of epochs that ran.
         best_epoch: Epoch of the weights.
         seconds: Duration of the training.
-        train_samples: Number of training samples.
-        validation_samples: Number of validation samples.
+        samples: Number of samples by their purpose.
         fingerprint: Hash of the data.
-        metrics: Validation metrics of the weights.
+        metrics: Metrics of the calibration samples, before calibration.
         device: Device of the training.
         versions: Versions of dubito, torch and Python.
     """
@@ -69,8 +68,7 @@ class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docst
     epochs: NonNegativeInt = 0
     best_epoch: NonNegativeInt = 0
     seconds: FiniteFloat = 0.0
-    train_samples: NonNegativeInt = 0
-    validation_samples: NonNegativeInt = 0
+    samples: dict[str, NonNegativeInt] = {}
     fingerprint: str = ""
     metrics: dict[str, ExtendedFloat] = {}
     device: str = "cpu"

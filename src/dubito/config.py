@@ -6,27 +6,49 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+import torch
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from dubito import _checks, data
-from dubito.api import AnyPath
 from dubito.backbones import BACKBONES
 from dubito.data import Source
+from dubito.data.base import Subset
+from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.methods import METHODS
-from dubito.tasks import Task
+from dubito.methods.base import AnyMethod
+from dubito.scores import SCORES
+from dubito.tasks import Classification, Regression, Task
 from dubito.training import TrainConfig
 
 __all__ = ["RunConfig"]
 
 M = TypeVar("M", bound=BaseModel)
 METHOD, AUTO = "iedl", "auto"
+#: share of the samples that chooses the epoch, where one is chosen
+SELECTION = 0.1
+#: keep the weights of the last epoch, whatever their metrics
+LAST = "last"
 #: fields that say how data is read
 READING = {"target", "ignore", "categories", "size", "mode", "on_error"}
+
+
+class Parts(NamedTuple):
+    """Parts of the training data, each with one purpose.
+
+    Attributes:
+        train: Samples that the network is trained on.
+        selection: Samples that choose the epoch; None: the last weights are kept.
+        calibration: Samples that calibration and policy are fitted to; None without.
+    """
+
+    train: Subset
+    selection: Subset | None
+    calibration: Subset | None
 
 
 class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -46,12 +68,18 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Gray or color images."""
     on_error: Literal["skip", "raise"] = "skip"
     """Skip unreadable images with a warning, or stop."""
-    validation: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the training data that is held out for validation."""
+    calibration: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the samples for calibration and policy, which serves no other purpose."""
+    selection: float | None = Field(default=None, ge=0, lt=1)
+    """Share of the samples that chooses the epoch; None: 0.1 for regression and with `keep`, or 0,
+    which keeps the last weights."""
+    folds: int | None = Field(default=None, ge=2)
+    """Train as many networks, each without one fold of the data, and deploy their ensemble: for
+    small data. Its promises are approximate."""
     split_seed: int = 0
-    """Seed of that division."""
+    """Seed of the division."""
     stratify: bool = True
-    """Hold out the same share of each class."""
+    """Divide every class in the same proportion."""
     train_ood: str | None = None
     """Out-of-distribution inputs for methods that train with some, in place of noise."""
     class_weight: Literal["balanced"] | None = None
@@ -65,6 +93,15 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     tolerance: float | tuple[float, ...] | None = None
     """Deviation beyond which a predicted number is an error; needed for a policy."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        share = self.calibration + (self.selection or 0)
+        if share >= 1:
+            raise ValueError(f"calibration and selection leave {1 - share:g} for the training")
+        if self.train_ood is not None:
+            parts(self.train_ood)  # it exists
+        return self
+
     def open(self, source: Any, split: str = "train", **options: Any) -> Source:
         """Open data; see `dubito.data.open`.
 
@@ -74,20 +111,6 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
             **options: Further arguments of `dubito.data.open`.
         """
         return data.open(source, split, **self.model_dump(include=READING), **options)
-
-    def divide(self, source: Source, task: Task) -> tuple[Source, Source]:
-        """Return the training and the validation samples.
-
-        Args:
-            source: Training data.
-            task: Task; only classes can be stratified.
-        """
-        stratify = self.stratify and task.kind == "classification"
-        train, rest = data.split(source, 1 - self.validation, self.split_seed, stratify=stratify)
-        # Ranges come from the training samples alone: the policy's guarantee is about validation
-        # samples that pass the same filter as future inputs.
-        fitted = source.refit(train.indices)
-        return fitted.subset(train.indices), fitted.subset(rest.indices)
 
 
 class PolicyConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -105,10 +128,9 @@ class PolicyConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstri
     """Score that ranks inputs by familiarity; None is that of the method."""
 
 
-def _method_dict(value: Any) -> dict[str, Any]:
-    """Return all hyperparameters of a method that is given by name, as a dict or as an object."""
-    named = {"name": METHOD, **value} if isinstance(value, Mapping) else value
-    return METHODS.to_dict(METHODS.build(named))
+def _named_method(value: Any) -> Any:
+    """Give options without a name that of the default."""
+    return {"name": METHOD, **value} if isinstance(value, Mapping) else value
 
 
 def _backbone_dict(value: Any) -> dict[str, Any]:
@@ -123,13 +145,15 @@ class RunConfig(
 ):  # fmt: skip
     """Configuration of a training run.
 
-    >>> RunConfig(method="edl", training={"epochs": 5}).method["likelihood"]
+    Every name in it is looked up when it is built, before data is read.
+
+    >>> RunConfig(method="edl", training={"epochs": 5}).method.likelihood
     'mse'
     """
 
     data: DataConfig = DataConfig()
     """Training data."""
-    method: Annotated[dict[str, Any], BeforeValidator(_method_dict)] = {"name": METHOD}
+    method: Annotated[AnyMethod, BeforeValidator(_named_method)] = METHODS.build(METHOD)
     """Name of the method, or a dict with its hyperparameters."""
     backbone: Annotated[dict[str, Any], BeforeValidator(_backbone_dict)] = {"name": AUTO}
     """Name of the backbone, or a dict with its options."""
@@ -140,9 +164,109 @@ class RunConfig(
     policy: PolicyConfig = PolicyConfig()
     """Guarantee of the policy."""
 
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        """Check names that depend on several sections."""
+        kind, keep = self.task_kind, self.training.keep
+        if kind not in self.method.tasks:
+            name = METHODS.name_of(self.method)
+            raise ValueError(f"{name} is for {' and '.join(self.method.tasks)}, not for {kind}")
+        modes = Regression.modes if kind == "regression" else Classification.modes
+        if keep not in (None, LAST):
+            _checks.one_of([LAST, *modes, "loss"], keep, "metric to keep")
+        if self.data.train_ood is not None and not self.method.ood_terms:
+            name = METHODS.name_of(self.method)
+            raise ValueError(
+                f"train_ood is for methods that train with OOD inputs, not for {name!r}"
+            )
+        if self.data.class_weight is not None and kind != "classification":
+            raise ValueError("class_weight is for classification")
+        for name in self.posthoc:
+            _checks.one_of(SCORES, name, "score")
+        for option in ("score", "ood_score"):
+            name = getattr(self.policy, option)
+            if name is not None:
+                _checks.one_of([*self.scores], name, option)
+        return self
+
+    @property
+    def task_kind(self) -> str:
+        """What the target is: "classification" or "regression"."""
+        return self.data.task or self.method.tasks[0]
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the scores of a prediction, post-hoc scores included."""
+        # Scores follow from the kind of distribution, whatever the number of classes.
+        two = Classification(classes=("0", "1"))
+        outputs = torch.zeros(1, 1, self.method.outputs(two))
+        return (*self.method.distribution(outputs).scores, *self.posthoc)
+
+    @property
+    def selection(self) -> float:
+        """Share of the samples that chooses the epoch."""
+        if self.data.selection is not None:
+            return self.data.selection
+        chooses = self.task_kind == "regression" or self.training.keep not in (None, LAST)
+        return SELECTION if chooses else 0.0
+
+    def divide(self, source: Source, task: Task) -> list[Parts]:
+        """Divide training data at random into parts with one purpose each.
+
+        Args:
+            source: Training data.
+            task: Task; only classes can be stratified.
+
+        Returns:
+            The parts; with folds those of each fold, whose calibration samples are the fold.
+        """
+        rows = list(range(len(source)))
+        if self.data.folds is not None:
+            return [self._fold(source, task, fold) for fold in range(self.data.folds)]
+        shares = {"calibration": self.data.calibration, "selection": self.selection}
+        found: dict[str, list[int]] = {}
+        left = 1.0
+        for name, share in shares.items():
+            if share:
+                rows, found[name] = self._split(source, rows, 1 - share / left, task)
+                left -= share
+        # Ranges come from the training samples alone: the guarantee is about calibration samples
+        # that pass the same filter as future inputs.
+        fitted = source.refit(rows)
+        held_out = {name: fitted.subset(own) for name, own in found.items()}
+        selection, calibration = held_out.get("selection"), held_out.get("calibration")
+        return [Parts(fitted.subset(rows), selection, calibration)]
+
+    def _split(
+        self, source: Source, rows: list[int], fraction: float, task: Task
+    ) -> tuple[list[int], list[int]]:
+        stratify = self.data.stratify and task.kind == "classification"
+        both = data.split(source.subset(rows), fraction, self.data.split_seed, stratify=stratify)
+        first, second = ([rows[index] for index in part.indices] for part in both)
+        return first, second
+
+    def _fold(self, source: Source, task: Task, fold: int) -> Parts:
+        folds = list(self._folds(source, task))
+        rest = sorted(row for other, rows in enumerate(folds) if other != fold for row in rows)
+        selection = None
+        if self.selection:
+            rest, chosen = self._split(source, rest, 1 - self.selection, task)
+            selection = source.subset(chosen)
+        return Parts(source.subset(rest), selection, source.subset(folds[fold]))
+
+    def _folds(self, source: Source, task: Task) -> Iterator[list[int]]:
+        """Yield the rows of each fold, of nearly one size."""
+        rows = list(range(len(source)))
+        for left in range(self.data.folds or 1, 1, -1):
+            rows, fold = self._split(source, rows, 1 - 1 / left, task)
+            yield fold
+        yield rows
+
     @classmethod
     def merge(
-        cls, config: RunConfig | Mapping[str, Any] | AnyPath | None, settings: Mapping[str, Any]
+        cls,
+        config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+        settings: Mapping[str, Any],
     ) -> RunConfig:
         """Create from a configuration and settings that override it.
 
@@ -184,7 +308,7 @@ SHORT = {
 }
 
 
-def read_config(path: AnyPath) -> dict[str, Any]:
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the sections of a configuration file.
 
     Args:
