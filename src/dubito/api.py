@@ -144,6 +144,8 @@ def train(
     source = run.data.source if data is None or "data.source" in settings else data
     if source is None:
         raise DubitoError("there is nothing to train on: pass data, or data.source in the config")
+    if run.data.train_ood is not None:
+        parts(run.data.train_ood)  # it exists
     chosen = [run.training.seed] if seeds is None else list(seeds)
     if len({*chosen}) < max(1, len(chosen)):
         raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
@@ -184,6 +186,9 @@ def predict(
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
     """
     loaded = load_model(model, device, network)
+    known = (*loaded.method.scores(loaded.task), *loaded.scores)
+    for name in scores:
+        _checks.one_of(known, name, "score")
     source = datasets.open(
         inputs, "all", format=loaded.preprocessing.inputs, labeled=False, on_error="report"
     )

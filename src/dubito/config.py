@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-import torch
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from dubito import _checks, data
 from dubito.backbones import BACKBONES
 from dubito.data import Source
 from dubito.data.base import Subset
-from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
@@ -98,8 +96,6 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
         share = self.calibration + (self.selection or 0)
         if share >= 1:
             raise ValueError(f"calibration and selection leave {1 - share:g} for the training")
-        if self.train_ood is not None:
-            parts(self.train_ood)  # it exists
         return self
 
     def open(self, source: Any, split: str = "train", **options: Any) -> Source:
@@ -197,10 +193,8 @@ class RunConfig(
     @property
     def scores(self) -> tuple[str, ...]:
         """Names of the scores of a prediction, post-hoc scores included."""
-        # Scores follow from the kind of distribution, whatever the number of classes.
-        two = Classification(classes=("0", "1"))
-        outputs = torch.zeros(1, 1, self.method.outputs(two))
-        return (*self.method.distribution(outputs).scores, *self.posthoc)
+        # They follow from the kind of distribution, whatever the number of classes.
+        return (*self.method.scores(Classification(classes=("0", "1"))), *self.posthoc)
 
     @property
     def selection(self) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dubito import _checks
 from dubito.distributions import Distribution
+from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
 from dubito.losses import LossModule, LossOptions, Term, weighted_sums
 from dubito.registry import Entry, Registry
@@ -96,6 +97,15 @@ class Method(Entry, ABC):
         Args:
             outputs: Outputs of the network, (..., M).
         """
+
+    def scores(self, task: TaskLike) -> tuple[str, ...]:
+        """Return the names of the scores that predictions have.
+
+        Args:
+            task: Task of the network.
+        """
+        outputs = torch.zeros(1, 1, self.outputs(task))
+        return (*self.distribution(outputs).scores, *COMMON)
 
     # --- terms ---
 
