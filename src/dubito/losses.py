@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from dubito import _checks, kernels
-from dubito._eager import eager_cache
-from dubito._special import constant
-from dubito.distributions import Categorical, Dirichlet, Distribution, _weighted_sums
+from dubito.distributions import Categorical, Dirichlet, Distribution
 from dubito.errors import DubitoError
-from dubito.kernels._spec import REDUCTIONS, LossSpec
+from dubito.numerics import torch_backend
+from dubito.numerics.spec import REDUCTIONS, LossSpec
+from dubito.numerics.tracing import constant, eager_cache
 
 __all__ = [
     "EDLLoss", "IEDLLoss", "cross_entropy", "differential_entropy", "edl",
@@ -191,19 +191,19 @@ def weighted_sums(
     functions = tuple(terms.values())
     closed = _closed_form(functions, dist, per_class, ignore_index, reduction)
     if closed is not None:
-        fused = kernels.weighted_sums(*closed, target, weights, class_weight)
+        fused = kernels.fused_loss(*closed, target, weights, class_weight)
         if fused is not None:
             return fused
-        return _weighted_sums.weighted_sums(*closed, target, weights, class_weight)
+        return torch_backend.loss_and_sums(*closed, target, weights, class_weight)
     # Evaluate the terms one by one, with autograd.
     counted = target
     if not target.is_floating_point():
         labels = target.long()
         counted = labels.masked_fill(labels == ignore_index, 0)
     values = torch.stack([_value(term, dist, counted, per_class) for term in functions], -1)
-    _, row_weight = _weighted_sums.row_weights(target, class_weight, ignore_index, values)
-    weights = _weighted_sums.mean_weights(weights, row_weight, reduction, values)
-    return _weighted_sums.reduced(values, row_weight, weights, reduction)
+    _, row_weight = torch_backend.row_weights(target, class_weight, ignore_index, values)
+    weights = torch_backend.mean_weights(weights, row_weight, reduction, values)
+    return torch_backend.reduced(values, row_weight, weights, reduction)
 
 
 def value_and_gradient(
@@ -233,7 +233,7 @@ def value_and_gradient(
     functions = tuple(terms.values())
     closed = _closed_form(functions, to_distribution(outputs), per_class, -100, "none")
     if closed is not None:
-        return _weighted_sums.value_and_gradient(*closed, target, weights)
+        return torch_backend.value_and_gradient(*closed, target, weights)
     with torch.enable_grad():
         leaf = outputs.detach().double().requires_grad_()
         dist = to_distribution(leaf)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dubito import kernels
-from dubito.kernels._spec import LossSpec
+from dubito.numerics.spec import LossSpec
 from tests.kernels.samples import hard_values, labels, soft_targets, spec_of, weights_of
 
 
@@ -18,16 +18,16 @@ def call(
     values = hard_values(spec, 8, 4) if values is None else values
     target = labels(8, classes=4) if target is None else target
     weights = options.get("weights", weights_of(spec))
-    return kernels.weighted_sums(spec, values, target, weights, options.get("class_weight"))
+    return kernels.fused_loss(spec, values, target, weights, options.get("class_weight"))
 
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpret the Triton kernels here."""
     pytest.importorskip("triton")
-    from dubito.kernels import _triton_math
+    from dubito.kernels import triton_math
 
-    if _triton_math.COMPILED.value:
+    if triton_math.COMPILED.value:
         pytest.skip("the Triton kernels are not interpreted")
     monkeypatch.setattr(kernels, "_DEVICE", "cpu")
 
@@ -119,14 +119,14 @@ def test_transforms_and_modes() -> None:
     results: list[object] = []
 
     def record(x: Tensor) -> Tensor:
-        results.append(kernels.weighted_sums(spec, x, *arguments[1:]))
+        results.append(kernels.fused_loss(spec, x, *arguments[1:]))
         return x.sum()
 
     torch.func.vmap(record)(arguments[0].expand(2, 8, 4))
     torch.func.grad(record)(arguments[0])
     for mode in (FlopCounterMode(display=False), dual_level(), FakeTensorMode()):
         with mode:
-            results.append(kernels.weighted_sums(spec, *arguments))
+            results.append(kernels.fused_loss(spec, *arguments))
     assert results == [None] * 5
 
 

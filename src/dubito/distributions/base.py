@@ -18,8 +18,8 @@ from torch import distributions as td
 from torch.utils import _pytree
 
 from dubito import _checks
-from dubito._eager import lazy
 from dubito.errors import DubitoError
+from dubito.numerics.tracing import lazy
 
 __all__ = ["Distribution", "confidence_score", "uncertainty_score"]
 

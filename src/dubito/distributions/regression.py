@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from dubito._special import Gamma, log_gap
-from dubito.distributions._mixture import Mixture, MixturePredictive
 from dubito.distributions.base import Distribution, cached_tensor
+from dubito.distributions.mixture import Mixture, MixturePredictive
+from dubito.numerics.gamma import Gamma, log_gap
 
 __all__ = ["RealDistribution"]
 

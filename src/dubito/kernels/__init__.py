@@ -19,8 +19,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from dubito._eager import is_eager
-from dubito.kernels._spec import LossSpec
+from dubito.numerics.spec import LossSpec
+from dubito.numerics.tracing import is_eager
 
 __all__: list[str] = []
 
@@ -54,7 +54,7 @@ def disabled() -> Iterator[None]:
         _disabled.reset(token)
 
 
-def weighted_sums(
+def fused_loss(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """Compute a loss and the sums of its terms by a kernel.
@@ -72,9 +72,9 @@ def weighted_sums(
     """
     if not _applies(values):
         return None
-    from dubito.kernels import _triton_backend
+    from dubito.kernels import triton_backend
 
-    return _triton_backend.weighted_sums(spec, values, target, weights, class_weight)
+    return triton_backend.fused_loss(spec, values, target, weights, class_weight)
 
 
 def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str, Tensor] | None:
@@ -92,9 +92,9 @@ def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str,
     differentiated = values.requires_grad and torch.is_grad_enabled()
     if evidence is None or prior != 1 or differentiated or not _applies(values):
         return None
-    from dubito.kernels import _triton_scores
+    from dubito.kernels import triton_scores
 
-    return _triton_scores.uncertainty(values, evidence)
+    return triton_scores.uncertainty(values, evidence)
 
 
 def _applies(values: Tensor) -> bool:
@@ -115,7 +115,7 @@ def _triton() -> bool:
         return False
     if tuple(map(int, release)) < _TRITON:
         return False
-    import_module("dubito.kernels._triton_scores")  # torch.compile needs its operators
+    import_module("dubito.kernels.triton_scores")  # torch.compile needs its operators
     return True
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_labels as labels
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._spec import Terms
+from dubito.kernels import triton_labels as labels
+from dubito.kernels import triton_math as tm
+from dubito.numerics.spec import PerForm
 
 # two-point Gauss rule on [0, 1]
 _NODES = tl.constexpr((0.21132486540518713, 0.7886751345948129))
@@ -168,7 +168,7 @@ def terms(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     if C.groups.marginal or C.groups.expected:
         logs = tm.log1p(s.rest * tm.inverse(r.alpha))
         step = _steps(s, r, C)[0]
-    return Terms(
+    return PerForm(
         mse_bias, mse_variance, fisher_bias, fisher_variance, penalty, removed, logs, step,
         -uniform - C.constants.log_gamma, uniform, forward, reverse, forward,
     )  # fmt: skip

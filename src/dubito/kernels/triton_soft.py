@@ -10,9 +10,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._spec import Terms
-from dubito.kernels._triton_rows import load_evidence, load_target, sweep
+from dubito.kernels import triton_math as tm
+from dubito.kernels.triton_rows import load_evidence, load_target, sweep
+from dubito.numerics.spec import PerForm
 
 
 class Totals(NamedTuple):
@@ -181,7 +181,7 @@ def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
         )
     if C.groups.uniform:
         uniform = tm.divergence(a.bregman, a.near, alpha0, m.evidence, C.K, MU, False)
-    return Terms(
+    return PerForm(
         s.mse_bias, share * s.mse_variance, s.fisher_bias, share * s.fisher_variance,
         penalty, removed, s.marginal, s.expected,
         -uniform - C.constants.log_gamma, uniform, o, o, o,

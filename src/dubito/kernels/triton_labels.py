@@ -16,8 +16,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._triton_rows import load, sweep
+from dubito.kernels import triton_math as tm
+from dubito.kernels.triton_rows import load, sweep
 
 # of a class without evidence
 _TRIGAMMA = tl.constexpr(math.pi**2 / 6)

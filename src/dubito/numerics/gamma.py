@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dubito._eager import eager_cache, lazy
+from dubito.numerics.tracing import lazy
 
-_FILE = Path(__file__).with_name("_polynomials.json")  # from tools/fit_polynomials.py
+_FILE = Path(__file__).with_name("polynomials.json")  # from tools/fit_polynomials.py
 #: name -> coefficients in ascending powers, mostly of 1/(x + 1/2)
 POLYNOMIALS = {name: tuple(c) for name, c in json.loads(_FILE.read_text()).items()}
 #: dtype name -> x from which the polynomials of the remainders are exact
@@ -203,16 +203,6 @@ class Gamma:
         return top / (1 + 0.5 * v + self.x * self.tau).square()
 
 
-@eager_cache
-def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return numbers as a tensor, the same one for each call."""
-    if torch.compiler.is_compiling():
-        return torch.tensor(values, dtype=dtype, device=device)
-    # Cached: an inference tensor could not be used in a later training step.
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device)
-
-
 # --- float32 and x >= 1, for NumPy arrays and tensors, without derivatives ---
 
 
@@ -309,15 +299,15 @@ def stirling_coefficients(b: float) -> tuple[float, ...]:
     For mu = z^n the left side is ((x - b) z)^2 sum_k (k + 1) z^k z_b^(n - k) over k < n.
     """
     zb = 1 / (b + 0.5)
-    terms = range(len(_MU))
-    return tuple((k + 1) * sum(_MU[n] * zb ** (n + 1 - k) for n in terms[k:]) for k in terms)
+    powers = range(len(_MU))
+    return tuple((k + 1) * sum(_MU[n] * zb ** (n + 1 - k) for n in powers[k:]) for k in powers)
 
 
 # --- logarithms ---
 
 
 # ln(1 + t) = 2 artanh(w) with w = t/(2 + t); the odd powers of w from the third on, halved
-_ARTANH = tuple(1 / (2 * k + 3) for k in range(11))
+ARTANH = tuple(1 / (2 * k + 3) for k in range(11))
 
 
 def log_gap(t: Tensor, ratio: Tensor) -> Tensor:
@@ -332,18 +322,18 @@ def log_gap(t: Tensor, ratio: Tensor) -> Tensor:
     near = t.abs() < 0.25
     safe = torch.where(near, t, torch.zeros_like(t))
     w = safe / (2 + safe)
-    tail = _horner(_ARTANH if t.dtype == torch.float64 else _ARTANH[:5], w * w)
+    tail = _horner(ARTANH if t.dtype == torch.float64 else ARTANH[:5], w * w)
     series = w * (safe - 2 * w * w * tail)
     return torch.where(near, series, t - torch.where(near, torch.ones_like(ratio), ratio).log())
 
 
 # Gauss rules for the weight theta on [0, 1]: three points for float32, four for float64
-_GAUSS = (
+GAUSS = (
     (0.21234053823915294, 0.06982697990145412),
     (0.590533135559265, 0.22924110635958627),
     (0.9114120404872961, 0.20093191373895963),
 )
-_GAUSS_WIDE = (
+GAUSS_WIDE = (
     (0.13975986434378054, 0.03118097095000808),
     (0.41640956763108317, 0.12984754760823244),
     (0.7231569863618762, 0.20346456801027135),
@@ -370,7 +360,7 @@ def bregman_excess(a: Tensor, b: Tensor, d: Tensor | None = None, single: bool =
     # near b both parts are d^2 times something smooth: a difference of the parts would lose it
     safe = torch.where(near, t, torch.zeros_like(t))
     curvature = torch.zeros_like(t)
-    for node, weight in _GAUSS if single else _GAUSS_WIDE:
+    for node, weight in GAUSS if single else GAUSS_WIDE:
         curvature = curvature + weight * Gamma(b * (1 + node * safe), single).tau
     logs = 0.5 * (safe * safe / (1 + safe) - log_gap(safe, 1 + safe))
     return torch.where(near, logs + (curvature * (b * safe)) * (b * safe), far)

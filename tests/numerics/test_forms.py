@@ -10,23 +10,14 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from dubito.distributions import _closed_forms, _weighted_sums
-from dubito.distributions._closed_forms import (
-    FORMS,
-    dissonance,
-    evaluate,
-    kl_divergence,
-    uncertainty,
-)
-from dubito.distributions._weighted_sums import (
-    FAST_FORMS,
-    weighted_sums,
-    weighted_sums_reference,
-)
-from dubito.kernels._spec import PER_CLASS, LossSpec
+from dubito.numerics import autograd, functions, torch_backend
+from dubito.numerics.forms import FORMS
+from dubito.numerics.functions import dissonance, evaluate, kl_divergence, uncertainty
+from dubito.numerics.spec import PER_CLASS, LossSpec
+from dubito.numerics.torch_backend import FAST_FORMS, is_fast, loss_and_sums, reference_loss
 from tests.accuracy import LARGEST, MEDIAN, Errors, Quantity, compare, measure
 from tests.accuracy_grid import CLASSES, SETTINGS, Case, Grid, cases, point
-from tests.distributions.quantities import QUANTITIES, SCALES, kl_from_uniform, removed
+from tests.numerics.quantities import QUANTITIES, SCALES, kl_from_uniform, removed
 from tests.reference import Concentration, Point, Truth, truth
 from tests.reference_dirichlet import divergence
 
@@ -89,7 +80,7 @@ def test_accuracy_of_alpha_below_one(name: str, classes: int, span: tuple[float,
 @pytest.mark.parametrize("name", [name for name in QUANTITIES if name != "log_mean"])
 def test_accuracy_without_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In exported files, on devices without float64, and for losses under torch.compile."""
-    monkeypatch.setattr(_closed_forms, "_is_exporting", lambda: True)
+    monkeypatch.setattr(autograd, "is_exporting", lambda: True)
     passes(measure(QUANTITIES[name], cases(SAMPLE[10])))
 
 
@@ -158,13 +149,13 @@ BETA = 101.0
 
 
 def fast(name: str) -> Quantity:
-    """The form through `weighted_sums` of alpha."""
+    """The form through `loss_and_sums` of alpha."""
     spec = LossSpec((name,), evidence=None, beta=BETA, reduction="none")
 
     def call(alpha: Tensor, target: Tensor | None = None) -> Tensor:
         if target is None:
             target = torch.zeros(alpha.shape[:-1], dtype=torch.long)
-        return weighted_sums(spec, alpha, target, torch.ones(1), None)[0]
+        return loss_and_sums(spec, alpha, target, torch.ones(1), None)[0]
 
     if name in ("reverse_kl", "forward_kl"):
         exact = {"reverse_kl": reverse_kl, "forward_kl": forward_kl}[name](BETA)
@@ -180,7 +171,7 @@ def fast(name: str) -> Quantity:
 def test_accuracy_of_the_fast_path(
     name: str, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_weighted_sums, "Terms", None)  # the general path fails
+    monkeypatch.setattr(torch_backend, "Quantities", None)  # the general path fails
     passes(measure(fast(name), cases(SAMPLE[classes])))
 
 
@@ -195,10 +186,10 @@ def test_fast_path_agrees_with_the_general_one(evidence: str, prior: float, soft
     for classes, scale in ((2, 1.0), (10, 5.0), (100, 20.0)):
         logits = scale * torch.randn(200, classes)
         target = torch.randn(200, classes).softmax(-1) if soft else torch.randint(classes, (200,))
-        assert _weighted_sums._is_fast(spec, logits, target)
-        result = loss_and_gradient(weighted_sums, spec, logits, target, weights)
+        assert is_fast(spec, logits, target)
+        result = loss_and_gradient(loss_and_sums, spec, logits, target, weights)
         expected = loss_and_gradient(
-            weighted_sums_reference, spec, logits.double(), target, weights.double()
+            reference_loss, spec, logits.double(), target, weights.double()
         )
         torch.testing.assert_close(result[0].double(), expected[0], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(result[2].double(), expected[2], rtol=1e-5, atol=1e-5)
@@ -213,9 +204,9 @@ def test_fast_divergences_of_any_alpha(form: str, low: float) -> None:
     for classes, high in ((2, 1.0), (10, 55.0), (100, 10.0)):
         logits = torch.empty(200, classes).uniform_(low, high)
         target = torch.randint(classes, (200,))
-        assert _weighted_sums._is_fast(spec, logits, target)
-        result = loss_and_gradient(weighted_sums, spec, logits, target, torch.ones(1))
-        expected = loss_and_gradient(weighted_sums_reference, spec, logits, target, torch.ones(1))
+        assert is_fast(spec, logits, target)
+        result = loss_and_gradient(loss_and_sums, spec, logits, target, torch.ones(1))
+        expected = loss_and_gradient(reference_loss, spec, logits, target, torch.ones(1))
         for one, other in zip(result[:2], expected[:2], strict=True):
             error = (one - other).reshape(200, -1).abs().amax(-1)
             assert (error <= 1e-5 * other.reshape(200, -1).abs().amax(-1)).all()
@@ -226,9 +217,9 @@ def test_fast_path_of_tensors_is_that_of_arrays(form: str, monkeypatch: pytest.M
     """Tensors, which a GPU computes with, in place of NumPy's arrays."""
     logits, target = 3 * torch.randn(50, 7), torch.randint(7, (50,))
     arguments = LossSpec((form,), beta=BETA), logits, target, torch.ones(1)
-    arrays = loss_and_gradient(weighted_sums, *arguments)
-    monkeypatch.setattr(_weighted_sums, "classes_first", lambda values: values.T.contiguous())
-    for one, other in zip(loss_and_gradient(weighted_sums, *arguments), arrays, strict=True):
+    arrays = loss_and_gradient(loss_and_sums, *arguments)
+    monkeypatch.setattr(torch_backend, "classes_first", lambda values: values.T.contiguous())
+    for one, other in zip(loss_and_gradient(loss_and_sums, *arguments), arrays, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -311,7 +302,7 @@ def test_hard_logits_are_finite(evidence: str, prior: float) -> None:
         target = torch.randint(5, (301,))
         weights = torch.ones(len(used))
         loss, gradient, sums = loss_and_gradient(
-            weighted_sums, spec._replace(forms=used), logits, target, weights
+            loss_and_sums, spec._replace(forms=used), logits, target, weights
         )
         for values in (loss, gradient, sums):
             assert values.isfinite().all(), used
@@ -348,8 +339,8 @@ def test_derivatives_of_two_dirichlets() -> None:
 @pytest.mark.parametrize("name", ["mean", "log_mean", "variance", "fisher_information"])
 def test_derivatives_of_moments(name: str) -> None:
     alpha, _ = inputs((3,))
-    assert gradcheck(getattr(_closed_forms, name), alpha, check_forward_ad=True)
-    assert gradgradcheck(getattr(_closed_forms, name), alpha)
+    assert gradcheck(getattr(functions, name), alpha, check_forward_ad=True)
+    assert gradgradcheck(getattr(functions, name), alpha)
 
 
 def test_derivatives_of_dissonance() -> None:
@@ -364,7 +355,7 @@ def test_derivatives_of_losses(reduction: str) -> None:
     weights = torch.linspace(0.1, 1, 5)
 
     def loss(logits: Tensor) -> Tensor:
-        return weighted_sums(spec, logits, target, weights, class_weight)[0]
+        return loss_and_sums(spec, logits, target, weights, class_weight)[0]
 
     assert gradcheck(loss, logits)
     assert gradgradcheck(loss, logits)
@@ -398,7 +389,7 @@ def test_forms_are_expectations() -> None:
 def test_fisher_logdet_is_that_of_the_fisher_information() -> None:
     alpha, _ = inputs((5,), 4)
     (penalty,) = evaluate(("fisher_penalty",), alpha)
-    torch.testing.assert_close(-penalty, _closed_forms.fisher_information(alpha).logdet())
+    torch.testing.assert_close(-penalty, functions.fisher_information(alpha).logdet())
 
 
 # --- transforms ---
@@ -440,7 +431,7 @@ def test_transforms_of_losses() -> None:
     weights = torch.tensor([1.0, 1.0, 0.05, 0.5])
 
     def loss(logits: Tensor, target: Tensor) -> Tensor:
-        return weighted_sums(LossSpec(IEDL), logits, target, weights, None)[0]
+        return loss_and_sums(LossSpec(IEDL), logits, target, weights, None)[0]
 
     each = [loss(*pair) for pair in zip(logits, target, strict=True)]
     torch.testing.assert_close(torch.func.vmap(loss)(logits, target), torch.stack(each))
@@ -469,11 +460,11 @@ def test_chunks_give_the_whole(
         mixed = sum(((i + 1) * value).square().sum() for i, value in enumerate(values))
         (slopes,) = torch.autograd.grad(mixed, alpha, create_graph=True)  # type: ignore[arg-type]
         (second,) = torch.autograd.grad(slopes.square().sum(), alpha)
-        loss = loss_and_gradient(weighted_sums, spec, alpha.float(), y.float(), torch.ones(4))
+        loss = loss_and_gradient(loss_and_sums, spec, alpha.float(), y.float(), torch.ones(4))
         return [*values, slopes, second, *loss]
 
     whole = outputs()
-    monkeypatch.setattr(_closed_forms, "CHUNK_CPU", chunk)
+    monkeypatch.setattr(autograd, "CHUNK_CPU", chunk)
     for one, other in zip(outputs(), whole, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -484,11 +475,11 @@ def test_a_single_row_and_an_empty_batch() -> None:
     assert evaluate(("mse_bias",), torch.ones(0, 5), torch.ones(0, 5))[0].shape == (0,)
     spec = LossSpec(IEDL)
     empty = torch.ones(0, 5), torch.ones(0, dtype=torch.long)
-    loss, gradient, sums = loss_and_gradient(weighted_sums, spec, *empty, torch.ones(4))
+    loss, gradient, sums = loss_and_gradient(loss_and_sums, spec, *empty, torch.ones(4))
     assert loss == 0
     assert gradient.shape == (0, 5)
     assert sums.tolist() == [0] * 4
-    row = loss_and_gradient(weighted_sums, spec, torch.ones(5), torch.tensor(2), torch.ones(4))
+    row = loss_and_gradient(loss_and_sums, spec, torch.ones(5), torch.tensor(2), torch.ones(4))
     assert row[0].shape == ()
     assert row[1].shape == (5,)
 
@@ -502,7 +493,7 @@ def test_sums_and_reductions() -> None:
     logits, target = torch.randn(3, 4, 5), torch.randint(5, (3, 4))
     spec = LossSpec(IEDL, per_class=True)
     mean, total, each = (
-        weighted_sums(spec._replace(reduction=r), logits, target, WEIGHTS, None)
+        loss_and_sums(spec._replace(reduction=r), logits, target, WEIGHTS, None)
         for r in ("mean", "sum", "none")
     )
     assert each[0].shape == (3, 4)
@@ -510,11 +501,11 @@ def test_sums_and_reductions() -> None:
     torch.testing.assert_close(total[0], (WEIGHTS * total[1]).sum())
     torch.testing.assert_close(mean[0], total[0] / 12)
     torch.testing.assert_close(mean[1], total[1])
-    plain = weighted_sums(spec._replace(per_class=False), logits, target, WEIGHTS, None)[1]
+    plain = loss_and_sums(spec._replace(per_class=False), logits, target, WEIGHTS, None)[1]
     torch.testing.assert_close(mean[1], plain * torch.tensor([1.0, 1.0, 2.0, 2.0]))
 
 
-@pytest.mark.parametrize("backend", [weighted_sums, weighted_sums_reference])
+@pytest.mark.parametrize("backend", [loss_and_sums, reference_loss])
 def test_rows_without_weight_do_not_count(backend: Callable[..., Any]) -> None:
     logits, target = torch.randn(6, 3), torch.tensor([0, 1, -100, 2, 1, 0])
     class_weight = torch.tensor([2.0, 0.0, 0.5])
@@ -537,9 +528,9 @@ def test_rows_without_weight_do_not_count(backend: Callable[..., Any]) -> None:
 def test_soft_targets_are_weighted_by_their_classes() -> None:
     logits, y = torch.randn(4, 3), torch.randn(4, 3).softmax(-1)
     class_weight = torch.tensor([2.0, 1.0, 0.5])
-    each = weighted_sums(LossSpec(IEDL, reduction="none"), logits, y, WEIGHTS, None)[0]
+    each = loss_and_sums(LossSpec(IEDL, reduction="none"), logits, y, WEIGHTS, None)[0]
     rows = y @ class_weight
-    result = weighted_sums(LossSpec(IEDL), logits, y, WEIGHTS, class_weight)[0]
+    result = loss_and_sums(LossSpec(IEDL), logits, y, WEIGHTS, class_weight)[0]
     torch.testing.assert_close(result, (rows * each).sum() / rows.sum())
 
 
@@ -547,7 +538,7 @@ def test_one_hot_targets_are_labels() -> None:
     logits, target = 3 * torch.randn(20, 5), torch.randint(5, (20,))
     y = torch.nn.functional.one_hot(target, 5).float()
     pair = [
-        loss_and_gradient(weighted_sums, LossSpec(IEDL), logits, t, WEIGHTS) for t in (target, y)
+        loss_and_gradient(loss_and_sums, LossSpec(IEDL), logits, t, WEIGHTS) for t in (target, y)
     ]
     torch.testing.assert_close(*pair)
 
@@ -555,8 +546,8 @@ def test_one_hot_targets_are_labels() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     logits, target = (3 * torch.randn(8, 5)).to(dtype), torch.randint(5, (8,))
-    half = loss_and_gradient(weighted_sums, LossSpec(IEDL), logits, target, WEIGHTS)
-    single = loss_and_gradient(weighted_sums, LossSpec(IEDL), logits.float(), target, WEIGHTS)
+    half = loss_and_gradient(loss_and_sums, LossSpec(IEDL), logits, target, WEIGHTS)
+    single = loss_and_gradient(loss_and_sums, LossSpec(IEDL), logits.float(), target, WEIGHTS)
     assert half[0].dtype == torch.float32
     assert half[1].dtype == dtype
     torch.testing.assert_close(half[0], single[0])
@@ -567,9 +558,9 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
 def test_autocast_changes_nothing(reduction: str) -> None:
     logits, target = 3 * torch.randn(8, 5), torch.randint(5, (8,))
     spec = LossSpec(IEDL, reduction=reduction)
-    plain = loss_and_gradient(weighted_sums, spec, logits, target, WEIGHTS)
+    plain = loss_and_gradient(loss_and_sums, spec, logits, target, WEIGHTS)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = loss_and_gradient(weighted_sums, spec, logits, target, WEIGHTS)
+        cast = loss_and_gradient(loss_and_sums, spec, logits, target, WEIGHTS)
     assert all(torch.equal(one, other) for one, other in zip(plain, cast, strict=True))
 
 
@@ -577,9 +568,9 @@ def test_loss_without_gradient_is_the_same() -> None:
     logits, target = 3 * torch.randn(8, 5, requires_grad=True), torch.randint(5, (8,))
     for prior in (1.0, 0.5):
         spec = LossSpec(IEDL, prior=prior)
-        loss, sums = weighted_sums(spec, logits, target, WEIGHTS, None)
+        loss, sums = loss_and_sums(spec, logits, target, WEIGHTS, None)
         with torch.no_grad():
-            alone = weighted_sums(spec, logits, target, WEIGHTS, None)
+            alone = loss_and_sums(spec, logits, target, WEIGHTS, None)
         assert torch.equal(alone[0], loss)
         assert torch.equal(alone[1], sums)
 
@@ -588,14 +579,14 @@ def test_strided_logits() -> None:
     images, target = torch.randn(2, 5, 3, 4), torch.randint(5, (2, 3, 4))
     strided = images.movedim(1, -1)
     pair = [
-        loss_and_gradient(weighted_sums, LossSpec(IEDL), logits, target, WEIGHTS)
+        loss_and_gradient(loss_and_sums, LossSpec(IEDL), logits, target, WEIGHTS)
         for logits in (strided, strided.contiguous())
     ]
     torch.testing.assert_close(*pair)
 
 
 @pytest.mark.parametrize(
-    ("spec", "dtype", "is_fast"),
+    ("spec", "dtype", "expected"),
     [
         (LossSpec(IEDL), torch.float32, True),
         (LossSpec(IEDL), torch.float64, False),
@@ -606,15 +597,15 @@ def test_strided_logits() -> None:
         (LossSpec(IEDL, evidence=None), torch.float32, False),
     ],
 )
-def test_which_path_runs(spec: LossSpec, dtype: torch.dtype, is_fast: bool) -> None:
+def test_which_path_runs(spec: LossSpec, dtype: torch.dtype, expected: bool) -> None:
     values = torch.tensor([[0.5, 2.0, 3.0]], dtype=dtype)
     labels = torch.zeros(1, dtype=torch.long)
-    assert _weighted_sums._is_fast(spec, values, labels) == is_fast
+    assert is_fast(spec, values, labels) == expected
 
 
 def test_alpha_of_at_least_one_is_fast() -> None:
     values, labels = torch.tensor([[1.0, 2.0, 3.0]]), torch.zeros(1, dtype=torch.long)
-    assert _weighted_sums._is_fast(LossSpec(IEDL, evidence=None), values, labels)
+    assert is_fast(LossSpec(IEDL, evidence=None), values, labels)
 
 
 # --- uncertainty ---

@@ -8,11 +8,11 @@ the sums over its classes, and then, backwards, for the gradient, while its end 
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_label_rows as label_rows
-from dubito.kernels import _triton_labels as labels
-from dubito.kernels import _triton_math as tm
-from dubito.kernels import _triton_rows as tr
-from dubito.kernels import _triton_soft as soft
+from dubito.kernels import triton_label_rows as label_rows
+from dubito.kernels import triton_labels as labels
+from dubito.kernels import triton_math as tm
+from dubito.kernels import triton_rows as tr
+from dubito.kernels import triton_soft as soft
 
 
 @triton.jit

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._spec import LossSpec, Terms
+from dubito.kernels import triton_math as tm
+from dubito.numerics.spec import LossSpec, PerForm
 
 #: programs that add up the weights of rows
 WEIGHERS = tl.constexpr(1024)
@@ -54,8 +54,8 @@ class Config(NamedTuple):
     below_one: bool  # alpha may be below 1
     groups: Any  # `triton_plan.Groups`: which parts of the computation the loss needs
     constants: Constants
-    forms: tuple[int, ...]  # each term's place in `FORMS`
-    columns: Terms  # each form's place among the terms, or -1
+    forms: tuple[int, ...]  # each term's place in `LOSS_FORMS`
+    columns: PerForm  # each form's place among the terms, or -1
     growth: tuple[float, ...]  # each term's factor
     dense: bool = True  # the rows of the gradient are contiguous, one after the other
     whole: bool = False  # there are enough rows for a tile
@@ -390,7 +390,7 @@ def by_form(w: tl.tensor, weight: tl.tensor, C: tl.constexpr) -> tl.tensor:
             out += (tl.zeros_like(weight),)
         else:
             out += (weight * (C.growth[C.columns[i]] * w[C.columns[i]]),)
-    return Terms(*out)
+    return PerForm(*out)
 
 
 # --- sums over rows ------------------------------------------------------------------------------

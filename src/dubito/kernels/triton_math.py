@@ -15,8 +15,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito._special import _ARTANH, POLYNOMIALS
-from dubito.kernels._spec import EXP_BOUND
+from dubito.numerics.gamma import ARTANH, POLYNOMIALS
+from dubito.numerics.spec import EXP_BOUND
 
 #: whether the kernels are compiled: the interpreter has no instructions of a GPU
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
@@ -33,7 +33,7 @@ _LOG1P = tl.constexpr(POLYNOMIALS["log1p"])
 _MU = tl.constexpr(POLYNOMIALS["mu_float32"])
 _DELTA = tl.constexpr(POLYNOMIALS["delta_float32"])
 _TAU = tl.constexpr(POLYNOMIALS["tau_float32"])
-_TAIL = tl.constexpr(_ARTANH[:5])
+_TAIL = tl.constexpr(ARTANH[:5])
 # Gauss rules for the weight theta on [0, 1], of two points and of three
 _NODES = tl.constexpr(((0.355051026, 0.844948974), (0.212340538, 0.590533136, 0.911412040)))
 _SHARES = tl.constexpr(((0.181958618, 0.318041382), (0.0698269799, 0.229241106, 0.200931914)))

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._spec import LossSpec
-from dubito.kernels._triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
-from dubito.kernels._triton_plan import blocks, configure, layout
-from dubito.kernels._triton_rows import Sizes, load_evidence, sweep, tile_of
+from dubito.kernels import triton_math as tm
+from dubito.kernels.triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
+from dubito.kernels.triton_plan import blocks, configure, layout
+from dubito.kernels.triton_rows import Sizes, load_evidence, sweep, tile_of
+from dubito.numerics.spec import LossSpec
 
 #: scores in the order of the kernel's output
 NAMES = (

@@ -16,11 +16,12 @@ import triton
 from torch import Tensor
 from triton._utils import canonicalize_dtype
 
-from dubito.kernels import _triton_loss, _triton_rows
-from dubito.kernels._spec import LossSpec
-from dubito.kernels._triton_math import COMPILED
-from dubito.kernels._triton_plan import ALONE, blocks, configure, is_supported, layout
-from dubito.kernels._triton_rows import RESCALED, WEIGHERS, Sizes, Tensors
+from dubito.kernels import triton_loss, triton_rows
+from dubito.kernels.triton_math import COMPILED
+from dubito.kernels.triton_plan import ALONE, blocks, configure, is_supported, layout
+from dubito.kernels.triton_rows import RESCALED, WEIGHERS, Sizes, Tensors
+from dubito.numerics.spec import LossSpec
+from dubito.numerics.torch_backend import reference_loss
 
 #: types of values and soft targets
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -145,15 +146,15 @@ class Plan:
         # values, target and gradient: their alignment is the same in every call
         aligned = tuple(i for i in (0, 1, 6) if (t := tensors[i]) is None or t.data_ptr() % 16 == 0)
         inputs = (types, aligned)
-        main = kernel(_triton_loss.loss_rows, config, *inputs, self.warps, self.device)
+        main = kernel(triton_loss.loss_rows, config, *inputs, self.warps, self.device)
         # as many programs as run at once: more would leave multiprocessors idle at the end
         self.programs = min(self.programs, main.resident)
         self.kernels = [(main, self.programs)]
         if config.factor == "totals":
-            weigh = kernel(_triton_rows.weigh, config, *inputs, 8, self.device)
+            weigh = kernel(triton_rows.weigh, config, *inputs, 8, self.device)
             self.kernels.insert(0, (weigh, WEIGHERS.value))
         if not config.single:
-            self.kernels.append((kernel(_triton_rows.finish, config, *inputs, 8, self.device), 1))
+            self.kernels.append((kernel(triton_rows.finish, config, *inputs, 8, self.device), 1))
         self.sizes = Sizes(self.count, self.programs, *self.strides)
         return self.kernels
 
@@ -254,7 +255,7 @@ def _plan(
 # --- eager ---------------------------------------------------------------------------------------
 
 
-def weighted_sums(
+def fused_loss(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """The loss and the sums of its terms by the kernels, or None where they do not apply."""
@@ -291,9 +292,7 @@ class _Loss(torch.autograd.Function):
         if grad is None:
             return (None,) * 5
         if torch.is_grad_enabled():  # second derivatives: through the torch forms
-            from dubito.distributions._weighted_sums import weighted_sums_reference
-
-            loss = weighted_sums_reference(ctx.plan.spec, *ctx.saved_tensors)[0]
+            loss = reference_loss(ctx.plan.spec, *ctx.saved_tensors)[0]
             (slopes,) = torch.autograd.grad(loss, ctx.saved_tensors[0], grad, create_graph=True)
             return None, slopes, None, None, None
         # not a saved tensor: the first backward pass changes it in place
@@ -320,7 +319,7 @@ def _rescale(
     gradient: torch.dtype, grad: torch.dtype, scaled: bool, device: torch.device
 ) -> Kernel:
     types = (*(torch.float32,) * 6, gradient, *(torch.float32,) * 3, grad)
-    return Kernel(_triton_rows.rescale, scaled, types, (6,), 4, device)
+    return Kernel(triton_rows.rescale, scaled, types, (6,), 4, device)
 
 
 # --- torch.compile -------------------------------------------------------------------------------
