@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dubito import kernels
+from dubito.errors import DubitoError
 from dubito.numerics.spec import LossSpec
 from tests.kernels.samples import hard_values, labels, soft_targets, spec_of, weights_of
 
@@ -40,7 +41,7 @@ def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DUBITO_KERNELS", mode)
         assert call(spec_of("iedl")) is not None
     monkeypatch.setenv("DUBITO_KERNELS", "of")
-    with pytest.raises(ValueError, match=r"unknown DUBITO_KERNELS 'of'; known: 'auto', 'off'"):
+    with pytest.raises(DubitoError, match=r"unknown DUBITO_KERNELS 'of'; known: 'auto', 'off'"):
         call(spec_of("iedl"))
 
 

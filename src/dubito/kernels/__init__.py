@@ -19,6 +19,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from dubito import _checks
 from dubito.numerics.spec import LossSpec
 from dubito.numerics.tracing import is_eager
 
@@ -35,12 +36,10 @@ def switched_on() -> bool:
     """Return whether DUBITO_KERNELS enables the kernels.
 
     Raises:
-        ValueError: If it is not one of `MODES`.
+        DubitoError: If it is not one of `MODES`.
     """
     mode = os.environ.get("DUBITO_KERNELS") or "auto"
-    if mode not in MODES:
-        known = ", ".join(map(repr, MODES))
-        raise ValueError(f"unknown DUBITO_KERNELS {mode!r}; known: {known}")
+    _checks.one_of(MODES, mode, "DUBITO_KERNELS")
     return mode != "off"
 
 
