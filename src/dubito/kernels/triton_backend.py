@@ -15,13 +15,17 @@ import torch
 import triton
 from torch import Tensor
 from triton._utils import canonicalize_dtype
+from triton.compiler import ASTSource
 
-from dubito.kernels import triton_loss, triton_rows
+from dubito.kernels import Incompatible, triton_loss, triton_rows
 from dubito.kernels.triton_math import COMPILED
 from dubito.kernels.triton_plan import ALONE, blocks, configure, is_supported, layout
 from dubito.kernels.triton_rows import RESCALED, WEIGHERS, Sizes, Tensors
 from dubito.numerics.spec import LossSpec
 from dubito.numerics.torch_backend import reference_loss
+
+if torch.version.cuda is not None:  # other builds of torch have no such names
+    from torch._C import _cuda_getCurrentRawStream, _cuda_getDevice
 
 #: types of values and soft targets
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -56,19 +60,28 @@ class Kernel:
         self.run: Callable[..., None] | None = None
         self.resident = 2  # programs that run at once on the device
         if COMPILED.value:
-            pointers = Tensors(*(f"*{canonicalize_dtype(dtype)}" for dtype in types))
-            signature = dict(zip(function.arg_names, (pointers, _SIZES, "constexpr"), strict=True))
-            alignment = {(0, i): [["tt.divisibility", 16]] for i in aligned}
-            source = triton.compiler.ASTSource(function, signature, {(2,): option}, alignment)
-            with torch.cuda.device(device):
-                target = triton.runtime.driver.active.get_current_target()
-                compiled = triton.compile(source, target, {"num_warps": warps, "num_stages": 1})
-                self.run = compiled.run  # loads the binary onto the current device
-            self.handle, self.metadata = compiled.function, compiled.packed_metadata
-            properties: Any = torch.cuda.get_device_properties(device)
-            registers = -(-compiled.n_regs // 8) * 8 * 32 * warps
-            each = min(properties.regs_per_multiprocessor // registers, 32)
-            self.resident = each * properties.multi_processor_count
+            try:
+                self._compile(types, aligned, warps)
+            except (AttributeError, TypeError) as error:
+                raise Incompatible(error) from error
+
+    def _compile(
+        self, types: tuple[torch.dtype, ...], aligned: tuple[int, ...], warps: int
+    ) -> None:
+        """Compile for the device, through names that another Triton may not have."""
+        pointers = Tensors(*(f"*{canonicalize_dtype(dtype)}" for dtype in types))
+        signature = dict(zip(self.function.arg_names, (pointers, _SIZES, "constexpr"), strict=True))
+        alignment = {(0, i): [["tt.divisibility", 16]] for i in aligned}
+        source = ASTSource(self.function, signature, {(2,): self.option}, alignment)
+        with torch.cuda.device(self.device):
+            target = triton.runtime.driver.active.get_current_target()
+            compiled = triton.compile(source, target, {"num_warps": warps, "num_stages": 1})
+            self.run = compiled.run  # loads the binary onto the current device
+        self.handle, self.metadata = compiled.function, compiled.packed_metadata
+        properties: Any = torch.cuda.get_device_properties(self.device)
+        registers = -(-compiled.n_regs // 8) * 8 * 32 * warps
+        each = min(properties.regs_per_multiprocessor // registers, 32)
+        self.resident = each * properties.multi_processor_count
 
     def __call__(self, programs: int, tensors: _Tensors, sizes: Sizes) -> None:
         """Launch on the current stream."""
@@ -76,16 +89,19 @@ class Kernel:
             unused = torch.empty(1, device=self.device)
             tensors = Tensors(*(unused if t is None else t for t in tensors))
             self.function[(programs,)](tensors, sizes, self.option)
-        elif self.device.index != torch._C._cuda_getDevice():
+        elif self.device.index != _cuda_getDevice():
             with torch.cuda.device(self.device):
                 self(programs, tensors, sizes)
         else:
-            stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+            stream = _cuda_getCurrentRawStream(self.device.index)
             pointers = tuple([0 if t is None else t.data_ptr() for t in tensors])
-            self.run(
-                programs, 1, 1, stream, self.handle, self.metadata, None, None, None,
-                pointers, sizes, None,
-            )  # fmt: skip
+            try:
+                self.run(
+                    programs, 1, 1, stream, self.handle, self.metadata, None, None, None,
+                    pointers, sizes, None,
+                )  # fmt: skip
+            except TypeError as error:  # the launcher takes other arguments
+                raise Incompatible(error) from error
 
 
 #: the same kernel for the same arguments
