@@ -30,7 +30,7 @@ class Sums(NamedTuple):
 
     rest: tl.tensor  # alpha0 without a class above 5/8 of it
     bregman: tl.tensor
-    near: tl.tensor
+    small_e: tl.tensor
     gaps: tl.tensor
     surprise: tl.tensor  # -p log2 p without a class above 5/8 of alpha0
 
@@ -78,7 +78,7 @@ def score_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
     alpha0, top = evidence + C.K, 1.0 + most
     inverse = tm.inverse(alpha0)
     divergence = tm.divergence(
-        s.bregman, s.near, alpha0, evidence, C.K, C.constants.mu_total, False
+        s.bregman, s.small_e, alpha0, evidence, C.K, C.constants.mu_total, False
     )
     own = top * inverse * tm.log1p(s.rest * tm.inverse(top))
     entropy = tm.LN2 * s.surprise + tl.where(most > 0.625 * alpha0 - 1.0, own, 0.0)
