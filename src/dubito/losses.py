@@ -191,10 +191,7 @@ def weighted_sums(
     functions = tuple(terms.values())
     closed = _closed_form(functions, dist, per_class, ignore_index, reduction)
     if closed is not None:
-        fused = kernels.fused_loss(*closed, target, weights, class_weight)
-        if fused is not None:
-            return fused
-        return torch_backend.loss_and_sums(*closed, target, weights, class_weight)
+        return _evaluate(*closed, target, weights, class_weight)
     # Evaluate the terms one by one, with autograd.
     counted = target
     if not target.is_floating_point():
@@ -246,15 +243,26 @@ def value_and_gradient(
     return loss.detach(), gradient.to(outputs.dtype)
 
 
+def _evaluate(
+    spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute a loss of closed forms and the sum of each, by a kernel if one applies."""
+    fused = kernels.fused_loss(spec, values, target, weights, class_weight)
+    if fused is not None:
+        return fused
+    return torch_backend.loss_and_sums(spec, values, target, weights, class_weight)
+
+
 def _closed_form(
-    terms: tuple[Any, ...], dist: Distribution, per_class: bool, ignore_index: int, reduction: str
+    terms: tuple[Term, ...], dist: Distribution, per_class: bool, ignore_index: int, reduction: str
 ) -> tuple[LossSpec, Tensor] | None:
     """Return the specification of the loss and the values that it reads, if all terms have one."""
     kernel_input = dist.kernel_input()
-    if kernel_input is None or not all(isinstance(term, ClosedForm) for term in terms):
+    forms = tuple(term for term in terms if isinstance(term, ClosedForm))
+    if kernel_input is None or len(forms) < len(terms):
         return None
     values, evidence, prior = kernel_input
-    return _spec(terms, evidence, prior, per_class, ignore_index, reduction), values
+    return _spec(forms, evidence, prior, per_class, ignore_index, reduction), values
 
 
 @eager_cache
@@ -276,21 +284,19 @@ def _spec(
 
 
 def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> Tensor:
-    """Evaluate one term; closed forms go back through `weighted_sums`."""
-    if not isinstance(term, ClosedForm):
-        value = term(dist, target)
-        if value.shape != dist.batch_shape:
-            raise DubitoError(
-                f"{getattr(term, '__name__', term)} returned shape {tuple(value.shape)}; a term "
-                f"returns one value per sample, {tuple(dist.batch_shape)}, without a mean or sum"
-            )
-        return value
-    if dist.kernel_input() is None:
-        raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
-    weights = constant((1.0,), dist.device, torch.float32)
-    return weighted_sums(
-        {term.form: term}, dist, target, weights, reduction="none", per_class=per_class
-    )[0]
+    """Evaluate one term: (...)."""
+    if isinstance(term, ClosedForm):
+        closed = _closed_form((term,), dist, per_class, -100, "none")
+        if closed is None:
+            raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
+        return _evaluate(*closed, target, constant((1.0,), dist.device, torch.float32), None)[0]
+    value = term(dist, target)
+    if value.shape != dist.batch_shape:
+        raise DubitoError(
+            f"{getattr(term, '__name__', term)} returned shape {tuple(value.shape)}; a term "
+            f"returns one value per sample, {tuple(dist.batch_shape)}, without a mean or sum"
+        )
+    return value
 
 
 # --- functions ---
@@ -413,7 +419,7 @@ _UCE = named(expected_cross_entropy, differential_entropy)
 
 def _loss(
     terms: Mapping[str, Term],
-    weights: Tensor | tuple[Any, ...],
+    weights: Tensor | tuple[Weight, ...],
     dist: Distribution,
     target: Tensor,
     class_weight: Tensor | None,
@@ -436,11 +442,12 @@ def _loss(
     )[0]  # fmt: skip
 
 
-def _weight_tensor(weights: Tensor | tuple[Any, ...], dist: Distribution) -> Tensor:
+def _weight_tensor(weights: Tensor | tuple[Weight, ...], dist: Distribution) -> Tensor:
     if isinstance(weights, Tensor):
         return weights
-    if not any(isinstance(weight, Tensor) for weight in weights):
-        return constant(weights, dist.device, torch.float32)
+    numbers = tuple(weight for weight in weights if not isinstance(weight, Tensor))
+    if len(numbers) == len(weights):
+        return constant(numbers, dist.device, torch.float32)
     parts = [torch.as_tensor(w, dtype=torch.float32, device=dist.device) for w in weights]
     return torch.stack(parts).detach()
 
@@ -546,7 +553,7 @@ class LossModule(nn.Module):
 
 
 def _evidential(
-    weights: tuple[Any, ...], kl_ramp: int, evidence: str, scale: str
+    weights: tuple[Weight, ...], kl_ramp: int, evidence: str, scale: str
 ) -> tuple[Callable[[int], Tensor], Callable[[Tensor], Distribution], bool]:
     """Return the arguments of `LossModule` after the terms, of which the last one is the KL."""
     if kl_ramp < 0:
