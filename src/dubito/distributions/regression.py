@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch import distributions as td
+from torch.distributions import constraints
 
 from dubito.distributions.base import Distribution, cached_tensor
 from dubito.distributions.mixture import Mixture, MixturePredictive
@@ -110,7 +111,7 @@ class StudentT(td.Distribution):
     (tensor(-1.6477), tensor([0.7887]))
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     df_minus_two: Tensor
     loc: Tensor
     scale: Tensor

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from dubito.kernels import Incompatible, triton_loss, triton_rows
 from dubito.kernels.triton_math import COMPILED
 from dubito.kernels.triton_plan import ALONE, blocks, configure, is_supported, layout
-from dubito.kernels.triton_rows import RESCALED, WEIGHERS, Sizes, Tensors
+from dubito.kernels.triton_rows import RESCALED, WEIGHERS, Config, Sizes, Tensors
 from dubito.numerics.spec import LossSpec
 from dubito.numerics.torch_backend import reference_loss
 
@@ -50,7 +50,7 @@ class Kernel:
     def __init__(
         self,
         function: Any,
-        option: Any,
+        option: Config | bool,
         types: tuple[torch.dtype, ...],
         aligned: tuple[int, ...],
         warps: int,
@@ -239,10 +239,10 @@ def applies(
 
 
 #: descriptions of a loss and its tensors -> plan, or None where the kernels do not apply
-_plans: dict[Any, Plan | None] = {}
+_plans: dict[tuple[object, ...], Plan | None] = {}
 
 
-def _description(tensor: Tensor) -> tuple[Any, ...]:
+def _description(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 
@@ -295,9 +295,12 @@ class _Loss(torch.autograd.Function):
     """The kernel's loss with the kernel's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Any) -> tuple[Tensor, Tensor]:
-        loss, sums, ctx.gradient, ctx.scale = plan.run(*tensors)
-        ctx.save_for_backward(*tensors)
+    def forward(
+        ctx: Any, plan: Plan, values: Tensor, target: Tensor, weights: Tensor,
+        class_weight: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        loss, sums, ctx.gradient, ctx.scale = plan.run(values, target, weights, class_weight)
+        ctx.save_for_backward(values, target, weights, class_weight)
         ctx.plan = plan
         ctx.mark_non_differentiable(sums)
         ctx.set_materialize_grads(False)
@@ -367,7 +370,14 @@ def operator(
 
 
 @operator.register_fake
-def _(values: Any, target: Any, weights: Any, class_weight: Any, spec: Any, needs_grad: Any) -> Any:
+def _(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    class_weight: Tensor | None,
+    spec: str,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     shape = values.shape[:-1] if LossSpec(*json.loads(spec)).reduction == "none" else ()
     loss = values.new_empty(shape, dtype=torch.float32)
     sums = values.new_empty(weights.shape, dtype=torch.float32)
@@ -377,13 +387,13 @@ def _(values: Any, target: Any, weights: Any, class_weight: Any, spec: Any, need
     return loss, sums, gradient, values.new_empty((), dtype=torch.float32)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[2:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 6
     gradient, scale = ctx.saved_tensors

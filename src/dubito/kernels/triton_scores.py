@@ -1,7 +1,7 @@
 """Scores of a batch of logits in Triton, in one pass, for alpha = evidence + 1."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -130,7 +130,7 @@ operator = torch.library.custom_op("dubito::uncertainty", _scores, mutates_args=
 
 
 @operator.register_fake
-def _(values: Any, evidence: Any) -> Any:
+def _(values: Tensor, evidence: str) -> Tensor:
     return values.new_empty((len(NAMES), *values.shape[:-1]), dtype=torch.float32)
 
 

@@ -32,7 +32,7 @@ class _ByFormula(torch.autograd.Function):
         return tuple(output.clone() for output in outputs)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
         _, ctx.gradients, *tensors = inputs
         ctx.count = len(output)
         ctx.save_for_backward(*tensors)

@@ -7,17 +7,21 @@ arrays, whose operations on small arrays take half the time of torch's; elsewher
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dubito.numerics.gamma import GammaAboveOne, namespace, short_horner, stirling_coefficients
+from dubito.numerics.gamma import (
+    Array,
+    GammaAboveOne,
+    namespace,
+    short_horner,
+    stirling_coefficients,
+)
 from dubito.numerics.quantities import Quantities
 from dubito.numerics.tracing import is_eager, lazy
 
-Array = Any  # np.ndarray or Tensor
 #: classes up to which sums are computed in float32
 MANY = 64
 
@@ -46,13 +50,22 @@ class FastQuantities(Quantities):
         y: Target.
         share_removed: Evaluate the gamma family once for alpha with and without its label, which
             requires a one-hot target: they differ only where the divergence has no term.
-        **options: As for `Quantities`: prior, beta and evidence.
+        prior: As for `Quantities`.
+        beta: As for `Quantities`.
+        evidence: As for `Quantities`.
     """
 
     def __init__(
-        self, alpha: Array, y: Array = None, *, share_removed: bool = False, **options: Any
+        self,
+        alpha: Array,
+        y: Array = None,
+        *,
+        share_removed: bool = False,
+        prior: float = 1.0,
+        beta: float = 1.0,
+        evidence: Array = None,
     ) -> None:
-        super().__init__(alpha, y, **options)
+        super().__init__(alpha, y, prior=prior, beta=beta, evidence=evidence)
         self.xp, self.num_classes = namespace(alpha), len(alpha)
         self.step, self._share_removed = 1.0 if self.prior < 1 else 0.0, share_removed
 
@@ -71,12 +84,12 @@ class FastQuantities(Quantities):
         return GammaAboveOne(self.xp.concatenate(points))
 
     @lazy
-    def each(self) -> Any:
+    def each(self) -> _Rows:  # type: ignore[override]
         """Gamma family at alpha."""
         return _Rows(self._family, slice(0, self.num_classes))
 
     @lazy
-    def total(self) -> Any:
+    def total(self) -> _Rows:  # type: ignore[override]
         """Gamma family at alpha0."""
         return _Rows(self._family, slice(-1, None))
 
@@ -182,7 +195,13 @@ class _Bases:
     """
 
     def __init__(
-        self, classes: int, base: float, beta: float | None, step: float, dtype: Any, device: Any
+        self,
+        classes: int,
+        base: float,
+        beta: float | None,
+        step: float,
+        dtype: torch.dtype,
+        device: torch.device | None,
     ) -> None:
         label = [] if beta is None else [beta]
         total = base * (classes - len(label)) + sum(label)
@@ -190,7 +209,7 @@ class _Bases:
         upper, sign = exact + step, np.append(np.ones(len(exact) - 1), -1.0)
         polynomial = np.transpose([stirling_coefficients(b) for b in upper.tolist()])
 
-        def columns(values: Any, dtype: Any = torch.float64) -> Array:
+        def columns(values: Array, dtype: torch.dtype = torch.float64) -> Array:
             with torch.inference_mode(False):  # cached for calls in other modes
                 made = torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
             return made if device else made.numpy()
@@ -208,11 +227,11 @@ class _FastDivergence:
     Rows of arrays are those of `_Bases`. The gamma family is evaluated at alpha plus the step.
 
     Args:
-        of: Quantities of alpha.
+        quantities: Those of alpha.
         excess: alpha - base, (K, N); 0 for classes that do not count.
         base: Concentration of the other Dirichlet, except for the label.
         beta: Concentration of the label, if it is another one; y is one-hot then.
-        shared: Whether the family of `of` contains these rows.
+        shared: Whether the family of `quantities` contains these rows.
 
     Attributes:
         wide: Whether the gamma family is evaluated in float64.
@@ -222,23 +241,23 @@ class _FastDivergence:
 
     def __init__(
         self,
-        of: FastQuantities,
+        quantities: FastQuantities,
         excess: Array,
         base: float,
         beta: float | None = None,
         shared: bool = False,
     ) -> None:
-        self.xp, self.of, self.beta, self.shared = of.xp, of, beta, shared
+        self.xp, self.quantities, self.beta, self.shared = quantities.xp, quantities, beta, shared
         exact = self.xp.asarray(excess, dtype=self.xp.float64)
         rows = [exact, exact.sum(axis=0, keepdims=True)]
         if beta is not None:
-            label = (exact * of.y).sum(axis=0, keepdims=True) - (beta - base)
-            rows = [exact * of.non_target, label, rows[1] - (beta - base)]
+            label = (exact * quantities.y).sum(axis=0, keepdims=True) - (beta - base)
+            rows = [exact * quantities.non_target, label, rows[1] - (beta - base)]
         self.excess = self.xp.concatenate(rows)
-        self.dtype = self.excess.dtype if self.wide else of.alpha.dtype
+        self.dtype = self.excess.dtype if self.wide else quantities.alpha.dtype
         kind = torch.float32 if self.dtype.itemsize == 4 else torch.float64
         device = excess.device if self.xp is torch else None
-        self.c = _Bases(len(excess), base, beta, of.step, kind, device)
+        self.c = _Bases(len(excess), base, beta, quantities.step, kind, device)
 
     @lazy
     def alpha(self) -> Array:
@@ -246,10 +265,10 @@ class _FastDivergence:
         return self.excess + self.c.base
 
     @lazy
-    def gamma(self) -> Any:
+    def gamma(self) -> _Rows | GammaAboveOne:
         """Gamma family at alpha plus the step."""
         if self.shared:
-            return _Rows(self.of._family, slice(0, len(self.excess)))
+            return _Rows(self.quantities._family, slice(0, len(self.excess)))
         return GammaAboveOne(self.xp.asarray(self.excess + self.c.upper, dtype=self.dtype))
 
     @lazy
@@ -269,7 +288,7 @@ class _FastDivergence:
         """Subtract the slope of the total from those of the classes: (K, N)."""
         each = slopes[:-1]
         if self.beta is not None:
-            each = slopes[:-2] * self.of.non_target + slopes[-2:-1] * self.of.y
+            each = slopes[:-2] * self.quantities.non_target + slopes[-2:-1] * self.quantities.y
         return each - slopes[-1:]
 
 
@@ -298,7 +317,7 @@ class FastKL(_FastDivergence):
         """As in `KL`: (1, N)."""
         c, e, log1p = self.c, self.excess, self.xp.log1p
         main = c.log_weight @ log1p(e / c.upper) - 0.5 * (c.sign @ (e / (e + c.upper)))
-        if self.of.step:
+        if self.quantities.step:
             main += c.sign @ (log1p(e / c.base) - e / self.alpha)
         return (main + c.sign @ self.smooth)[None]
 
@@ -310,7 +329,7 @@ class FastKL(_FastDivergence):
         # share = e psi_1(b + e), less 1 where it tends to 1
         share = e * near + (c.half_less_upper - self.gamma.inverse_trigamma_excess) * (1 - near)
         share *= self.gamma.trigamma
-        if self.of.step:
+        if self.quantities.step:
             share = share + self.excess / self.alpha / self.alpha
         return self._less_total(share)
 
@@ -342,7 +361,7 @@ class FastForwardKL(_FastDivergence):
         """As in `KL`: (1, N)."""
         c, e = self.c, self.excess
         each = (e - (0.5 - c.upper)) * self._logs + e * (0.5 / c.upper + self._delta_step)
-        if self.of.step:
+        if self.quantities.step:
             each += e / c.base - self.xp.log1p(e / c.base)
         return (c.sign @ (each - self.smooth))[None]
 
@@ -352,6 +371,6 @@ class FastForwardKL(_FastDivergence):
         c, e = self.c, self.excess
         # psi(b + e) - psi(b)
         step = self._logs + e / (e + c.upper) * (0.5 / c.upper) + self._delta_step
-        if self.of.step:
+        if self.quantities.step:
             step += e / self.alpha / c.base
         return self._less_total(step)

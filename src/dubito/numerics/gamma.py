@@ -18,6 +18,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from dubito.numerics.tracing import lazy
 
+Array = Any  #: np.ndarray or Tensor; operators of one are not typed for the other
 _FILE = Path(__file__).with_name("polynomials.json")  # from tools/fit_polynomials.py
 #: name -> coefficients in ascending powers, mostly of 1/(x + 1/2)
 POLYNOMIALS = {name: tuple(c) for name, c in json.loads(_FILE.read_text()).items()}
@@ -206,12 +208,12 @@ class Gamma:
 # --- float32 and x >= 1, for NumPy arrays and tensors, without derivatives ---
 
 
-def namespace(x: Any) -> Any:
+def namespace(x: Array) -> ModuleType:
     """Return the module whose functions take an array: torch or NumPy."""
     return torch if isinstance(x, Tensor) else np
 
 
-def short_horner(coefficients: Sequence[float], x: Any) -> Any:
+def short_horner(coefficients: Sequence[float], x: Array) -> Array:
     """Polynomial with coefficients in ascending powers; not differentiable."""
     result = coefficients[-1] * x
     for c in reversed(coefficients[1:-1]):
@@ -233,54 +235,54 @@ class GammaAboveOne:
     tensor([1.6449e+00, 1.0000e-08])
     """
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: Array) -> None:
         self.x, self.xp = x, namespace(x)
         self.variable = self.xp.reciprocal(x + 0.5)  # z
 
     @lazy
-    def reciprocal(self) -> Any:
+    def reciprocal(self) -> Array:
         """1/x."""
         return self.xp.reciprocal(self.x)
 
     @lazy
-    def inverse_trigamma_excess(self) -> Any:
+    def inverse_trigamma_excess(self) -> Array:
         """r(x)."""
         return short_horner(POLYNOMIALS["excess"], self.variable)
 
     @lazy
-    def inverse_trigamma(self) -> Any:
+    def inverse_trigamma(self) -> Array:
         """1/psi_1(x)."""
         return (self.x - 0.5) + self.inverse_trigamma_excess
 
     @lazy
-    def trigamma(self) -> Any:
+    def trigamma(self) -> Array:
         """psi_1(x)."""
         return self.xp.reciprocal(self.inverse_trigamma)
 
     @lazy
-    def log_inverse_trigamma(self) -> Any:
+    def log_inverse_trigamma(self) -> Array:
         """-ln psi_1(x)."""
         return self.xp.log(self.inverse_trigamma)
 
     @lazy
-    def inverse_trigamma_excess_slope(self) -> Any:
+    def inverse_trigamma_excess_slope(self) -> Array:
         """r'(x)."""
         z = self.variable
         return short_horner(_EXCESS_SLOPE, z) * (z * z)
 
     @lazy
-    def log_trigamma_slope(self) -> Any:
+    def log_trigamma_slope(self) -> Array:
         """psi_2/psi_1."""
         return -self.trigamma * (1 + self.inverse_trigamma_excess_slope)
 
     @lazy
-    def delta(self) -> Any:
+    def delta(self) -> Array:
         """ln x - 1/(2x) - psi(x)."""
         z = self.variable
         return short_horner(MU_SLOPE, z) * (z * z)
 
     @lazy
-    def digamma_gap_scaled(self) -> Any:
+    def digamma_gap_scaled(self) -> Array:
         """x (psi(x + 1) - ln x)."""
         return short_horner(POLYNOMIALS["gap_moment"], self.variable)
 

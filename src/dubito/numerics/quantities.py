@@ -6,7 +6,7 @@ class with the largest alpha, which may hold nearly all of alpha0, is treated ap
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Quantities:
         wide: Compute in float64, so that alpha far below 1 loses nothing to cancellation.
     """
 
-    xp: Any = torch
+    xp: ModuleType = torch
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from dubito.numerics.quantities import Quantities
 from dubito.numerics.spec import LossSpec, form_factors
 from dubito.numerics.tracing import constant, is_eager
 
+Weights = Sequence[float | Tensor]
 #: smallest prior for which probabilities do not underflow in float32
 MIN_PRIOR = 0.01
 #: form -> the least prior for which `FastQuantities` computes it; 0: if alpha is at least 1e-8
@@ -134,14 +135,15 @@ def _fast_quantities(
         y = (classes == target.reshape(1, -1)).to(values.dtype)
         y = y if namespace(array) is torch else y.numpy()
         share = "label_removed_kl" in spec.forms and not GAMMA_FORMS.isdisjoint(spec.forms)
-    options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "share_removed": share}
-    if evidence is None:
-        return FastQuantities(array, y, **options)
-    return FastQuantities(array + spec.prior, y, evidence=array, **options)
+    alpha = array if evidence is None else array + spec.prior
+    return FastQuantities(
+        alpha, y, prior=spec.prior, beta=spec.beta, share_removed=share,
+        evidence=None if evidence is None else array,
+    )  # fmt: skip
 
 
 def _value_and_gradient(
-    spec: LossSpec, fast: bool, weights: Sequence[Any] | None, values: Tensor, target: Tensor
+    spec: LossSpec, fast: bool, weights: Weights | None, values: Tensor, target: Tensor
 ) -> Tensors:
     """Forms (..., T) and, with weights, the gradient of their weighted sum in the values.
 
@@ -197,7 +199,7 @@ def value_and_gradient(
     fast, factors = is_fast(spec, values, target), form_factors(spec, values.shape[-1])
     if spec.per_class:
         weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
-    exact, each = values, list[Any](weights)
+    exact, each = values, list[float | Tensor](weights)
     if fast:
         exact = values.double()
         each = [classes_first(w) if w.ndim else w.item() if w.is_cpu else w for w in weights]
@@ -226,7 +228,7 @@ def _compute(
     """Return the loss, the sums and, with gradient, that of the loss (of each row if unreduced)."""
     values, target, row_weight = _rows(spec, values, target, class_weight)
     weights = mean_weights(weights, row_weight, spec.reduction, values)
-    each: Any = None
+    each: Weights | None = None
     if with_gradient:
         scaled = _scaled(spec, weights, values.shape[-1])
         each = scaled.tolist() if scaled.is_cpu else scaled.unbind()
@@ -244,11 +246,14 @@ class _Loss(torch.autograd.Function):
     """Loss and its gradient in one pass."""
 
     @staticmethod
-    def forward(ctx: Any, spec: LossSpec, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        loss, sums, gradient = _compute(spec, True, values, *rest)
+    def forward(
+        ctx: Any, spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor,
+        class_weight: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        loss, sums, gradient = _compute(spec, True, values, target, weights, class_weight)
         assert gradient is not None
         ctx.spec = spec
-        ctx.save_for_backward(values, *rest, gradient.to(values.dtype))
+        ctx.save_for_backward(values, target, weights, class_weight, gradient.to(values.dtype))
         ctx.mark_non_differentiable(sums)
         return loss, sums
 
