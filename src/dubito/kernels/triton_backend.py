@@ -287,7 +287,7 @@ def fused_loss(
     if plan is None:
         return None
     if needs_grad:
-        return _Loss.apply(plan, values, target, weights, class_weight)  # type: ignore[no-any-return, no-untyped-call]
+        return _Loss.apply(plan, values, target, weights, class_weight)  # type: ignore[no-untyped-call]
     return plan.run(values, target, weights, class_weight)[:2]
 
 

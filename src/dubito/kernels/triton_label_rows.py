@@ -21,9 +21,9 @@ class Row(NamedTuple):
 
     alpha: tl.tensor
     e: tl.tensor  # alpha - base of the label
-    own: tl.tensor  # the gamma family at alpha
+    own: tm.Gamma  # the gamma family at alpha
     alpha0: tl.tensor
-    total: tl.tensor  # the same at alpha0
+    total: tm.Gamma  # the same at alpha0
     inverse: tl.tensor  # 1/alpha0
     share: tl.tensor  # 1/(alpha0 + 1)
     p: tl.tensor
@@ -31,9 +31,7 @@ class Row(NamedTuple):
 
 
 @triton.jit
-def row_of(
-    alpha: tl.tensor, e: tl.tensor, own: tl.tensor, rest: tl.tensor, C: tl.constexpr
-) -> tl.tensor:
+def row_of(alpha: tl.tensor, e: tl.tensor, own: tm.Gamma, rest: tl.tensor, C: tl.constexpr) -> Row:
     """Values that terms and slopes share, from the label and the sum over the other classes."""
     alpha0 = alpha + rest
     inverse = tm.inverse(alpha0)
@@ -47,14 +45,14 @@ def row_of(
 
 
 @triton.jit
-def _parts(s: tl.tensor, r: tl.tensor) -> tl.tensor:
+def _parts(s: labels.Sums, r: Row) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """p and 1 - p of a class above 5/8 of alpha0, or 0, and sums of p and p^2 over the others."""
     top = s.top * r.inverse
     return top, (s.alpha + r.alpha) * r.inverse, s.alpha * r.inverse, s.squares
 
 
 @triton.jit
-def _bracket(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _bracket(s: labels.Sums, r: Row, C: tl.constexpr) -> tl.tensor:
     """1/psi_1(alpha0) - sum_j 1/psi_1(alpha_j)."""
     bracket = r.total.excess - s.excess
     if C.below_one:  # below 1 the inverses themselves are small
@@ -64,7 +62,7 @@ def _bracket(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _reverse(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _reverse(s: labels.Sums, r: Row, C: tl.constexpr) -> tl.tensor:
     """KL(Dir(alpha) || Dir(beta of the label, 1 of the others)).
 
     With much evidence the logarithms of the label and of the total are combined: beta may be large.
@@ -85,7 +83,7 @@ def _reverse(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _forward(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _forward(s: labels.Sums, r: Row, C: tl.constexpr) -> tl.tensor:
     """KL(Dir(beta of the label, 1 of the others) || Dir(alpha))."""
     beta: tl.constexpr = C.constants.forward_beta
     beta0: tl.constexpr = C.K - 1 + C.constants.forward_beta
@@ -98,7 +96,7 @@ def _forward(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _integrals(s: tl.tensor, r: tl.tensor) -> tl.tensor:
+def _integrals(s: labels.Sums, r: Row) -> tuple[tl.tensor, tl.tensor]:
     """The integrals of psi_1 and -psi_2 from 1 + alpha to 1 + alpha0, where these are close."""
     first, second = tl.zeros_like(r.alpha), tl.zeros_like(r.alpha)
     for i in tl.static_range(2):
@@ -111,7 +109,7 @@ def _integrals(s: tl.tensor, r: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _steps(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _steps(s: labels.Sums, r: Row, C: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Of the label psi(alpha0) - psi(alpha) and psi_1(alpha) - psi_1(alpha0).
 
     Where alpha may be below 1, both are computed one step further; the difference is exact.
@@ -134,7 +132,7 @@ def _steps(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def terms(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def terms(s: labels.Sums, r: Row, C: tl.constexpr) -> PerForm:
     """The terms of rows, from their sums and their labels."""
     zero = tl.zeros_like(r.alpha)
     mse_bias, mse_variance, fisher_bias, fisher_variance = zero, zero, zero, zero
@@ -180,7 +178,7 @@ def terms(s: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _fisher_slopes(s: tl.tensor, r: tl.tensor, w: tl.tensor) -> tl.tensor:
+def _fisher_slopes(s: labels.Sums, r: Row, w: PerForm) -> tuple[tl.tensor, tl.tensor]:
     """Of the Fisher-weighted errors: in common, and the label's."""
     first, second = r.inverse * s.first, r.inverse * (r.inverse * s.second)
     trigamma = r.own.trigamma
@@ -194,7 +192,7 @@ def _fisher_slopes(s: tl.tensor, r: tl.tensor, w: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _mse_slopes(s: tl.tensor, r: tl.tensor, w: tl.tensor) -> tl.tensor:
+def _mse_slopes(s: labels.Sums, r: Row, w: PerForm) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Of the squared errors: in common, the label's, and that of the class set apart."""
     p_top, q_top, sum1, sum2 = _parts(s, r)
     spread = w.mse_variance * r.share
@@ -212,7 +210,9 @@ def _mse_slopes(s: tl.tensor, r: tl.tensor, w: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _penalty_slopes(s: tl.tensor, r: tl.tensor, weight: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _penalty_slopes(
+    s: labels.Sums, r: Row, weight: tl.tensor, C: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The penalty's slopes: in common, the label's own, and its weight over the bracket."""
     bracket = weight * tm.inverse(_bracket(s, r, C))
     minus_dr0, minus_dr = r.total.minus_dr, r.own.minus_dr
@@ -226,8 +226,8 @@ def _penalty_slopes(s: tl.tensor, r: tl.tensor, weight: tl.tensor, C: tl.constex
 
 @triton.jit
 def slopes(  # noqa: C901, PLR0915 - one group of forms after the other
-    s: tl.tensor, r: tl.tensor, w: tl.tensor, C: tl.constexpr
-) -> tl.tensor:
+    s: labels.Sums, r: Row, w: PerForm, C: tl.constexpr
+) -> labels.Slopes:
     """The coefficients of the gradient of rows, from their sums and their labels."""
     o = tl.zeros_like(r.alpha)
     common, label, n, n_a, n_e, n_r, m_0, m_a, bracket = o, o, o, o, o, o, o, o, o

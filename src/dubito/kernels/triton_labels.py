@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from dubito.kernels import triton_math as tm
-from dubito.kernels.triton_rows import load, sweep
+from dubito.kernels.triton_rows import Tile, load, sweep
 
 # of a class without evidence
 _TRIGAMMA = tl.constexpr(math.pi**2 / 6)
@@ -30,7 +30,7 @@ class Classes(NamedTuple):
 
     alpha: tl.tensor
     e: tl.tensor  # alpha - base, where base is the concentration of the target Dirichlet
-    gamma: tl.tensor
+    gamma: tm.Gamma
     here: tl.tensor  # a class other than the label
 
 
@@ -65,7 +65,7 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def alpha_of(x: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def alpha_of(x: tl.tensor, C: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """alpha and alpha - base of values x."""
     e = tm.evidence(x, C)
     if C.spec.evidence is None:
@@ -77,9 +77,7 @@ def alpha_of(x: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def classes(
-    x: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+def classes(x: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> Classes:
     """Classes j (C,), which end at END, with values x (R, C), without the label."""
     HALF: tl.constexpr = tile.inputs.dtype.element_ty.primitive_bitwidth == 16
     alpha, e = alpha_of(x, C)
@@ -97,7 +95,9 @@ def classes(
 
 
 @triton.jit
-def bregman(alpha: tl.tensor, e: tl.tensor, g: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def bregman(
+    alpha: tl.tensor, e: tl.tensor, g: tm.Gamma, C: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
     """Parts of the divergence from `base`, from the threshold on minus e, and which are below."""
     if C.below_one:
         b: tl.constexpr = C.constants.base
@@ -109,7 +109,7 @@ def bregman(alpha: tl.tensor, e: tl.tensor, g: tl.tensor, C: tl.constexpr) -> tl
 
 @triton.jit
 def forward(
-    alpha: tl.tensor, e: tl.tensor, b: tl.constexpr, total: tl.tensor, C: tl.constexpr
+    alpha: tl.tensor, e: tl.tensor, b: tl.constexpr, total: Total, C: tl.constexpr
 ) -> tl.tensor:
     """A class's part of KL(Dir(b) || Dir(alpha)), e = alpha - b, for rows or tiles."""
     inverse = tm.inverse(alpha)
@@ -123,8 +123,8 @@ def forward(
 
 @triton.jit
 def _add_alpha(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: alpha and alpha - base."""
     c = classes(load(tile, j, END, C), tile, j, END, C)
     return (c.alpha if C.below_one else (), c.e), (c.here if C.below_one else ())
@@ -132,8 +132,8 @@ def _add_alpha(
 
 @triton.jit
 def _add_classes(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Sums`."""
     c = classes(load(tile, j, END, C), tile, j, END, C)
     total = Total(*[x[:, None] for x in given])
@@ -167,7 +167,7 @@ def _add_classes(
 
 
 @triton.jit
-def total_of(alpha: tl.tensor, rest: tl.tensor, evidence: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def total_of(alpha: tl.tensor, rest: tl.tensor, evidence: tl.tensor, C: tl.constexpr) -> Total:
     """Sums over all classes, from the label's alpha and sums over the others."""
     spread = alpha
     if C.groups.forward:
@@ -178,7 +178,7 @@ def total_of(alpha: tl.tensor, rest: tl.tensor, evidence: tl.tensor, C: tl.const
 
 
 @triton.jit
-def sums_of(tile: tl.tensor, alpha: tl.tensor, own: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def sums_of(tile: Tile, alpha: tl.tensor, own: tm.Gamma, C: tl.constexpr) -> Sums:
     """The sums over the classes; alpha is the label's and `own` the gamma family there.
 
     `rest` and `evidence` are the sums by which a class was treated separately, to the bit.
@@ -232,7 +232,7 @@ class Slopes(NamedTuple):
 
 
 @triton.jit
-def _gamma_slope(g: tl.tensor, c: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _gamma_slope(g: Slopes, c: Classes, C: tl.constexpr) -> tl.tensor:
     """The part of the slopes that needs psi_1 and psi_2."""
     trigamma = c.gamma.trigamma
     n = g.n[:, None] + g.n_e[:, None] * c.e
@@ -257,7 +257,7 @@ def _gamma_slope(g: tl.tensor, c: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def gradient(
-    g: tl.tensor, x: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+    g: Slopes, x: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """The gradient of the values x (R, C) of classes j (C,), which end at END."""
     c = classes(x, tile, j, END, C)

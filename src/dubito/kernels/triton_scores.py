@@ -11,7 +11,7 @@ from torch import Tensor
 from dubito.kernels import triton_math as tm
 from dubito.kernels.triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
 from dubito.kernels.triton_plan import blocks, configure, layout
-from dubito.kernels.triton_rows import Sizes, load_evidence, sweep, tile_of
+from dubito.kernels.triton_rows import Sizes, Tensors, Tile, load_evidence, sweep, tile_of
 from dubito.numerics.spec import LossSpec
 
 #: scores in the order of the kernel's output
@@ -37,8 +37,8 @@ class Sums(NamedTuple):
 
 @triton.jit
 def _first(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: the largest evidence, and its sum."""
     e, here = load_evidence(tile, j, END, C)
     return (e, e), here
@@ -46,8 +46,8 @@ def _first(
 
 @triton.jit
 def _second(
-    evidence0: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    evidence0: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Sums`."""
     e, here = load_evidence(tile, j, END, C)
     alpha0 = evidence0 + C.K
@@ -66,7 +66,7 @@ def _second(
 
 
 @triton.jit
-def score_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
+def score_rows(t: Tensors, n: Sizes, C: tl.constexpr) -> None:
     """Fill in `t.loss` (scores, rows) in the order of `NAMES`."""
     R: tl.constexpr = C.R
     first = tl.program_id(0) * R

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from dubito.kernels import triton_math as tm
-from dubito.kernels.triton_rows import load_evidence, load_target, sweep
+from dubito.kernels.triton_rows import Tile, load_evidence, load_target, sweep
 from dubito.numerics.spec import PerForm
 
 
@@ -50,15 +50,15 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def _is_top(m: tl.tensor, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _is_top(m: Totals, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The class above 5/8 of alpha0."""
     return e > (0.625 * (m.evidence + C.K) - 1.0)[:, None]
 
 
 @triton.jit
 def _shares(
-    m: tl.tensor, rest: tl.tensor, e: tl.tensor, y: tl.tensor, C: tl.constexpr
-) -> tl.tensor:
+    m: Totals, rest: tl.tensor, e: tl.tensor, y: tl.tensor, C: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """1/alpha0, p, 1 - p, y - p, and which class is above 5/8 of alpha0."""
     inverse = tm.inverse(m.evidence + C.K)[:, None]
     top = _is_top(m, e, C)
@@ -69,8 +69,8 @@ def _shares(
 
 @triton.jit
 def _first(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Totals`."""
     e, here = load_evidence(tile, j, END, C)
     y = load_target(tile, j, C)
@@ -81,15 +81,15 @@ def _first(
 
 
 @triton.jit
-def _bregman(e: tl.tensor) -> tl.tensor:
+def _bregman(e: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     value, small = tm.bregman(e, tm.gamma(1.0 + e, e))
     return value, tl.where(small, e, 0.0)
 
 
 @triton.jit
 def _second(
-    m: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    m: Totals, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Parts`."""
     e, here = load_evidence(tile, j, END, C)
     y = load_target(tile, j, C)
@@ -107,8 +107,8 @@ def _second(
 
 @triton.jit
 def _field(
-    w: tl.tensor, trigamma: tl.tensor, p: tl.tensor, q: tl.tensor, d: tl.tensor, share: tl.tensor
-) -> tl.tensor:
+    w: PerForm, trigamma: tl.tensor, p: tl.tensor, q: tl.tensor, d: tl.tensor, share: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
     """The weight of p q, and the field that the gradient of the squared errors centers."""
     spread = (w.mse_variance[:, None] + w.fisher_variance[:, None] * trigamma) * share
     field = (q - p) * spread
@@ -117,8 +117,8 @@ def _field(
 
 @triton.jit
 def _third(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Sums`, for the terms and for the gradient."""
     m, rest, w = given
     e, here = load_evidence(tile, j, END, C)
@@ -150,13 +150,15 @@ def _third(
 
 
 @triton.jit
-def totals(tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def totals(tile: Tile, C: tl.constexpr) -> Totals:
     """The evidence of rows, and their weights."""
     return Totals(*sweep(_first, len(Totals._fields), (), tile, C))
 
 
 @triton.jit
-def row_of(m: tl.tensor, tile: tl.tensor, w: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def row_of(
+    m: Totals, tile: Tile, w: PerForm, C: tl.constexpr
+) -> tuple[Totals, Parts, Sums, PerForm]:
     """`Totals`, `Parts`, `Sums` and the weights of the forms, from the first and the last."""
     parts = Parts(*sweep(_second, len(Parts._fields), m, tile, C))
     sums = sweep(_third, len(Sums._fields), (m, parts.rest, w), tile, C)
@@ -164,7 +166,7 @@ def row_of(m: tl.tensor, tile: tl.tensor, w: tl.tensor, C: tl.constexpr) -> tl.t
 
 
 @triton.jit
-def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def terms(r: tl.tuple, C: tl.constexpr) -> PerForm:
     """The terms of rows, from their sums."""
     m, a, s, _ = r
     alpha0 = m.evidence + C.K
@@ -192,7 +194,7 @@ def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _error_slope(
-    r: tl.tensor, e: tl.tensor, y: tl.tensor, g: tl.tensor, C: tl.constexpr
+    r: tl.tuple, e: tl.tensor, y: tl.tensor, g: tm.Gamma, C: tl.constexpr
 ) -> tl.tensor:
     """The gradient of the squared errors."""
     m, a, s, w = r
@@ -218,9 +220,7 @@ def _divergence_slope(
 
 
 @triton.jit
-def gradient(
-    r: tl.tensor, x: tl.tensor, tile: tl.tensor, j: tl.tensor, C: tl.constexpr
-) -> tl.tensor:
+def gradient(r: tl.tuple, x: tl.tensor, tile: Tile, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The gradient of the values x (R, C) of classes j (C,)."""
     m, a, _, w = r
     e = tm.evidence(x, C)
