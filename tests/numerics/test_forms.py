@@ -1,8 +1,6 @@
-"""Closed forms against mpmath, differences and sampling; the torch backend of the losses."""
+"""Closed forms against mpmath, differences and sampling."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,48 +8,29 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from dubito.numerics import autograd, functions, torch_backend
+from dubito.numerics import autograd, functions
 from dubito.numerics.forms import FORMS
 from dubito.numerics.functions import dissonance, evaluate, kl_divergence, uncertainty
-from dubito.numerics.spec import PER_CLASS, LossSpec
-from dubito.numerics.torch_backend import FAST_FORMS, is_fast, loss_and_sums, reference_loss
-from tests.accuracy import LARGEST, MEDIAN, Errors, Quantity, compare, measure
+from dubito.numerics.spec import LossSpec
+from dubito.numerics.torch_backend import loss_and_sums
+from tests.accuracy import compare, measure
 from tests.accuracy_grid import CLASSES, SETTINGS, Case, Grid, cases, point
-from tests.numerics.quantities import QUANTITIES, SCALES, kl_from_uniform, removed
-from tests.reference import Concentration, Point, Truth, truth
-from tests.reference_dirichlet import divergence
+from tests.numerics.helpers import (
+    BETA,
+    IEDL,
+    SAMPLE,
+    below_one,
+    inputs,
+    loss_and_gradient,
+    passes,
+)
+from tests.numerics.quantities import QUANTITIES, removed
 
 # The compiler's own libraries and torch's forward-mode rules warn about their future.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
-IEDL = ("fisher_bias", "fisher_variance", "fisher_penalty", "label_removed_kl")
-WITH_TARGET = (
-    "mse_bias",
-    "fisher_bias",
-    "label_removed_kl",
-    "marginal_nll",
-    "expected_cross_entropy",
-    "reverse_kl",
-    "forward_kl",
-)
-
-
-def passes(errors: Errors, largest: float = LARGEST, median: float = MEDIAN) -> None:
-    figures = ", ".join(f"{key} {value:.1e}" for key, value in errors.figures().items())
-    ok = errors.passes(largest, median)
-    assert ok, f"{'' if errors.finite else 'NOT FINITE '}{figures}\n{errors.worst}"
-
 
 # --- accuracy of float32: values and gradients within 1e-5 of mpmath, 1e-6 in the median ---
-
-SAMPLE = {
-    2: Grid(2),
-    3: Grid(3),
-    10: Grid(10),
-    100: Grid(100, sizes=(0.0, 1e-4, 1e-2, 1.0, 1e3, 1e8, 1e30)),
-    1000: Grid(1000, sizes=(0.0, 1e-4, 1.0, 1e5, 1e12, 1e30)),
-    10000: Grid(10000, sizes=(0.0, 1e-2, 1e3, 1e20)),
-}
 
 
 @pytest.mark.parametrize("classes", CLASSES)
@@ -60,14 +39,6 @@ def test_accuracy(name: str, classes: int) -> None:
     if classes > QUANTITIES[name].most_classes:
         pytest.skip("needs K^2 numbers for each vector")
     passes(measure(QUANTITIES[name], cases(SAMPLE[classes])))
-
-
-def below_one(classes: int, low: float, high: float, draws: int = 6) -> tuple[Case, ...]:
-    """Vectors of entries from 10^low to 10^high."""
-    seeds = [(97, classes, round(low + 50), round(high + 50), draw) for draw in range(draws)]
-    values = (10 ** np.random.default_rng(seed).uniform(low, high, classes) for seed in seeds)
-    name = f"1e{low:g} to 1e{high:g}"
-    return tuple(Case(name, v.astype(np.float32), s) for v, s in zip(values, seeds, strict=True))
 
 
 @pytest.mark.parametrize("span", [(-6, -4), (-6, 3), (-3, 20)])
@@ -122,122 +93,6 @@ def test_accuracy_on_the_dense_grid(name: str) -> None:
                 passes(measure(quantity, below_one(classes, *span, draws=40)))
 
 
-# --- accuracy of the fast path ---
-
-
-def beta_target(x: Point, beta: float) -> Concentration:
-    return Concentration(1 + (beta - 1) * x["target"], x.count)
-
-
-def reverse_kl(beta: float) -> Callable[[Point], Truth]:
-    def exact(x: Point) -> Truth:
-        value, gradient, terms, _, _ = divergence(x, beta_target(x, beta))
-        return truth(x, value, gradient, terms)
-
-    return exact
-
-
-def forward_kl(beta: float) -> Callable[[Point], Truth]:
-    def exact(x: Point) -> Truth:
-        value, _, _, gradient, terms = divergence(beta_target(x, beta), x)
-        return truth(x, value, gradient, terms)
-
-    return exact
-
-
-BETA = 101.0
-
-
-def fast(name: str) -> Quantity:
-    """The form through `loss_and_sums` of alpha."""
-    spec = LossSpec((name,), evidence=None, beta=BETA, reduction="none")
-
-    def call(alpha: Tensor, target: Tensor | None = None) -> Tensor:
-        if target is None:
-            target = torch.zeros(alpha.shape[:-1], dtype=torch.long)
-        return loss_and_sums(spec, alpha, target, torch.ones(1), None)[0]
-
-    if name in ("reverse_kl", "forward_kl"):
-        exact = {"reverse_kl": reverse_kl, "forward_kl": forward_kl}[name](BETA)
-        return Quantity(name, call, exact, "label", "plain", "terms")
-    if name == "kl_from_uniform":
-        return Quantity(name, call, kl_from_uniform, "alpha", "plain", "terms")
-    known = QUANTITIES[name]
-    return Quantity(name, call, known.truth, known.takes, *SCALES[name])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("classes", CLASSES)
-@pytest.mark.parametrize("name", sorted(FAST_FORMS))
-def test_accuracy_of_the_fast_path(
-    name: str, classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_backend, "Quantities", None)  # the general path fails
-    passes(measure(fast(name), cases(SAMPLE[classes])))
-
-
-@pytest.mark.parametrize("evidence", ["softplus", "relu", "exp"])
-@pytest.mark.parametrize("prior", [0.1, 1.0, 3.0])
-@pytest.mark.parametrize("soft", [False, True])
-def test_fast_path_agrees_with_the_general_one(evidence: str, prior: float, soft: bool) -> None:
-    """Joint families of several forms, from logits; each row relative to its largest slope."""
-    forms = (*IEDL, "mse_bias", "marginal_nll") if prior >= 1 else ("mse_bias", "label_removed_kl")
-    spec = LossSpec(forms, evidence=evidence, prior=prior, reduction="none", per_class=True)
-    weights = torch.linspace(0.1, 1, len(forms))
-    for classes, scale in ((2, 1.0), (10, 5.0), (100, 20.0)):
-        logits = scale * torch.randn(200, classes)
-        target = torch.randn(200, classes).softmax(-1) if soft else torch.randint(classes, (200,))
-        assert is_fast(spec, logits, target)
-        result = loss_and_gradient(loss_and_sums, spec, logits, target, weights)
-        expected = loss_and_gradient(
-            reference_loss, spec, logits.double(), target, weights.double()
-        )
-        torch.testing.assert_close(result[0].double(), expected[0], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(result[2].double(), expected[2], rtol=1e-5, atol=1e-5)
-        error = (result[1].double() - expected[1]).abs().amax(-1)
-        assert (error <= 1e-5 * expected[1].abs().amax(-1) + 1e-30).all()
-
-
-@pytest.mark.parametrize("form", sorted(form for form, prior in FAST_FORMS.items() if prior == 0))
-@pytest.mark.parametrize("low", [-18.4, -2.0])
-def test_fast_divergences_of_any_alpha(form: str, low: float) -> None:
-    spec = LossSpec((form,), evidence="exp", prior=0.0, beta=BETA, reduction="none")
-    for classes, high in ((2, 1.0), (10, 55.0), (100, 10.0)):
-        logits = torch.empty(200, classes).uniform_(low, high)
-        target = torch.randint(classes, (200,))
-        assert is_fast(spec, logits, target)
-        result = loss_and_gradient(loss_and_sums, spec, logits, target, torch.ones(1))
-        expected = loss_and_gradient(reference_loss, spec, logits, target, torch.ones(1))
-        for one, other in zip(result[:2], expected[:2], strict=True):
-            error = (one - other).reshape(200, -1).abs().amax(-1)
-            assert (error <= 1e-5 * other.reshape(200, -1).abs().amax(-1)).all()
-
-
-@pytest.mark.parametrize("form", sorted(FAST_FORMS))
-def test_fast_path_of_tensors_is_that_of_arrays(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors, which a GPU computes with, in place of NumPy's arrays."""
-    logits, target = 3 * torch.randn(50, 7), torch.randint(7, (50,))
-    arguments = LossSpec((form,), beta=BETA), logits, target, torch.ones(1)
-    arrays = loss_and_gradient(loss_and_sums, *arguments)
-    monkeypatch.setattr(torch_backend, "classes_first", lambda values: values.T.contiguous())
-    for one, other in zip(loss_and_gradient(loss_and_sums, *arguments), arrays, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def loss_and_gradient(
-    backend: Callable[..., tuple[Tensor, Tensor]],
-    spec: LossSpec,
-    values: Tensor,
-    target: Tensor,
-    weights: Tensor,
-    class_weight: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    values = values.detach().requires_grad_()
-    loss, sums = backend(spec, values, target, weights, class_weight)
-    (gradient,) = torch.autograd.grad(loss.sum(), values)
-    assert not sums.requires_grad
-    return loss.detach(), gradient, sums
-
-
 # --- accuracy of float64 ---
 
 
@@ -280,41 +135,7 @@ def test_ten_thousand_hard_alphas_are_finite(dtype: torch.dtype) -> None:
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("evidence", "prior"),
-    [
-        ("softplus", 1.0),
-        ("relu", 1.0),
-        ("exp", 1.0),
-        ("exp", 0.0),
-        ("softplus", 0.1),
-        ("relu", 2.0),
-    ],
-)
-def test_hard_logits_are_finite(evidence: str, prior: float) -> None:
-    forms = tuple(form for form in FORMS if form not in PER_CLASS) + IEDL[2:]
-    spec = LossSpec(forms, evidence=evidence, prior=prior, beta=BETA)
-    low = -13.0 if evidence == "exp" and prior == 0 else -100.0  # alpha >= 1e-6
-    for used in (forms, *((form,) for form in FORMS)):
-        logits = torch.cat([torch.empty(300, 5).uniform_(low, 60), torch.full((1, 5), low)])
-        logits[:50] = torch.where(torch.rand(50, 5) < 0.5, low, logits[:50] * 1e28 / 60)
-        logits = logits.clamp(min=low)
-        target = torch.randint(5, (301,))
-        weights = torch.ones(len(used))
-        loss, gradient, sums = loss_and_gradient(
-            loss_and_sums, spec._replace(forms=used), logits, target, weights
-        )
-        for values in (loss, gradient, sums):
-            assert values.isfinite().all(), used
-
-
 # --- derivatives ---
-
-
-def inputs(lead: tuple[int, ...], classes: int = 3, low: float = -0.7) -> tuple[Tensor, Tensor]:
-    """alpha from 10^low to 50 and a soft target, in float64."""
-    exponents = torch.empty(*lead, classes, dtype=torch.float64).uniform_(low, 1.7)
-    return (10**exponents).requires_grad_(), torch.randn_like(exponents).softmax(-1)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -345,20 +166,6 @@ def test_derivatives_of_moments(name: str) -> None:
 
 def test_derivatives_of_dissonance() -> None:
     assert gradcheck(dissonance, inputs((3,), 4)[0], check_forward_ad=True)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_derivatives_of_losses(reduction: str) -> None:
-    spec = LossSpec((*IEDL, "marginal_nll"), reduction=reduction, per_class=True)
-    logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    target, class_weight = torch.tensor([0, 2, -100, 1]), torch.tensor([1.0, 2.0, 0.5])
-    weights = torch.linspace(0.1, 1, 5)
-
-    def loss(logits: Tensor) -> Tensor:
-        return loss_and_sums(spec, logits, target, weights, class_weight)[0]
-
-    assert gradcheck(loss, logits)
-    assert gradgradcheck(loss, logits)
 
 
 # --- sampling ---
@@ -426,24 +233,6 @@ def test_exported_forms_stay_in_float32() -> None:
     assert torch.float64 not in dtypes
 
 
-def test_transforms_of_losses() -> None:
-    logits, target = torch.randn(5, 4, 3), torch.randint(3, (5, 4))
-    weights = torch.tensor([1.0, 1.0, 0.05, 0.5])
-
-    def loss(logits: Tensor, target: Tensor) -> Tensor:
-        return loss_and_sums(LossSpec(IEDL), logits, target, weights, None)[0]
-
-    each = [loss(*pair) for pair in zip(logits, target, strict=True)]
-    torch.testing.assert_close(torch.func.vmap(loss)(logits, target), torch.stack(each))
-    slopes = torch.func.vmap(torch.func.grad(loss))(logits, target)
-    leaf = logits[0].clone().requires_grad_()
-    (slope,) = torch.autograd.grad(loss(leaf, target[0]), leaf)
-    torch.testing.assert_close(slopes[0], slope)
-    direction = torch.randn_like(slope)
-    _, tangent = torch.func.jvp(lambda x: loss(x, target[0]), (logits[0],), (direction,))
-    torch.testing.assert_close(tangent, (slope * direction).sum())
-
-
 # --- rows and chunks ---
 
 
@@ -484,144 +273,7 @@ def test_a_single_row_and_an_empty_batch() -> None:
     assert row[1].shape == (5,)
 
 
-# --- the backend of the losses ---
-
-WEIGHTS = torch.tensor([1.0, 1.0, 0.05, 0.5])
-
-
-def test_sums_and_reductions() -> None:
-    logits, target = torch.randn(3, 4, 5), torch.randint(5, (3, 4))
-    spec = LossSpec(IEDL, per_class=True)
-    mean, total, each = (
-        loss_and_sums(spec._replace(reduction=r), logits, target, WEIGHTS, None)
-        for r in ("mean", "sum", "none")
-    )
-    assert each[0].shape == (3, 4)
-    torch.testing.assert_close(each[0].sum(), total[0])
-    torch.testing.assert_close(total[0], (WEIGHTS * total[1]).sum())
-    torch.testing.assert_close(mean[0], total[0] / 12)
-    torch.testing.assert_close(mean[1], total[1])
-    plain = loss_and_sums(spec._replace(per_class=False), logits, target, WEIGHTS, None)[1]
-    torch.testing.assert_close(mean[1], plain * torch.tensor([1.0, 1.0, 2.0, 2.0]))
-
-
-@pytest.mark.parametrize("backend", [loss_and_sums, reference_loss])
-def test_rows_without_weight_do_not_count(backend: Callable[..., Any]) -> None:
-    logits, target = torch.randn(6, 3), torch.tensor([0, 1, -100, 2, 1, 0])
-    class_weight = torch.tensor([2.0, 0.0, 0.5])
-    logits[2] = math.nan
-    logits[1] = math.inf
-    spec = LossSpec(IEDL)
-    result = loss_and_gradient(backend, spec, logits, target, WEIGHTS, class_weight)
-    counted = torch.tensor([0, 3, 5])
-    each = loss_and_gradient(
-        backend, spec._replace(reduction="none"), logits[counted], target[counted], WEIGHTS
-    )
-    rows = torch.tensor([2.0, 0.5, 2.0])
-    torch.testing.assert_close(result[0], (rows * each[0]).sum() / 4.5)
-    torch.testing.assert_close(result[1][counted], rows[:, None] * each[1] / 4.5)
-    assert result[1][[1, 2, 4]].eq(0).all()
-    nothing = loss_and_gradient(backend, spec, logits, torch.full((6,), -100), WEIGHTS)
-    assert all(values.eq(0).all() for values in nothing)
-
-
-def test_soft_targets_are_weighted_by_their_classes() -> None:
-    logits, y = torch.randn(4, 3), torch.randn(4, 3).softmax(-1)
-    class_weight = torch.tensor([2.0, 1.0, 0.5])
-    each = loss_and_sums(LossSpec(IEDL, reduction="none"), logits, y, WEIGHTS, None)[0]
-    rows = y @ class_weight
-    result = loss_and_sums(LossSpec(IEDL), logits, y, WEIGHTS, class_weight)[0]
-    torch.testing.assert_close(result, (rows * each).sum() / rows.sum())
-
-
-def test_one_hot_targets_are_labels() -> None:
-    logits, target = 3 * torch.randn(20, 5), torch.randint(5, (20,))
-    y = torch.nn.functional.one_hot(target, 5).float()
-    pair = [
-        loss_and_gradient(loss_and_sums, LossSpec(IEDL), logits, t, WEIGHTS) for t in (target, y)
-    ]
-    torch.testing.assert_close(*pair)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
-    logits, target = (3 * torch.randn(8, 5)).to(dtype), torch.randint(5, (8,))
-    half = loss_and_gradient(loss_and_sums, LossSpec(IEDL), logits, target, WEIGHTS)
-    single = loss_and_gradient(loss_and_sums, LossSpec(IEDL), logits.float(), target, WEIGHTS)
-    assert half[0].dtype == torch.float32
-    assert half[1].dtype == dtype
-    torch.testing.assert_close(half[0], single[0])
-    torch.testing.assert_close(half[1], single[1].to(dtype))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_autocast_changes_nothing(reduction: str) -> None:
-    logits, target = 3 * torch.randn(8, 5), torch.randint(5, (8,))
-    spec = LossSpec(IEDL, reduction=reduction)
-    plain = loss_and_gradient(loss_and_sums, spec, logits, target, WEIGHTS)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = loss_and_gradient(loss_and_sums, spec, logits, target, WEIGHTS)
-    assert all(torch.equal(one, other) for one, other in zip(plain, cast, strict=True))
-
-
-def test_loss_without_gradient_is_the_same() -> None:
-    logits, target = 3 * torch.randn(8, 5, requires_grad=True), torch.randint(5, (8,))
-    for prior in (1.0, 0.5):
-        spec = LossSpec(IEDL, prior=prior)
-        loss, sums = loss_and_sums(spec, logits, target, WEIGHTS, None)
-        with torch.no_grad():
-            alone = loss_and_sums(spec, logits, target, WEIGHTS, None)
-        assert torch.equal(alone[0], loss)
-        assert torch.equal(alone[1], sums)
-
-
-def test_strided_logits() -> None:
-    images, target = torch.randn(2, 5, 3, 4), torch.randint(5, (2, 3, 4))
-    strided = images.movedim(1, -1)
-    pair = [
-        loss_and_gradient(loss_and_sums, LossSpec(IEDL), logits, target, WEIGHTS)
-        for logits in (strided, strided.contiguous())
-    ]
-    torch.testing.assert_close(*pair)
-
-
-@pytest.mark.parametrize(
-    ("spec", "dtype", "expected"),
-    [
-        (LossSpec(IEDL), torch.float32, True),
-        (LossSpec(IEDL), torch.float64, False),
-        (LossSpec(IEDL, prior=0.5), torch.float32, False),
-        (LossSpec(("mse_bias", "label_removed_kl"), prior=0.1), torch.float32, True),
-        (LossSpec(IEDL, evidence="exp", prior=0.0), torch.float32, False),
-        (LossSpec(("mutual_information",)), torch.float32, False),
-        (LossSpec(IEDL, evidence=None), torch.float32, False),
-    ],
-)
-def test_which_path_runs(spec: LossSpec, dtype: torch.dtype, expected: bool) -> None:
-    values = torch.tensor([[0.5, 2.0, 3.0]], dtype=dtype)
-    labels = torch.zeros(1, dtype=torch.long)
-    assert is_fast(spec, values, labels) == expected
-
-
-def test_alpha_of_at_least_one_is_fast() -> None:
-    values, labels = torch.tensor([[1.0, 2.0, 3.0]]), torch.zeros(1, dtype=torch.long)
-    assert is_fast(LossSpec(IEDL, evidence=None), values, labels)
-
-
 # --- uncertainty ---
-
-
-@pytest.mark.parametrize("classes", [2, 10, 1000])
-def test_uncertainty_is_exact(classes: int) -> None:
-    """The fast path, which has no gradient, within the bar of the form of each part."""
-    names = ("entropy_of_mean", "expected_entropy", "mutual_information")
-    grid = cases(SAMPLE[classes])
-    alpha = torch.from_numpy(np.stack([case.alpha for case in grid]))
-    for name, value in zip(names, uncertainty(alpha), strict=True):
-        expected = [QUANTITIES[name].truth(point(case, "", {})).value for case in grid]
-        error = (value.double() / torch.tensor(expected, dtype=torch.float64) - 1).abs()
-        assert error.max() < LARGEST, name
-        assert error.median() < MEDIAN, name
 
 
 def test_uncertainty_has_gradients() -> None:
