@@ -8,9 +8,9 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, model_validator
 from torch import Tensor
 
-from dubito._eager import eager_cache
 from dubito.data import AnyFormat
 from dubito.data.base import InputFormat
+from dubito.numerics.tracing import eager_cache
 
 __all__ = ["Preprocessing"]
 

@@ -3,10 +3,11 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from torch import distributions as td
+from torch.distributions import constraints
 
 from dubito.distributions.base import Distribution, _Score
 from dubito.errors import DubitoError
@@ -83,7 +84,7 @@ class MixturePredictive(td.Distribution):
         components: Predictives with batch shape (..., S) and one event axis.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
 
     def __init__(self, components: td.Distribution) -> None:
         self.components = components

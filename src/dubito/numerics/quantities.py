@@ -1,25 +1,25 @@
 """Quantities that the closed forms of a Dirichlet share.
 
-Nothing cancels in float32: what is large and equal is removed in algebra (`_special.py`), and the
+Nothing cancels in float32: what is large and equal is removed in algebra (`gamma.py`), and the
 class with the largest alpha, which may hold nearly all of alpha0, is treated apart from the rest.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from dubito._eager import lazy
-from dubito._special import Gamma, bregman_excess, log_gap
+from dubito.numerics.gamma import Gamma, bregman_excess, log_gap
+from dubito.numerics.tracing import lazy
 
 
-class Terms:
+class Quantities:
     """Functions of alpha and the target, each computed once, when first used.
 
-    `FastTerms` inherits those that are arithmetic, for NumPy arrays too: these call functions of
-    `xp` in place of methods of tensors.
+    `FastQuantities` inherits those that are arithmetic, for NumPy arrays too: these call functions
+    of `xp` in place of methods of tensors.
 
     Args:
         alpha: Concentrations > 0, (..., K).
@@ -30,7 +30,7 @@ class Terms:
         wide: Compute in float64, so that alpha far below 1 loses nothing to cancellation.
     """
 
-    xp: Any = torch
+    xp: ModuleType = torch
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Terms:
         self.base = prior if prior > 0 else 1.0  # of the target of `label_removed_kl`
         self._evidence = evidence.double() if wide and evidence is not None else evidence
 
-    def beside(self, alpha: Tensor) -> Terms:
-        """Terms of another alpha, computed as these."""
-        terms = Terms(alpha)
-        terms.single = self.single
-        return terms
+    def beside(self, alpha: Tensor) -> Quantities:
+        """Quantities of another alpha, computed as these."""
+        other = Quantities(alpha)
+        other.single = self.single
+        return other
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the classes: (..., K) -> (..., 1)."""
@@ -246,7 +246,7 @@ class Terms:
         # A float32 alpha without evidence is the base rounded to float32.
         return self.alpha - (_rounded(base) if self.single else base)
 
-    def _constant(self, base: float) -> Terms:
+    def _constant(self, base: float) -> Quantities:
         return self.beside(torch.full_like(self.alpha, base))
 
     @lazy
@@ -261,7 +261,7 @@ class Terms:
         return KL(removed, self._constant(self.base), self._excess(self.base) * self.non_target)
 
     @lazy
-    def _target(self) -> Terms:
+    def _target(self) -> Quantities:
         """Target of Prior Networks."""
         return self.beside(1 + (self.beta - 1) * self.y)
 
@@ -290,7 +290,7 @@ def _rounded(x: float) -> float:
 class KL:
     """KL(Dir(a) || Dir(b)) = b0 KL(mean of b || mean of a) + Bregman excesses; d = a - b."""
 
-    def __init__(self, a: Terms, b: Terms, d: Tensor | None = None) -> None:
+    def __init__(self, a: Quantities, b: Quantities, d: Tensor | None = None) -> None:
         self.a, self.b = a, b
         self.d = a.alpha - b.alpha if d is None else d
         self.d0 = self.d.sum(-1, keepdim=True)

@@ -82,3 +82,13 @@ def is_eager(values: Tensor) -> bool:
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._get_tracing_state() is None
     )
+
+
+@eager_cache
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return numbers as a tensor, the same one for each call."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=dtype, device=device)
+    # Cached: an inference tensor could not be used in a later training step.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)

@@ -9,26 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dubito import _eager
-from dubito._special import constant, namespace
-from dubito.distributions._closed_forms import (
-    EVIDENCE,
-    FORMS,
-    Tensors,
-    above,
-    by_rows,
-    classes_first,
-    evaluate,
-    is_wide,
-    weighted_gradient,
-)
-from dubito.distributions._dirichlet_terms import Terms
-from dubito.distributions._fast_terms import FastTerms
-from dubito.kernels._spec import LossSpec, form_factors
+from dubito.numerics.autograd import Tensors, by_rows, is_wide
+from dubito.numerics.float32 import FastQuantities, above, classes_first
+from dubito.numerics.forms import EVIDENCE, FORMS, weighted_gradient
+from dubito.numerics.functions import evaluate
+from dubito.numerics.gamma import namespace
+from dubito.numerics.quantities import Quantities
+from dubito.numerics.spec import LossSpec, form_factors
+from dubito.numerics.tracing import constant, is_eager
 
+Weights = Sequence[float | Tensor]
 #: smallest prior for which probabilities do not underflow in float32
 MIN_PRIOR = 0.01
-#: form -> the least prior for which `FastTerms` computes it; 0: if alpha is at least 1e-8
+#: form -> the least prior for which `FastQuantities` computes it; 0: if alpha is at least 1e-8
 FAST_FORMS: dict[str, float] = {
     **dict.fromkeys(("fisher_bias", "fisher_variance", "fisher_penalty"), 1.0),
     "expected_cross_entropy": 1.0,
@@ -55,7 +48,7 @@ def row_weights(
     labels = target.long().unsqueeze(-1)
     ignored = labels == ignore_index
     weight: Tensor | None = None
-    if not (like.is_cpu and _eager.is_eager(like)) or bool(ignored.any()):
+    if not (like.is_cpu and is_eager(like)) or bool(ignored.any()):
         labels, weight = labels.masked_fill(ignored, 0), (~ignored).to(like.dtype)
     if class_weight is not None:
         by_class = class_weight.to(like)[labels]
@@ -115,10 +108,10 @@ def _scaled(spec: LossSpec, values: Tensor, num_classes: int) -> Tensor:
     return values * constant(form_factors(spec, num_classes), values.device, values.dtype)
 
 
-def weighted_sums_reference(
+def reference_loss(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the result of `weighted_sums` through `evaluate` and autograd."""
+    """Compute the result of `loss_and_sums` through `evaluate` and autograd."""
     alpha, target, row_weight = _rows(spec, values, target, class_weight)
     y = _one_hot(target, alpha)
     if spec.evidence is not None:
@@ -130,8 +123,10 @@ def weighted_sums_reference(
     return reduced(terms, row_weight, weights, spec.reduction)
 
 
-def _fast_terms(spec: LossSpec, values: Tensor, evidence: Tensor | None, target: Tensor) -> Terms:
-    """Return `FastTerms` of values or evidence (..., K), labels (..., 1) or soft targets."""
+def _fast_quantities(
+    spec: LossSpec, values: Tensor, evidence: Tensor | None, target: Tensor
+) -> Quantities:
+    """Return `FastQuantities` of values or evidence (..., K), labels (..., 1) or soft targets."""
     array, share = classes_first(values if evidence is None else evidence), False
     if target.is_floating_point():
         y = classes_first(target)
@@ -140,20 +135,21 @@ def _fast_terms(spec: LossSpec, values: Tensor, evidence: Tensor | None, target:
         y = (classes == target.reshape(1, -1)).to(values.dtype)
         y = y if namespace(array) is torch else y.numpy()
         share = "label_removed_kl" in spec.forms and not GAMMA_FORMS.isdisjoint(spec.forms)
-    options: dict[str, Any] = {"prior": spec.prior, "beta": spec.beta, "share_removed": share}
-    if evidence is None:
-        return FastTerms(array, y, **options)
-    return FastTerms(array + spec.prior, y, evidence=array, **options)
+    alpha = array if evidence is None else array + spec.prior
+    return FastQuantities(
+        alpha, y, prior=spec.prior, beta=spec.beta, share_removed=share,
+        evidence=None if evidence is None else array,
+    )  # fmt: skip
 
 
 def _value_and_gradient(
-    spec: LossSpec, fast: bool, weights: Sequence[Any] | None, values: Tensor, target: Tensor
+    spec: LossSpec, fast: bool, weights: Weights | None, values: Tensor, target: Tensor
 ) -> Tensors:
     """Forms (..., T) and, with weights, the gradient of their weighted sum in the values.
 
     Args:
         spec: Forms, evidence function and prior.
-        fast: Whether to use `FastTerms`.
+        fast: Whether to use `FastQuantities`.
         weights: Weight of each form, () or one per row; None: no gradient.
         values: Logits, or alpha if the spec has no evidence function, (..., K).
         target: Labels (..., 1) or soft targets (..., K).
@@ -163,12 +159,12 @@ def _value_and_gradient(
         function, derivative = EVIDENCE[spec.evidence]
         evidence = function(values)
     if fast:
-        m = _fast_terms(spec, values, evidence, target)
+        m = _fast_quantities(spec, values, evidence, target)
         forms = m.xp.concatenate([FORMS[form].value(m) for form in spec.forms])
         terms = torch.asarray(forms, dtype=values.dtype).T.view(*lead, len(forms))
     else:
         alpha = values if evidence is None else evidence + spec.prior
-        m = Terms(
+        m = Quantities(
             alpha, _one_hot(target, alpha), prior=spec.prior, beta=spec.beta, evidence=evidence,
             wide=is_wide(alpha),
         )  # fmt: skip
@@ -188,8 +184,8 @@ def value_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Compute a weighted sum of closed forms of each row, and its gradient in the values.
 
-    Sums of `FastTerms` have their accuracy, but no noise: they are computed in float64. Values with
-    the classes first in memory are not copied.
+    Sums of `FastQuantities` have their accuracy, but no noise: they are computed in float64. Values
+    with the classes first in memory are not copied.
 
     Args:
         spec: Forms, evidence function and prior.
@@ -200,10 +196,10 @@ def value_and_gradient(
     Returns:
         The sum (N,) and the gradient (N, K).
     """
-    fast, factors = _is_fast(spec, values, target), form_factors(spec, values.shape[-1])
+    fast, factors = is_fast(spec, values, target), form_factors(spec, values.shape[-1])
     if spec.per_class:
         weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
-    exact, each = values, list[Any](weights)
+    exact, each = values, list[float | Tensor](weights)
     if fast:
         exact = values.double()
         each = [classes_first(w) if w.ndim else w.item() if w.is_cpu else w for w in weights]
@@ -213,8 +209,8 @@ def value_and_gradient(
     return sum(parts[1:], parts[0]).squeeze(-1), gradient.to(values.dtype)
 
 
-def _is_fast(spec: LossSpec, values: Tensor, target: Tensor) -> bool:
-    """Return whether `FastTerms` computes a loss."""
+def is_fast(spec: LossSpec, values: Tensor, target: Tensor) -> bool:
+    """Return whether `FastQuantities` computes a loss."""
     forms = set(spec.forms)
     is_known = values.dtype == torch.float32 and forms <= FAST_FORMS.keys()
     if not is_known or (target.is_floating_point() and forms & {"reverse_kl", "forward_kl"}):
@@ -232,11 +228,11 @@ def _compute(
     """Return the loss, the sums and, with gradient, that of the loss (of each row if unreduced)."""
     values, target, row_weight = _rows(spec, values, target, class_weight)
     weights = mean_weights(weights, row_weight, spec.reduction, values)
-    each: Any = None
+    each: Weights | None = None
     if with_gradient:
         scaled = _scaled(spec, weights, values.shape[-1])
         each = scaled.tolist() if scaled.is_cpu else scaled.unbind()
-    function = partial(_value_and_gradient, spec, _is_fast(spec, values, target), each)
+    function = partial(_value_and_gradient, spec, is_fast(spec, values, target), each)
     with np.errstate(all="ignore"):  # values that are not finite are for the caller, as in torch
         terms, *gradients = by_rows(function, values, target)
     terms = _scaled(spec, terms, values.shape[-1])
@@ -246,15 +242,18 @@ def _compute(
     return loss, sums, gradients[0] if row_weight is None else gradients[0] * row_weight
 
 
-class _WeightedSums(torch.autograd.Function):
+class _Loss(torch.autograd.Function):
     """Loss and its gradient in one pass."""
 
     @staticmethod
-    def forward(ctx: Any, spec: LossSpec, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        loss, sums, gradient = _compute(spec, True, values, *rest)
+    def forward(
+        ctx: Any, spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor,
+        class_weight: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        loss, sums, gradient = _compute(spec, True, values, target, weights, class_weight)
         assert gradient is not None
         ctx.spec = spec
-        ctx.save_for_backward(values, *rest, gradient.to(values.dtype))
+        ctx.save_for_backward(values, target, weights, class_weight, gradient.to(values.dtype))
         ctx.mark_non_differentiable(sums)
         return loss, sums
 
@@ -262,7 +261,7 @@ class _WeightedSums(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, gradient = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: differentiate the reference
-            loss, _ = weighted_sums_reference(ctx.spec, *tensors)
+            loss, _ = reference_loss(ctx.spec, *tensors)
             (gradient,) = torch.autograd.grad(loss, tensors[0], grad, create_graph=True)
             return None, gradient, None, None, None
         if ctx.spec.reduction == "none":
@@ -270,7 +269,7 @@ class _WeightedSums(torch.autograd.Function):
         return None, gradient * grad, None, None, None
 
 
-def weighted_sums(
+def loss_and_sums(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute a weighted sum of closed forms over rows, with the gradient in the same pass.
@@ -286,10 +285,10 @@ def weighted_sums(
         The loss, a scalar or (...) without reduction, and the sum of each form times the row
         weights, (T,), detached.
     """
-    if not _eager.is_eager(values):
-        return weighted_sums_reference(spec, values, target, weights, class_weight)
+    if not is_eager(values):
+        return reference_loss(spec, values, target, weights, class_weight)
     if values.requires_grad and torch.is_grad_enabled():
-        return _WeightedSums.apply(  # type: ignore[no-any-return, no-untyped-call]
+        return _Loss.apply(  # type: ignore[no-any-return, no-untyped-call]
             spec, values, target, weights, class_weight
         )
     with torch.no_grad():

@@ -1,18 +1,18 @@
 """Scores of a batch of logits in Triton, in one pass, for alpha = evidence + 1."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._spec import LossSpec
-from dubito.kernels._triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
-from dubito.kernels._triton_plan import blocks, configure, layout
-from dubito.kernels._triton_rows import Sizes, load_evidence, sweep, tile_of
+from dubito.kernels import triton_math as tm
+from dubito.kernels.triton_backend import FLOATS, MOST_ROWS, Kernel, kernel
+from dubito.kernels.triton_plan import blocks, configure, layout
+from dubito.kernels.triton_rows import Sizes, Tensors, Tile, load_evidence, sweep, tile_of
+from dubito.numerics.spec import LossSpec
 
 #: scores in the order of the kernel's output
 NAMES = (
@@ -30,15 +30,15 @@ class Sums(NamedTuple):
 
     rest: tl.tensor  # alpha0 without a class above 5/8 of it
     bregman: tl.tensor
-    near: tl.tensor
+    small_e: tl.tensor
     gaps: tl.tensor
     surprise: tl.tensor  # -p log2 p without a class above 5/8 of alpha0
 
 
 @triton.jit
 def _first(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: the largest evidence, and its sum."""
     e, here = load_evidence(tile, j, END, C)
     return (e, e), here
@@ -46,8 +46,8 @@ def _first(
 
 @triton.jit
 def _second(
-    evidence0: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    evidence0: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Sums`."""
     e, here = load_evidence(tile, j, END, C)
     alpha0 = evidence0 + C.K
@@ -66,7 +66,7 @@ def _second(
 
 
 @triton.jit
-def score_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
+def score_rows(t: Tensors, n: Sizes, C: tl.constexpr) -> None:
     """Fill in `t.loss` (scores, rows) in the order of `NAMES`."""
     R: tl.constexpr = C.R
     first = tl.program_id(0) * R
@@ -78,7 +78,7 @@ def score_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
     alpha0, top = evidence + C.K, 1.0 + most
     inverse = tm.inverse(alpha0)
     divergence = tm.divergence(
-        s.bregman, s.near, alpha0, evidence, C.K, C.constants.mu_total, False
+        s.bregman, s.small_e, alpha0, evidence, C.K, C.constants.mu_total, False
     )
     own = top * inverse * tm.log1p(s.rest * tm.inverse(top))
     entropy = tm.LN2 * s.surprise + tl.where(most > 0.625 * alpha0 - 1.0, own, 0.0)
@@ -130,7 +130,7 @@ operator = torch.library.custom_op("dubito::uncertainty", _scores, mutates_args=
 
 
 @operator.register_fake
-def _(values: Any, evidence: Any) -> Any:
+def _(values: Tensor, evidence: str) -> Tensor:
     return values.new_empty((len(NAMES), *values.shape[:-1]), dtype=torch.float32)
 
 

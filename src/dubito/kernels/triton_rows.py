@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._spec import LossSpec, Terms
+from dubito.kernels import triton_math as tm
+from dubito.numerics.spec import LossSpec, PerForm
 
 #: programs that add up the weights of rows
 WEIGHERS = tl.constexpr(1024)
@@ -54,8 +54,8 @@ class Config(NamedTuple):
     below_one: bool  # alpha may be below 1
     groups: Any  # `triton_plan.Groups`: which parts of the computation the loss needs
     constants: Constants
-    forms: tuple[int, ...]  # each term's place in `FORMS`
-    columns: Terms  # each form's place among the terms, or -1
+    forms: tuple[int, ...]  # each term's place in `LOSS_FORMS`
+    columns: PerForm  # each form's place among the terms, or -1
     growth: tuple[float, ...]  # each term's factor
     dense: bool = True  # the rows of the gradient are contiguous, one after the other
     whole: bool = False  # there are enough rows for a tile
@@ -103,8 +103,8 @@ class Sizes(NamedTuple):
 class Tile(NamedTuple):
     """Rows: where they begin in values and gradient, their labels, and which of them exist."""
 
-    t: tl.tensor  # Tensors
-    n: tl.tensor  # Sizes
+    t: Tensors
+    n: Sizes
     inputs: tl.tensor
     at: tl.tensor
     gradient: tl.tensor
@@ -132,9 +132,9 @@ def _offsets(
 
 @triton.jit
 def tile_of(
-    t: tl.tensor, n: tl.tensor, first: tl.tensor, label: tl.tensor, inside: tl.tensor,
+    t: Tensors, n: Sizes, first: tl.tensor, label: tl.tensor, inside: tl.tensor,
     C: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+) -> Tile:  # fmt: skip
     """The tile of C.R rows from `first` on."""
     lanes = tl.arange(0, C.R)
     begin = _offsets(first + lanes, n.row_stride, n.outer_stride, n.inner, C.flat)
@@ -153,9 +153,9 @@ def tile_of(
 
 
 @triton.jit
-def without_label(tile: tl.tensor) -> tl.tensor:
+def without_label(tile: Tile) -> Tile:
     """The same rows, without a mask for the label."""
-    return Tile(*tile[:7], (), tile.inside)  # type: ignore[call-arg]
+    return Tile(*tile[:7], (), tile.inside)
 
 
 @triton.jit
@@ -167,7 +167,7 @@ def prefetch(at: tl.tensor, first: tl.tensor, COUNT: tl.constexpr, END: tl.const
 
 
 @triton.jit
-def prefetch_tile(t: tl.tensor, n: tl.tensor, index: tl.tensor, C: tl.constexpr) -> None:
+def prefetch_tile(t: Tensors, n: Sizes, index: tl.tensor, C: tl.constexpr) -> None:
     """Prefetch the next tile of packed rows after `index`; of 16 bits the one after that."""
     AHEAD: tl.constexpr = 32 // t.inputs.dtype.element_ty.primitive_bitwidth
     first = tl.minimum((index + AHEAD * n.programs) * C.R, n.count - C.R)
@@ -176,13 +176,13 @@ def prefetch_tile(t: tl.tensor, n: tl.tensor, index: tl.tensor, C: tl.constexpr)
 
 
 @triton.jit
-def _exists(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _exists(tile: Tile, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
     return (j < C.K)[None, :] if C.whole else tile.inside[:, None] & (j < C.K)[None, :]
 
 
 @triton.jit
 def load(
-    tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr, AGAIN: tl.constexpr = False
+    tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr, AGAIN: tl.constexpr = False
 ) -> tl.tensor:
     """Values of classes j (C,), which end at END, as (R, C) float32; no evidence beyond the last.
 
@@ -203,7 +203,9 @@ def load(
 
 
 @triton.jit
-def load_evidence(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tensor:
+def load_evidence(
+    tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
     """Evidence of classes j (C,), which end at END, and a mask of those that exist, or `()`."""
     here = ()
     if END > C.K:
@@ -212,7 +214,7 @@ def load_evidence(tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.conste
 
 
 @triton.jit
-def load_target(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def load_target(tile: Tile, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """Soft targets of classes j (C,) as (R, C) float32; 0 beyond the last."""
     steps = j if C.across else j * tile.n.target_class_stride
     at = tile.target[:, None] + steps[None, :]
@@ -220,9 +222,7 @@ def load_target(tile: tl.tensor, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def store(
-    tile: tl.tensor, grad: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> None:
+def store(tile: Tile, grad: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> None:
     """Store the gradient (R, C) of classes j (C,); the values are of more use in the caches."""
     steps = j if C.dense else j * tile.n.class_stride
     at = tile.gradient + (tile.gradient_at[:, None] + steps[None, :])
@@ -239,12 +239,12 @@ def store(
 def _add4(
     a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor,
     e: tl.tensor, f: tl.tensor, g: tl.tensor, h: tl.tensor,
-) -> tl.tensor:  # fmt: skip
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     return a + e, b + f, c + g, d + h
 
 
 @triton.jit
-def _totals(x: tl.tensor) -> tl.tensor:
+def _totals(x: tl.tuple) -> tuple[tl.tensor, ...]:
     """The sums of tensors (N,), four at once: that takes the barriers of one."""
     out: tl.tensor = ()
     FOURS: tl.constexpr = len(x) // 4 if tm.COMPILED else 0  # interpreted, they are slow
@@ -257,8 +257,12 @@ def _totals(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _combine(
-    s: tl.tensor, values: tl.tensor, here: tl.tensor, TILE: tl.constexpr, TOP: tl.constexpr
-) -> tl.tensor:
+    s: tl.tuple,
+    values: tl.tuple,
+    here: tl.tensor,
+    TILE: tl.constexpr,
+    TOP: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
     out: tl.tensor = ()
     for i in tl.static_range(len(s)):
         if isinstance(values[i], tl.tensor):
@@ -276,9 +280,9 @@ def _combine(
 
 @triton.jit
 def sweep(
-    STEP: tl.constexpr, N: tl.constexpr, given: tl.tensor, tile: tl.tensor, C: tl.constexpr,
+    STEP: tl.constexpr, N: tl.constexpr, given: tl.tensor, tile: Tile, C: tl.constexpr,
     TOP: tl.constexpr = False,
-) -> tl.tensor:  # fmt: skip
+) -> tuple[tl.tensor, ...]:  # fmt: skip
     """Sums (R,) over all classes of N values (R, C); with TOP the first is the maximum instead.
 
     STEP(given, tile, j, END, C) returns the values of classes j (C,), `()` for those that are not
@@ -330,7 +334,9 @@ def sweep(
 
 
 @triton.jit
-def labels_of(t: tl.tensor, rows: tl.tensor, inside: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def labels_of(
+    t: Tensors, rows: tl.tensor, inside: tl.tensor, C: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
     """Labels, or -1, and the weights of rows: 0 where ignored, NaN for other labels."""
     label = tl.load(t.target + rows, inside, 0)
     known = (label >= 0) & (label < C.K)
@@ -344,7 +350,7 @@ def labels_of(t: tl.tensor, rows: tl.tensor, inside: tl.tensor, C: tl.constexpr)
 
 
 @triton.jit
-def weigh(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
+def weigh(t: Tensors, n: Sizes, C: tl.constexpr) -> None:
     """Add up the weights of all rows, each of WEIGHERS programs into its entry of `totals`."""
     total = tl.zeros([_MANY], tl.float32)
     first = tl.program_id(0) * _MANY
@@ -362,7 +368,7 @@ def inverse_weight(total: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def factor_of(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def factor_of(t: Tensors, n: Sizes, C: tl.constexpr) -> tl.tensor:
     """The factor of a row's weight in the gradient, as far as it is the same for all tiles."""
     if C.factor == "totals":
         return inverse_weight(tl.sum(tl.load(t.totals + tl.arange(0, WEIGHERS)), 0))
@@ -373,7 +379,7 @@ def factor_of(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def weights_of(t: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def weights_of(t: Tensors, C: tl.constexpr) -> tuple[tl.tensor, ...]:
     """The weights of the terms."""
     out: tl.tensor = ()
     for i in tl.static_range(len(C.forms)):
@@ -382,7 +388,7 @@ def weights_of(t: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def by_form(w: tl.tensor, weight: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def by_form(w: tl.tuple, weight: tl.tensor, C: tl.constexpr) -> PerForm:
     """The weights of all forms in rows (R,): those of the terms times `weight`, or 0."""
     out: tl.tensor = ()
     for i in tl.static_range(len(C.columns)):
@@ -390,14 +396,14 @@ def by_form(w: tl.tensor, weight: tl.tensor, C: tl.constexpr) -> tl.tensor:
             out += (tl.zeros_like(weight),)
         else:
             out += (weight * (C.growth[C.columns[i]] * w[C.columns[i]]),)
-    return Terms(*out)
+    return PerForm(*out)
 
 
 # --- sums over rows ------------------------------------------------------------------------------
 
 
 @triton.jit
-def select(forms: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def select(forms: PerForm, C: tl.constexpr) -> tuple[tl.tensor, ...]:
     """The terms of the loss, in its order."""
     out: tl.tensor = ()
     for i in tl.static_range(len(C.forms)):
@@ -406,7 +412,7 @@ def select(forms: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def weighted(w: tl.tensor, terms: tl.tensor) -> tl.tensor:
+def weighted(w: tl.tuple, terms: tl.tuple) -> tl.tensor:
     """The weighted sum of the terms."""
     total = w[0] * terms[0]
     for i in tl.static_range(1, len(terms)):
@@ -415,7 +421,7 @@ def weighted(w: tl.tensor, terms: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def add(acc: tl.tensor, terms: tl.tensor, weight: tl.tensor) -> tl.tensor:
+def add(acc: tl.tuple, terms: tl.tuple, weight: tl.tensor) -> tuple[tl.tensor, ...]:
     """Add terms times the weights of rows (R,), and last the weights; 0 hides even NaN."""
     out: tl.tensor = ()
     for i in tl.static_range(len(terms)):
@@ -425,7 +431,7 @@ def add(acc: tl.tensor, terms: tl.tensor, weight: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _put_loss(t: tl.tensor, n: tl.tensor, w: tl.tensor, totals: tl.tensor, C: tl.constexpr) -> None:
+def _put_loss(t: Tensors, n: Sizes, w: tl.tuple, totals: tl.tuple, C: tl.constexpr) -> None:
     """Store the sums of the terms and the loss; `totals` are those sums and the weight of rows."""
     for i in tl.static_range(len(w)):
         tl.store(t.sums + i, totals[i])
@@ -440,7 +446,7 @@ def _put_loss(t: tl.tensor, n: tl.tensor, w: tl.tensor, totals: tl.tensor, C: tl
 
 
 @triton.jit
-def put(t: tl.tensor, n: tl.tensor, w: tl.tensor, acc: tl.tensor, C: tl.constexpr) -> None:
+def put(t: Tensors, n: Sizes, w: tl.tuple, acc: tl.tuple, C: tl.constexpr) -> None:
     """Store a program's sums in its line of `partial`, or the loss if it is the only program."""
     totals = _totals(acc)
     if C.single:
@@ -452,7 +458,7 @@ def put(t: tl.tensor, n: tl.tensor, w: tl.tensor, acc: tl.tensor, C: tl.constexp
 
 
 @triton.jit
-def finish(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
+def finish(t: Tensors, n: Sizes, C: tl.constexpr) -> None:
     """Add up the sums in `partial`, always in the same order."""
     w = weights_of(t, C)
     columns = (tl.zeros([_MANY], tl.float32),) * (len(w) + 1)
@@ -468,7 +474,7 @@ def finish(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
 
 
 @triton.jit
-def rescale(t: tl.tensor, n: tl.tensor, SCALED: tl.constexpr) -> None:
+def rescale(t: Tensors, n: Sizes, SCALED: tl.constexpr) -> None:
     """Multiply the gradient, `n.row_stride` entries, by `grad` and `scale`, unless by 1."""
     by = tl.load(t.grad).to(tl.float32)
     if SCALED:

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito._special import _ARTANH, POLYNOMIALS
-from dubito.kernels._spec import EXP_BOUND
+from dubito.numerics.gamma import ARTANH, POLYNOMIALS
+from dubito.numerics.spec import EXP_BOUND
 
 #: whether the kernels are compiled: the interpreter has no instructions of a GPU
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 _EXCESS = tl.constexpr(POLYNOMIALS["excess"])
-_SAG = tl.constexpr((POLYNOMIALS["excess"][0] - 0.5, *POLYNOMIALS["excess"][1:]))
+_R_LESS_HALF = tl.constexpr((POLYNOMIALS["excess"][0] - 0.5, *POLYNOMIALS["excess"][1:]))
 _EXCESS_SLOPE = tl.constexpr(POLYNOMIALS["excess_slope"])
 _EXCESS_SLOPE_HALF = tl.constexpr(POLYNOMIALS["excess_slope_half"])
 _NEAR = tl.constexpr(POLYNOMIALS["near"])
@@ -33,7 +33,7 @@ _LOG1P = tl.constexpr(POLYNOMIALS["log1p"])
 _MU = tl.constexpr(POLYNOMIALS["mu_float32"])
 _DELTA = tl.constexpr(POLYNOMIALS["delta_float32"])
 _TAU = tl.constexpr(POLYNOMIALS["tau_float32"])
-_TAIL = tl.constexpr(_ARTANH[:5])
+_TAIL = tl.constexpr(ARTANH[:5])
 # Gauss rules for the weight theta on [0, 1], of two points and of three
 _NODES = tl.constexpr(((0.355051026, 0.844948974), (0.212340538, 0.590533136, 0.911412040)))
 _SHARES = tl.constexpr(((0.181958618, 0.318041382), (0.0698269799, 0.229241106, 0.200931914)))
@@ -133,19 +133,20 @@ class Gamma(NamedTuple):
     """psi_1 and related values at alpha."""
 
     z: tl.tensor  # 1/(alpha + 1/2), or below 1 that of alpha + 1
-    sag: tl.tensor  # r - 1/2 = 1/psi_1 - alpha, in (-1/2, 0): small with alpha
-    excess: tl.tensor  # with ANY r, or below 1 the same as `sag`: small with 1/alpha and with alpha
-    below: tl.tensor  # 1/psi_1
+    r_less_half: tl.tensor  # r - 1/2 = 1/psi_1 - alpha, in (-1/2, 0): small with alpha
+    # with ANY r, or below 1 the same as `r_less_half`: small with 1/alpha and with alpha
+    excess: tl.tensor
+    inverse_trigamma: tl.tensor  # 1/psi_1
     trigamma: tl.tensor
-    rise: tl.tensor  # 1 + r' = -psi_2/psi_1^2, exact where it is small
-    fall: tl.tensor  # -r', exact where it is small
+    one_plus_dr: tl.tensor  # 1 + r' = -psi_2/psi_1^2, exact where it is small
+    minus_dr: tl.tensor  # -r', exact where it is small
 
 
 @triton.jit
 def gamma(
     a: tl.tensor, e: tl.tensor, ANY: tl.constexpr = False, HALF: tl.constexpr = False
-) -> tl.tensor:
-    """The gamma family at a = 1 + e, or at any a > 0; with HALF `fall` is good to 1e-4.
+) -> Gamma:
+    """The gamma family at a = 1 + e, or at any a > 0; with HALF `minus_dr` is good to 1e-4.
 
     Below 1, psi_1(a) = psi_1(a + 1) + 1/a^2.
     """
@@ -153,36 +154,38 @@ def gamma(
     if ANY:
         e = tl.where(small, a, a - 1.0)
     z = inverse(e + 1.5)
-    sag = horner(_SAG, 6, z)
-    below = (1.0 + e) + sag
-    trigamma = inverse(below)
-    fall = z * z
-    fall *= horner(_EXCESS_SLOPE_HALF, 3, z) if HALF else horner(_EXCESS_SLOPE, 7, z)
+    r_less_half = horner(_R_LESS_HALF, 6, z)
+    inverse_trigamma = (1.0 + e) + r_less_half
+    trigamma = inverse(inverse_trigamma)
+    minus_dr = z * z
+    minus_dr *= horner(_EXCESS_SLOPE_HALF, 3, z) if HALF else horner(_EXCESS_SLOPE, 7, z)
     if ANY:
         safe = tl.where(small, a, 1.0)
         square = safe * safe
         share = inverse(1.0 + square * trigamma)
         less = square * share
         steep = less * trigamma
-        rise = 2.0 * safe * (share * share) + steep * steep * (1.0 - fall)
+        one_plus_dr = 2.0 * safe * (share * share) + steep * steep * (1.0 - minus_dr)
         return Gamma(
             z,
-            tl.where(small, less - safe, sag),
+            tl.where(small, less - safe, r_less_half),
             tl.where(small, less - safe, horner(_EXCESS, 6, z)),
-            tl.where(small, less, below),
+            tl.where(small, less, inverse_trigamma),
             tl.where(small, trigamma + inverse(square), trigamma),
-            tl.where(small, rise, 1.0 - fall),
-            tl.where(small, 1.0 - rise, fall),
+            tl.where(small, one_plus_dr, 1.0 - minus_dr),
+            tl.where(small, 1.0 - one_plus_dr, minus_dr),
         )
     else:
-        return Gamma(z, sag, sag, below, trigamma, 1.0 - fall, fall)
+        return Gamma(
+            z, r_less_half, r_less_half, inverse_trigamma, trigamma, 1.0 - minus_dr, minus_dr
+        )
 
 
 @triton.jit
-def bregman(e: tl.tensor, g: tl.tensor) -> tl.tensor:
+def bregman(e: tl.tensor, g: Gamma) -> tuple[tl.tensor, tl.tensor]:
     """A class's part of KL(Dir || Dir(1)), from _THRESHOLD on minus e, and which are below it."""
     near = e * (e * horner(_NEAR, 5, g.z))
-    far = horner(_FAR, 5, g.z) - (0.5 * LN2) * log2(g.below)
+    far = horner(_FAR, 5, g.z) - (0.5 * LN2) * log2(g.inverse_trigamma)
     small = e < _THRESHOLD
     return tl.where(small, near, far), small
 
@@ -194,7 +197,7 @@ def gap_moment(z: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def remainders(a: tl.tensor, ANY: tl.constexpr) -> tl.tensor:
+def remainders(a: tl.tensor, ANY: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Stirling's remainders: of ln Gamma(a), ln a - 1/(2a) - psi(a), psi_1(a) - 1/a - 1/(2 a^2)."""
     small = a < 1.0
     x = tl.where(small, a + 1.0, a) if ANY else a
@@ -246,7 +249,7 @@ def log_gap(t: tl.tensor, log: tl.tensor) -> tl.tensor:
 @triton.jit
 def bregman_parts(
     a: tl.tensor, b: tl.tensor, u: tl.tensor, d: tl.tensor, mu: tl.tensor, ANY: tl.constexpr
-) -> tl.tensor:
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """ln Gamma(b) - ln Gamma(a) - psi(a) (b - a) in two parts; d = a - b, u = 1/b, mu = mu(b).
 
     The parts are b (t - ln(1 + t)) with t = d/b, and the positive remainder; last comes ln(1 + t).
@@ -269,7 +272,7 @@ def bregman_parts(
 
 @triton.jit
 def divergence(
-    bregman: tl.tensor, near: tl.tensor, alpha0: tl.tensor, d0: tl.tensor,
+    bregman: tl.tensor, small_e: tl.tensor, alpha0: tl.tensor, d0: tl.tensor,
     base: tl.constexpr, mu: tl.constexpr, ANY: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """KL(Dir(alpha) || Dir(b)) from sums over the classes and the totals alpha0 = base + d0.
@@ -277,19 +280,19 @@ def divergence(
     The sums and the total's part both contain d0: with much evidence it is omitted from both.
     """
     lead, remainder, log = bregman_parts(alpha0, base, 1.0 / base, d0, mu, ANY)
-    close = bregman + (d0 - near) - (lead + remainder)
-    return tl.where(d0 < 2.5 * base, close, (bregman - near) - (remainder - base * log))
+    close = bregman + (d0 - small_e) - (lead + remainder)
+    return tl.where(d0 < 2.5 * base, close, (bregman - small_e) - (remainder - base * log))
 
 
 @triton.jit
 def divergence_slopes(
-    weight: tl.tensor, g0: tl.tensor, d0: tl.tensor, base: tl.constexpr
-) -> tl.tensor:
-    """The same divergence's slopes: that of the total, and coefficients n_e and n_sag of classes.
+    weight: tl.tensor, g0: Gamma, d0: tl.tensor, base: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The same divergence's slopes: that of the total, and coefficients n_e and n_r of classes.
 
-    A class has the slope d psi_1 = psi_1 (n_e d + n_sag (b + sag)), d = alpha - b; where d0 is
+    A class has the slope d psi_1 = psi_1 (n_e d + n_r (b + r - 1/2)), d = alpha - b; where d0 is
     large, both slopes are close to 1, and 1 is omitted from both.
     """
     large = d0 * g0.trigamma >= 0.5
-    n_e, n_sag = tl.where(large, 0.0, weight), tl.where(large, -weight, 0.0)
-    return g0.trigamma * (n_e * d0 + n_sag * (base + g0.sag)), n_e, n_sag
+    n_e, n_r = tl.where(large, 0.0, weight), tl.where(large, -weight, 0.0)
+    return g0.trigamma * (n_e * d0 + n_r * (base + g0.r_less_half)), n_e, n_r

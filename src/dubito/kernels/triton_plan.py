@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dubito.kernels import _triton_math
-from dubito.kernels._spec import FORMS, LossSpec, Terms, form_factors
-from dubito.kernels._triton_rows import Config, Constants
+from dubito.kernels import triton_math
+from dubito.kernels.triton_rows import Config, Constants
+from dubito.numerics.spec import LOSS_FORMS, LossSpec, PerForm, form_factors
 
 #: classes up to which a row stays in one thread
 FEW = 32
@@ -18,7 +18,7 @@ ONE_BLOCK = 1024
 #: rows of few classes up to which one program computes them all: there are no partial sums
 ALONE = 64
 # the interpreter needs the same time for one row as for many
-_LEAST_ROWS = 1 if _triton_math.COMPILED.value else 256
+_LEAST_ROWS = 1 if triton_math.COMPILED.value else 256
 #: parts of the computation, and the forms that need them
 _GROUPS = {
     "mse": ("mse_bias", "mse_variance"),
@@ -171,8 +171,8 @@ def configure(spec: LossSpec, classes: int, cut: Blocks, where: Layout, **option
         below_one=below_one(spec),
         groups=Groups(*(not set(forms).isdisjoint(need) for need in _GROUPS.values())),
         constants=_constants(spec, classes),
-        forms=tuple(FORMS.index(name) for name in forms),
-        columns=Terms(*(forms.index(name) if name in forms else -1 for name in FORMS)),
+        forms=tuple(LOSS_FORMS.index(name) for name in forms),
+        columns=PerForm(*(forms.index(name) if name in forms else -1 for name in LOSS_FORMS)),
         growth=form_factors(spec, classes),
         **options,
     )

@@ -1,4 +1,4 @@
-"""`Terms` in few and large operations: accurate to float32, and without derivatives.
+"""`Quantities` in few and large operations: accurate to float32, and without derivatives.
 
 Arrays are (K, N), classes first, so that operations run along whole rows. On a CPU they are NumPy
 arrays, whose operations on small arrays take half the time of torch's; elsewhere they are tensors.
@@ -7,22 +7,40 @@ arrays, whose operations on small arrays take half the time of torch's; elsewher
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from dubito._eager import lazy
-from dubito._special import GammaAboveOne, namespace, short_horner, stirling_coefficients
-from dubito.distributions._dirichlet_terms import Terms
+from dubito.numerics.gamma import (
+    Array,
+    GammaAboveOne,
+    namespace,
+    short_horner,
+    stirling_coefficients,
+)
+from dubito.numerics.quantities import Quantities
+from dubito.numerics.tracing import is_eager, lazy
 
-Array = Any  # np.ndarray or Tensor
 #: classes up to which sums are computed in float32
 MANY = 64
 
 
-class FastTerms(Terms):
-    """`Terms` of arrays (K, N).
+def classes_first(values: Tensor) -> Array:
+    """Return values (..., K) as the array (K, N) that `FastQuantities` takes."""
+    rows = values.detach().reshape(-1, values.shape[-1]).T.contiguous()
+    return rows.numpy() if rows.is_cpu else rows
+
+
+def above(values: Tensor, bound: float) -> bool:
+    """Return whether values are plain float32 on a CPU, and all at least a bound."""
+    if not (values.is_cpu and values.dtype == torch.float32 and is_eager(values)):
+        return False
+    return values.numel() > 0 and values.min().item() >= bound
+
+
+class FastQuantities(Quantities):
+    """`Quantities` of arrays (K, N).
 
     The gamma family at alpha requires alpha >= 1, `probs` alpha >= 0.01. Divergences allow any
     alpha > 0 if the prior is below 1.
@@ -32,13 +50,22 @@ class FastTerms(Terms):
         y: Target.
         share_removed: Evaluate the gamma family once for alpha with and without its label, which
             requires a one-hot target: they differ only where the divergence has no term.
-        **options: As for `Terms`: prior, beta and evidence.
+        prior: As for `Quantities`.
+        beta: As for `Quantities`.
+        evidence: As for `Quantities`.
     """
 
     def __init__(
-        self, alpha: Array, y: Array = None, *, share_removed: bool = False, **options: Any
+        self,
+        alpha: Array,
+        y: Array = None,
+        *,
+        share_removed: bool = False,
+        prior: float = 1.0,
+        beta: float = 1.0,
+        evidence: Array = None,
     ) -> None:
-        super().__init__(alpha, y, **options)
+        super().__init__(alpha, y, prior=prior, beta=beta, evidence=evidence)
         self.xp, self.num_classes = namespace(alpha), len(alpha)
         self.step, self._share_removed = 1.0 if self.prior < 1 else 0.0, share_removed
 
@@ -57,12 +84,12 @@ class FastTerms(Terms):
         return GammaAboveOne(self.xp.concatenate(points))
 
     @lazy
-    def each(self) -> Any:
+    def each(self) -> _Rows:  # type: ignore[override]
         """Gamma family at alpha."""
         return _Rows(self._family, slice(0, self.num_classes))
 
     @lazy
-    def total(self) -> Any:
+    def total(self) -> _Rows:  # type: ignore[override]
         """Gamma family at alpha0."""
         return _Rows(self._family, slice(-1, None))
 
@@ -80,16 +107,16 @@ class FastTerms(Terms):
         return 1 - self._top[1]
 
     def at_top(self, values: Array) -> Array:
-        """As in `Terms` for a dominant class."""
+        """As in `Quantities` for a dominant class."""
         return self.sum(values * self.is_top)
 
     def with_top(self, values: Array, top: Array) -> Array:
-        """As in `Terms`; also for several classes that are equal."""
+        """As in `Quantities`; also for several classes that are equal."""
         return values * self._top[1] + top * self.is_top
 
     @lazy
     def rest(self) -> Array:
-        """As in `Terms`."""
+        """As in `Quantities`."""
         largest, lower = self._top
         return self.sum(self.alpha * lower) + largest * (self.sum(self.is_top) - 1)
 
@@ -101,49 +128,49 @@ class FastTerms(Terms):
 
     @lazy
     def trigamma_differences(self) -> Array:
-        """As in `Terms`: the inverses of both trigammas differ by more than 1/2."""
+        """As in `Quantities`: the inverses of both trigammas differ by more than 1/2."""
         inverse = self.complement * self.alpha0
         inverse += self.total.inverse_trigamma_excess - self.each.inverse_trigamma_excess
         return inverse * self.total.trigamma * self.each.trigamma  # their product may underflow
 
     @lazy
     def bracket(self) -> Array:
-        """As in `Terms`."""
+        """As in `Quantities`."""
         excess = self.sum(self.each.inverse_trigamma_excess)
         return (self.total.inverse_trigamma_excess - excess) + (self.num_classes - 1) / 2
 
     # --- divergences ---
 
     def _excess(self, base: float) -> Array:
-        """As in `Terms`, in float64 if alpha may be far below the base."""
+        """As in `Quantities`, in float64 if alpha may be far below the base."""
         if self._evidence is not None and self.prior == base:
             return self._evidence
         return self.xp.asarray(self.alpha, dtype=self.xp.float64) - base
 
     @lazy
     def from_one(self) -> FastKL:  # type: ignore[override]
-        """As in `Terms`."""
+        """As in `Quantities`."""
         return FastKL(self, self._excess(1.0), 1.0)
 
     @lazy
     def label_removed(self) -> FastKL:  # type: ignore[override]
-        """As in `Terms`."""
+        """As in `Quantities`."""
         excess = self._excess(self.base) * self.non_target
         return FastKL(self, excess, self.base, shared=self._share_removed)
 
     @lazy
     def to_target(self) -> FastKL:  # type: ignore[override]
-        """As in `Terms`, for one-hot y."""
+        """As in `Quantities`, for one-hot y."""
         return FastKL(self, self._excess(1.0), 1.0, self.beta)
 
     @lazy
     def from_target(self) -> FastForwardKL:  # type: ignore[override]
-        """As in `Terms`, for one-hot y."""
+        """As in `Quantities`, for one-hot y."""
         return FastForwardKL(self, self._excess(1.0), 1.0, self.beta)
 
     @lazy
     def from_uniform(self) -> FastForwardKL:  # type: ignore[override]
-        """As in `Terms`."""
+        """As in `Quantities`."""
         return FastForwardKL(self, self._excess(1.0), 1.0)
 
 
@@ -168,7 +195,13 @@ class _Bases:
     """
 
     def __init__(
-        self, classes: int, base: float, beta: float | None, step: float, dtype: Any, device: Any
+        self,
+        classes: int,
+        base: float,
+        beta: float | None,
+        step: float,
+        dtype: torch.dtype,
+        device: torch.device | None,
     ) -> None:
         label = [] if beta is None else [beta]
         total = base * (classes - len(label)) + sum(label)
@@ -176,7 +209,7 @@ class _Bases:
         upper, sign = exact + step, np.append(np.ones(len(exact) - 1), -1.0)
         polynomial = np.transpose([stirling_coefficients(b) for b in upper.tolist()])
 
-        def columns(values: Any, dtype: Any = torch.float64) -> Array:
+        def columns(values: Array, dtype: torch.dtype = torch.float64) -> Array:
             with torch.inference_mode(False):  # cached for calls in other modes
                 made = torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
             return made if device else made.numpy()
@@ -194,11 +227,11 @@ class _FastDivergence:
     Rows of arrays are those of `_Bases`. The gamma family is evaluated at alpha plus the step.
 
     Args:
-        terms: Terms of alpha.
+        quantities: Those of alpha.
         excess: alpha - base, (K, N); 0 for classes that do not count.
         base: Concentration of the other Dirichlet, except for the label.
         beta: Concentration of the label, if it is another one; y is one-hot then.
-        shared: Whether the family of `terms` contains these rows.
+        shared: Whether the family of `quantities` contains these rows.
 
     Attributes:
         wide: Whether the gamma family is evaluated in float64.
@@ -208,23 +241,23 @@ class _FastDivergence:
 
     def __init__(
         self,
-        terms: FastTerms,
+        quantities: FastQuantities,
         excess: Array,
         base: float,
         beta: float | None = None,
         shared: bool = False,
     ) -> None:
-        self.xp, self.terms, self.beta, self.shared = terms.xp, terms, beta, shared
+        self.xp, self.quantities, self.beta, self.shared = quantities.xp, quantities, beta, shared
         exact = self.xp.asarray(excess, dtype=self.xp.float64)
         rows = [exact, exact.sum(axis=0, keepdims=True)]
         if beta is not None:
-            label = (exact * terms.y).sum(axis=0, keepdims=True) - (beta - base)
-            rows = [exact * terms.non_target, label, rows[1] - (beta - base)]
+            label = (exact * quantities.y).sum(axis=0, keepdims=True) - (beta - base)
+            rows = [exact * quantities.non_target, label, rows[1] - (beta - base)]
         self.excess = self.xp.concatenate(rows)
-        self.dtype = self.excess.dtype if self.wide else terms.alpha.dtype
+        self.dtype = self.excess.dtype if self.wide else quantities.alpha.dtype
         kind = torch.float32 if self.dtype.itemsize == 4 else torch.float64
         device = excess.device if self.xp is torch else None
-        self.c = _Bases(len(excess), base, beta, terms.step, kind, device)
+        self.c = _Bases(len(excess), base, beta, quantities.step, kind, device)
 
     @lazy
     def alpha(self) -> Array:
@@ -232,10 +265,10 @@ class _FastDivergence:
         return self.excess + self.c.base
 
     @lazy
-    def gamma(self) -> Any:
+    def gamma(self) -> _Rows | GammaAboveOne:
         """Gamma family at alpha plus the step."""
         if self.shared:
-            return _Rows(self.terms._family, slice(0, len(self.excess)))
+            return _Rows(self.quantities._family, slice(0, len(self.excess)))
         return GammaAboveOne(self.xp.asarray(self.excess + self.c.upper, dtype=self.dtype))
 
     @lazy
@@ -255,7 +288,7 @@ class _FastDivergence:
         """Subtract the slope of the total from those of the classes: (K, N)."""
         each = slopes[:-1]
         if self.beta is not None:
-            each = slopes[:-2] * self.terms.non_target + slopes[-2:-1] * self.terms.y
+            each = slopes[:-2] * self.quantities.non_target + slopes[-2:-1] * self.quantities.y
         return each - slopes[-1:]
 
 
@@ -284,7 +317,7 @@ class FastKL(_FastDivergence):
         """As in `KL`: (1, N)."""
         c, e, log1p = self.c, self.excess, self.xp.log1p
         main = c.log_weight @ log1p(e / c.upper) - 0.5 * (c.sign @ (e / (e + c.upper)))
-        if self.terms.step:
+        if self.quantities.step:
             main += c.sign @ (log1p(e / c.base) - e / self.alpha)
         return (main + c.sign @ self.smooth)[None]
 
@@ -296,7 +329,7 @@ class FastKL(_FastDivergence):
         # share = e psi_1(b + e), less 1 where it tends to 1
         share = e * near + (c.half_less_upper - self.gamma.inverse_trigamma_excess) * (1 - near)
         share *= self.gamma.trigamma
-        if self.terms.step:
+        if self.quantities.step:
             share = share + self.excess / self.alpha / self.alpha
         return self._less_total(share)
 
@@ -328,7 +361,7 @@ class FastForwardKL(_FastDivergence):
         """As in `KL`: (1, N)."""
         c, e = self.c, self.excess
         each = (e - (0.5 - c.upper)) * self._logs + e * (0.5 / c.upper + self._delta_step)
-        if self.terms.step:
+        if self.quantities.step:
             each += e / c.base - self.xp.log1p(e / c.base)
         return (c.sign @ (each - self.smooth))[None]
 
@@ -338,6 +371,6 @@ class FastForwardKL(_FastDivergence):
         c, e = self.c, self.excess
         # psi(b + e) - psi(b)
         step = self._logs + e / (e + c.upper) * (0.5 / c.upper) + self._delta_step
-        if self.terms.step:
+        if self.quantities.step:
             step += e / self.alpha / c.base
         return self._less_total(step)

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._triton_rows import load, sweep
+from dubito.kernels import triton_math as tm
+from dubito.kernels.triton_rows import Tile, load, sweep
 
 # of a class without evidence
 _TRIGAMMA = tl.constexpr(math.pi**2 / 6)
-_SAG = tl.constexpr(6 / math.pi**2 - 1)
+_R_LESS_HALF = tl.constexpr(6 / math.pi**2 - 1)
 _LOG = tl.constexpr(math.log2(6 / math.pi**2))
 
 
@@ -30,7 +30,7 @@ class Classes(NamedTuple):
 
     alpha: tl.tensor
     e: tl.tensor  # alpha - base, where base is the concentration of the target Dirichlet
-    gamma: tl.tensor
+    gamma: tm.Gamma
     here: tl.tensor  # a class other than the label
 
 
@@ -48,13 +48,13 @@ class Sums(NamedTuple):
 
     rest: tl.tensor  # alpha
     evidence: tl.tensor  # e
-    near: tl.tensor  # the part of it below `triton_math`'s threshold
+    small_e: tl.tensor  # the part of it below `triton_math`'s threshold
     # ln Gamma(base) - ln Gamma(alpha) + e psi(alpha), from the threshold on minus e
     bregman: tl.tensor
     # 1/psi_1(alpha) - alpha, with the label; where alpha may be below 1, 1/2 more from 1 on
     excess: tl.tensor
     large: tl.tensor  # number of alpha that are at least 1, with the label
-    below: tl.tensor  # 1/psi_1(alpha), with the label
+    inverse_trigamma: tl.tensor  # 1/psi_1(alpha), with the label
     logs: tl.tensor  # -log2 psi_1(alpha), with the label
     first: tl.tensor  # alpha psi_1
     second: tl.tensor  # alpha^2 psi_1
@@ -65,7 +65,7 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def alpha_of(x: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def alpha_of(x: tl.tensor, C: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """alpha and alpha - base of values x."""
     e = tm.evidence(x, C)
     if C.spec.evidence is None:
@@ -77,9 +77,7 @@ def alpha_of(x: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def classes(
-    x: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+def classes(x: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> Classes:
     """Classes j (C,), which end at END, with values x (R, C), without the label."""
     HALF: tl.constexpr = tile.inputs.dtype.element_ty.primitive_bitwidth == 16
     alpha, e = alpha_of(x, C)
@@ -97,7 +95,9 @@ def classes(
 
 
 @triton.jit
-def bregman(alpha: tl.tensor, e: tl.tensor, g: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def bregman(
+    alpha: tl.tensor, e: tl.tensor, g: tm.Gamma, C: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
     """Parts of the divergence from `base`, from the threshold on minus e, and which are below."""
     if C.below_one:
         b: tl.constexpr = C.constants.base
@@ -109,7 +109,7 @@ def bregman(alpha: tl.tensor, e: tl.tensor, g: tl.tensor, C: tl.constexpr) -> tl
 
 @triton.jit
 def forward(
-    alpha: tl.tensor, e: tl.tensor, b: tl.constexpr, total: tl.tensor, C: tl.constexpr
+    alpha: tl.tensor, e: tl.tensor, b: tl.constexpr, total: Total, C: tl.constexpr
 ) -> tl.tensor:
     """A class's part of KL(Dir(b) || Dir(alpha)), e = alpha - b, for rows or tiles."""
     inverse = tm.inverse(alpha)
@@ -123,8 +123,8 @@ def forward(
 
 @triton.jit
 def _add_alpha(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: alpha and alpha - base."""
     c = classes(load(tile, j, END, C), tile, j, END, C)
     return (c.alpha if C.below_one else (), c.e), (c.here if C.below_one else ())
@@ -132,12 +132,12 @@ def _add_alpha(
 
 @triton.jit
 def _add_classes(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Sums`."""
     c = classes(load(tile, j, END, C), tile, j, END, C)
     total = Total(*[x[:, None] for x in given])
-    rest, evidence, near, value, excess, large, below = (), (), (), (), (), (), ()
+    rest, evidence, small_e, value, excess, large, inverse_trigamma = (), (), (), (), (), (), ()
     logs, first, second, fwd, alpha, squares, top = (), (), (), (), (), (), ()
     if not C.groups.total_first:
         evidence = c.e
@@ -145,11 +145,11 @@ def _add_classes(
             rest = c.alpha
     if C.groups.bregman:
         value, small = bregman(c.alpha, c.e, c.gamma, C)
-        near = tl.where(small, c.e, 0.0)
+        small_e = tl.where(small, c.e, 0.0)
     if C.groups.penalty:
-        excess, logs = c.gamma.excess, tm.log2(c.gamma.below)
+        excess, logs = c.gamma.excess, tm.log2(c.gamma.inverse_trigamma)
         if C.below_one:
-            below, large = c.gamma.below, tl.where(c.alpha < 1.0, 0.0, 1.0)
+            inverse_trigamma, large = c.gamma.inverse_trigamma, tl.where(c.alpha < 1.0, 0.0, 1.0)
     if C.groups.fisher:
         first = c.alpha * c.gamma.trigamma
         second = first * c.alpha
@@ -160,14 +160,14 @@ def _add_classes(
         alpha, top = tl.where(apart, 0.0, c.alpha), tl.where(apart, c.alpha, 0.0)
         squares = (alpha * total.inverse) * (alpha * total.inverse)
     s = Sums(
-        rest, evidence, near, value, excess, large, below, logs, first, second, fwd, alpha,
-        squares, top,
+        rest, evidence, small_e, value, excess, large, inverse_trigamma, logs, first, second, fwd,
+        alpha, squares, top,
     )  # fmt: skip
     return s, (c.here if C.below_one else ())
 
 
 @triton.jit
-def total_of(alpha: tl.tensor, rest: tl.tensor, evidence: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def total_of(alpha: tl.tensor, rest: tl.tensor, evidence: tl.tensor, C: tl.constexpr) -> Total:
     """Sums over all classes, from the label's alpha and sums over the others."""
     spread = alpha
     if C.groups.forward:
@@ -178,7 +178,7 @@ def total_of(alpha: tl.tensor, rest: tl.tensor, evidence: tl.tensor, C: tl.const
 
 
 @triton.jit
-def sums_of(tile: tl.tensor, alpha: tl.tensor, own: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def sums_of(tile: Tile, alpha: tl.tensor, own: tm.Gamma, C: tl.constexpr) -> Sums:
     """The sums over the classes; alpha is the label's and `own` the gamma family there.
 
     `rest` and `evidence` are the sums by which a class was treated separately, to the bit.
@@ -196,9 +196,10 @@ def sums_of(tile: tl.tensor, alpha: tl.tensor, own: tl.tensor, C: tl.constexpr) 
     # classes without evidence: the label, and columns beyond the last class
     EMPTY: tl.constexpr = 0 if C.below_one else C.BLOCKS * C.C + C.TAIL + C.LAST - C.K + 1
     return Sums(
-        rest, evidence, s.near, s.bregman,
-        s.excess + (own.excess - EMPTY * _SAG), s.large + tl.where(alpha < 1.0, 0.0, 1.0),
-        s.below + own.below, s.logs + (tm.log2(own.below) - EMPTY * _LOG),
+        rest, evidence, s.small_e, s.bregman,
+        s.excess + (own.excess - EMPTY * _R_LESS_HALF), s.large + tl.where(alpha < 1.0, 0.0, 1.0),
+        s.inverse_trigamma + own.inverse_trigamma,
+        s.logs + (tm.log2(own.inverse_trigamma) - EMPTY * _LOG),
         s.first - EMPTY * _TRIGAMMA, s.second - EMPTY * _TRIGAMMA, s.forward,
         s.alpha - EMPTY, s.squares - EMPTY * (total.inverse * total.inverse), s.top,
     )  # fmt: skip
@@ -208,8 +209,8 @@ class Slopes(NamedTuple):
     """Coefficients of a row's gradient (R,).
 
     A class has the slope psi_1 (N + (1 + r') M) + bracket r' and one that all classes share, where
-    N = n + n_a alpha + n_e e + n_sag sag and M = m + alpha psi_1 (m_0 + m_a alpha); where alpha is
-    1 + e, N = n + n_e e + n_sag sag and M = m + alpha psi_1 (m_0 + m_a e).
+    N = n + n_a alpha + n_e e + n_r (r - 1/2) and M = m + alpha psi_1 (m_0 + m_a alpha); where alpha
+    is 1 + e, N = n + n_e e + n_r (r - 1/2) and M = m + alpha psi_1 (m_0 + m_a e).
     """
 
     row: tl.tensor  # Row
@@ -218,7 +219,7 @@ class Slopes(NamedTuple):
     n: tl.tensor
     n_a: tl.tensor
     n_e: tl.tensor
-    n_sag: tl.tensor
+    n_r: tl.tensor
     m: tl.tensor
     m_0: tl.tensor
     m_a: tl.tensor
@@ -231,32 +232,32 @@ class Slopes(NamedTuple):
 
 
 @triton.jit
-def _gamma_slope(g: tl.tensor, c: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _gamma_slope(g: Slopes, c: Classes, C: tl.constexpr) -> tl.tensor:
     """The part of the slopes that needs psi_1 and psi_2."""
     trigamma = c.gamma.trigamma
     n = g.n[:, None] + g.n_e[:, None] * c.e
     if C.below_one:
         n += g.n_a[:, None] * c.alpha
     if C.groups.bregman:
-        n += g.n_sag[:, None] * c.gamma.sag
+        n += g.n_r[:, None] * c.gamma.r_less_half
     if C.groups.fisher or C.groups.penalty:
         m = tl.zeros_like(n) + g.m[:, None]
         if C.groups.fisher:
             x = c.alpha if C.below_one else c.e
             m += (c.alpha * trigamma) * (g.m_0[:, None] + g.m_a[:, None] * x)
-        fall = c.gamma.fall
+        minus_dr = c.gamma.minus_dr
         if C.below_one:  # below 1 all of r' is close to -1, and cancels against that of alpha0
-            fall = tl.where(g.row.alpha0[:, None] < 1.0, -c.gamma.rise, fall)
-            return trigamma * (n + m * c.gamma.rise) - g.bracket[:, None] * fall
+            minus_dr = tl.where(g.row.alpha0[:, None] < 1.0, -c.gamma.one_plus_dr, minus_dr)
+            return trigamma * (n + m * c.gamma.one_plus_dr) - g.bracket[:, None] * minus_dr
         else:
-            return trigamma * (n + m) - fall * (trigamma * m + g.bracket[:, None])
+            return trigamma * (n + m) - minus_dr * (trigamma * m + g.bracket[:, None])
     else:
         return trigamma * n
 
 
 @triton.jit
 def gradient(
-    g: tl.tensor, x: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+    g: Slopes, x: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """The gradient of the values x (R, C) of classes j (C,), which end at END."""
     c = classes(x, tile, j, END, C)

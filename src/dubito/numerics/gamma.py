@@ -18,15 +18,17 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dubito._eager import eager_cache, lazy
+from dubito.numerics.tracing import lazy
 
-_FILE = Path(__file__).with_name("_polynomials.json")  # from tools/fit_polynomials.py
+Array = Any  #: np.ndarray or Tensor; operators of one are not typed for the other
+_FILE = Path(__file__).with_name("polynomials.json")  # from tools/fit_polynomials.py
 #: name -> coefficients in ascending powers, mostly of 1/(x + 1/2)
 POLYNOMIALS = {name: tuple(c) for name, c in json.loads(_FILE.read_text()).items()}
 #: dtype name -> x from which the polynomials of the remainders are exact
@@ -203,25 +205,15 @@ class Gamma:
         return top / (1 + 0.5 * v + self.x * self.tau).square()
 
 
-@eager_cache
-def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return numbers as a tensor, the same one for each call."""
-    if torch.compiler.is_compiling():
-        return torch.tensor(values, dtype=dtype, device=device)
-    # Cached: an inference tensor could not be used in a later training step.
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device)
-
-
 # --- float32 and x >= 1, for NumPy arrays and tensors, without derivatives ---
 
 
-def namespace(x: Any) -> Any:
+def namespace(x: Array) -> ModuleType:
     """Return the module whose functions take an array: torch or NumPy."""
     return torch if isinstance(x, Tensor) else np
 
 
-def short_horner(coefficients: Sequence[float], x: Any) -> Any:
+def short_horner(coefficients: Sequence[float], x: Array) -> Array:
     """Polynomial with coefficients in ascending powers; not differentiable."""
     result = coefficients[-1] * x
     for c in reversed(coefficients[1:-1]):
@@ -243,54 +235,54 @@ class GammaAboveOne:
     tensor([1.6449e+00, 1.0000e-08])
     """
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: Array) -> None:
         self.x, self.xp = x, namespace(x)
         self.variable = self.xp.reciprocal(x + 0.5)  # z
 
     @lazy
-    def reciprocal(self) -> Any:
+    def reciprocal(self) -> Array:
         """1/x."""
         return self.xp.reciprocal(self.x)
 
     @lazy
-    def inverse_trigamma_excess(self) -> Any:
+    def inverse_trigamma_excess(self) -> Array:
         """r(x)."""
         return short_horner(POLYNOMIALS["excess"], self.variable)
 
     @lazy
-    def inverse_trigamma(self) -> Any:
+    def inverse_trigamma(self) -> Array:
         """1/psi_1(x)."""
         return (self.x - 0.5) + self.inverse_trigamma_excess
 
     @lazy
-    def trigamma(self) -> Any:
+    def trigamma(self) -> Array:
         """psi_1(x)."""
         return self.xp.reciprocal(self.inverse_trigamma)
 
     @lazy
-    def log_inverse_trigamma(self) -> Any:
+    def log_inverse_trigamma(self) -> Array:
         """-ln psi_1(x)."""
         return self.xp.log(self.inverse_trigamma)
 
     @lazy
-    def inverse_trigamma_excess_slope(self) -> Any:
+    def inverse_trigamma_excess_slope(self) -> Array:
         """r'(x)."""
         z = self.variable
         return short_horner(_EXCESS_SLOPE, z) * (z * z)
 
     @lazy
-    def log_trigamma_slope(self) -> Any:
+    def log_trigamma_slope(self) -> Array:
         """psi_2/psi_1."""
         return -self.trigamma * (1 + self.inverse_trigamma_excess_slope)
 
     @lazy
-    def delta(self) -> Any:
+    def delta(self) -> Array:
         """ln x - 1/(2x) - psi(x)."""
         z = self.variable
         return short_horner(MU_SLOPE, z) * (z * z)
 
     @lazy
-    def digamma_gap_scaled(self) -> Any:
+    def digamma_gap_scaled(self) -> Array:
         """x (psi(x + 1) - ln x)."""
         return short_horner(POLYNOMIALS["gap_moment"], self.variable)
 
@@ -309,15 +301,15 @@ def stirling_coefficients(b: float) -> tuple[float, ...]:
     For mu = z^n the left side is ((x - b) z)^2 sum_k (k + 1) z^k z_b^(n - k) over k < n.
     """
     zb = 1 / (b + 0.5)
-    terms = range(len(_MU))
-    return tuple((k + 1) * sum(_MU[n] * zb ** (n + 1 - k) for n in terms[k:]) for k in terms)
+    powers = range(len(_MU))
+    return tuple((k + 1) * sum(_MU[n] * zb ** (n + 1 - k) for n in powers[k:]) for k in powers)
 
 
 # --- logarithms ---
 
 
 # ln(1 + t) = 2 artanh(w) with w = t/(2 + t); the odd powers of w from the third on, halved
-_ARTANH = tuple(1 / (2 * k + 3) for k in range(11))
+ARTANH = tuple(1 / (2 * k + 3) for k in range(11))
 
 
 def log_gap(t: Tensor, ratio: Tensor) -> Tensor:
@@ -332,18 +324,18 @@ def log_gap(t: Tensor, ratio: Tensor) -> Tensor:
     near = t.abs() < 0.25
     safe = torch.where(near, t, torch.zeros_like(t))
     w = safe / (2 + safe)
-    tail = _horner(_ARTANH if t.dtype == torch.float64 else _ARTANH[:5], w * w)
+    tail = _horner(ARTANH if t.dtype == torch.float64 else ARTANH[:5], w * w)
     series = w * (safe - 2 * w * w * tail)
     return torch.where(near, series, t - torch.where(near, torch.ones_like(ratio), ratio).log())
 
 
 # Gauss rules for the weight theta on [0, 1]: three points for float32, four for float64
-_GAUSS = (
+GAUSS = (
     (0.21234053823915294, 0.06982697990145412),
     (0.590533135559265, 0.22924110635958627),
     (0.9114120404872961, 0.20093191373895963),
 )
-_GAUSS_WIDE = (
+GAUSS_WIDE = (
     (0.13975986434378054, 0.03118097095000808),
     (0.41640956763108317, 0.12984754760823244),
     (0.7231569863618762, 0.20346456801027135),
@@ -370,7 +362,7 @@ def bregman_excess(a: Tensor, b: Tensor, d: Tensor | None = None, single: bool =
     # near b both parts are d^2 times something smooth: a difference of the parts would lose it
     safe = torch.where(near, t, torch.zeros_like(t))
     curvature = torch.zeros_like(t)
-    for node, weight in _GAUSS if single else _GAUSS_WIDE:
+    for node, weight in GAUSS if single else GAUSS_WIDE:
         curvature = curvature + weight * Gamma(b * (1 + node * safe), single).tau
     logs = 0.5 * (safe * safe / (1 + safe) - log_gap(safe, 1 + safe))
     return torch.where(near, logs + (curvature * (b * safe)) * (b * safe), far)

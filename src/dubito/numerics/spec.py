@@ -1,28 +1,29 @@
-"""Specification of a fused loss: its terms and their constants."""
+"""Specification of a loss: its closed forms and their constants."""
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import NamedTuple
 
-
-class Terms(NamedTuple):
-    """One entry per closed form: columns, weights or values."""
-
-    mse_bias: Any
-    mse_variance: Any
-    fisher_bias: Any
-    fisher_variance: Any
-    fisher_penalty: Any
-    label_removed_kl: Any
-    marginal_nll: Any
-    expected_cross_entropy: Any
-    differential_entropy: Any
-    kl_to_uniform: Any
-    kl_from_uniform: Any
-    reverse_kl: Any
-    forward_kl: Any
-
-
+#: one entry per closed form: columns, weights or values
+PerForm = namedtuple(
+    "PerForm",
+    [
+        "mse_bias",
+        "mse_variance",
+        "fisher_bias",
+        "fisher_variance",
+        "fisher_penalty",
+        "label_removed_kl",
+        "marginal_nll",
+        "expected_cross_entropy",
+        "differential_entropy",
+        "kl_to_uniform",
+        "kl_from_uniform",
+        "reverse_kl",
+        "forward_kl",
+    ],
+)
 #: closed forms a loss may use
-FORMS = Terms._fields
+LOSS_FORMS = PerForm._fields
 #: forms that grow with the number of classes, which `per_class` multiplies by 10/K
 PER_CLASS = ("fisher_penalty", "label_removed_kl", "kl_to_uniform", "reverse_kl")
 REDUCTIONS = ("mean", "sum", "none")
@@ -33,7 +34,7 @@ EXP_BOUND = 60.0
 class LossSpec(NamedTuple):
     """Weighted sum of closed forms of a Dirichlet."""
 
-    forms: tuple[str, ...]  # Names of `FORMS`, each at most once, in the order of the weights.
+    forms: tuple[str, ...]  # Names of `LOSS_FORMS`, each at most once, in the order of the weights.
     evidence: str | None = "softplus"  # Evidence function of the logits; None: the input is alpha.
     prior: float = 1.0  # The constant in alpha = evidence + prior; 0: alpha has no prior.
     beta: float = 1.0  # Concentration of the label in `reverse_kl` and `forward_kl`.

@@ -8,22 +8,23 @@ the sums over its classes, and then, backwards, for the gradient, while its end 
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_label_rows as label_rows
-from dubito.kernels import _triton_labels as labels
-from dubito.kernels import _triton_math as tm
-from dubito.kernels import _triton_rows as tr
-from dubito.kernels import _triton_soft as soft
+from dubito.kernels import triton_label_rows as label_rows
+from dubito.kernels import triton_labels as labels
+from dubito.kernels import triton_math as tm
+from dubito.kernels import triton_rows as tr
+from dubito.kernels import triton_soft as soft
+from dubito.numerics.spec import PerForm
 
 
 @triton.jit
-def _value(tile: tl.tensor) -> tl.tensor:
+def _value(tile: tr.Tile) -> tl.tensor:
     """The value of the label, or of class 0 if there is none."""
     at = tile.inputs + (tile.at + tl.maximum(tile.label, 0) * tile.n.class_stride)
     return tl.load(at, tile.inside, 0.0).to(tl.float32)
 
 
 @triton.jit
-def _label(tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _label(tile: tr.Tile, C: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tm.Gamma]:
     """alpha and alpha - base of the label, and the gamma family there."""
     alpha, e = labels.alpha_of(_value(tile), C)
     return alpha, e, tm.gamma(alpha, e, C.below_one)
@@ -31,7 +32,7 @@ def _label(tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _slope(
-    g: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+    g: tl.tensor, tile: tr.Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
 ) -> tl.tensor:
     """The gradient of classes j (C,)."""
     x = tr.load(tile, j, END, C, C.BLOCKS > 1)
@@ -39,7 +40,7 @@ def _slope(
 
 
 @triton.jit
-def _gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
+def _gradient(g: tl.tensor, tile: tr.Tile, C: tl.constexpr) -> None:
     """Store the gradient; the stores come last, since after one the values are loaded again."""
     LOOPED: tl.constexpr = C.BLOCKS * C.C
     MORE: tl.constexpr = LOOPED + C.TAIL
@@ -57,7 +58,7 @@ def _gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
 
 
 @triton.jit
-def _long_gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
+def _long_gradient(g: tl.tensor, tile: tr.Tile, C: tl.constexpr) -> None:
     """The same for rows of several blocks, from the last block to the first.
 
     Instead of a mask for the label in every block, its slope comes last, in place of another.
@@ -79,7 +80,7 @@ def _long_gradient(g: tl.tensor, tile: tl.tensor, C: tl.constexpr) -> None:
 
 
 @triton.jit
-def _row_weights(w: tl.tensor, weight: tl.tensor, factor: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _row_weights(w: tl.tuple, weight: tl.tensor, factor: tl.tensor, C: tl.constexpr) -> PerForm:
     """The weights of all forms in the gradient of rows."""
     if C.factor == "tile":
         factor = tr.inverse_weight(tl.sum(weight, 0))
@@ -87,7 +88,7 @@ def _row_weights(w: tl.tensor, weight: tl.tensor, factor: tl.tensor, C: tl.const
 
 
 @triton.jit
-def loss_rows(t: tl.tensor, n: tl.tensor, C: tl.constexpr) -> None:
+def loss_rows(t: tr.Tensors, n: tr.Sizes, C: tl.constexpr) -> None:
     """Sums of the terms over rows or the loss of each row, and the gradient.
 
     If there are enough rows for a whole tile, the last one begins where it ends with the last row,

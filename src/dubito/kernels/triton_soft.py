@@ -10,9 +10,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from dubito.kernels import _triton_math as tm
-from dubito.kernels._spec import Terms
-from dubito.kernels._triton_rows import load_evidence, load_target, sweep
+from dubito.kernels import triton_math as tm
+from dubito.kernels.triton_rows import Tile, load_evidence, load_target, sweep
+from dubito.numerics.spec import PerForm
 
 
 class Totals(NamedTuple):
@@ -27,12 +27,12 @@ class Parts(NamedTuple):
     """Sums over the classes (R,) that need `Totals`."""
 
     rest: tl.tensor  # alpha0 without a class above 5/8 of it
-    sag: tl.tensor
+    r_less_half: tl.tensor
     logs: tl.tensor
     bregman: tl.tensor  # of the evidence, and the part of it below the threshold
-    near: tl.tensor
+    small_e: tl.tensor
     removed_bregman: tl.tensor  # the same without the target's share
-    removed_near: tl.tensor
+    removed_small_e: tl.tensor
 
 
 class Sums(NamedTuple):
@@ -50,15 +50,15 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def _is_top(m: tl.tensor, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def _is_top(m: Totals, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The class above 5/8 of alpha0."""
     return e > (0.625 * (m.evidence + C.K) - 1.0)[:, None]
 
 
 @triton.jit
 def _shares(
-    m: tl.tensor, rest: tl.tensor, e: tl.tensor, y: tl.tensor, C: tl.constexpr
-) -> tl.tensor:
+    m: Totals, rest: tl.tensor, e: tl.tensor, y: tl.tensor, C: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """1/alpha0, p, 1 - p, y - p, and which class is above 5/8 of alpha0."""
     inverse = tm.inverse(m.evidence + C.K)[:, None]
     top = _is_top(m, e, C)
@@ -69,8 +69,8 @@ def _shares(
 
 @triton.jit
 def _first(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Totals`."""
     e, here = load_evidence(tile, j, END, C)
     y = load_target(tile, j, C)
@@ -81,34 +81,34 @@ def _first(
 
 
 @triton.jit
-def _bregman(e: tl.tensor) -> tl.tensor:
+def _bregman(e: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     value, small = tm.bregman(e, tm.gamma(1.0 + e, e))
     return value, tl.where(small, e, 0.0)
 
 
 @triton.jit
 def _second(
-    m: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    m: Totals, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Parts`."""
     e, here = load_evidence(tile, j, END, C)
     y = load_target(tile, j, C)
-    sag, logs, bregman, near, removed, removed_near = (), (), (), (), (), ()
+    r_less_half, logs, bregman, small_e, removed, removed_small_e = (), (), (), (), (), ()
     if C.groups.penalty:
         g = tm.gamma(1.0 + e, e)
-        sag, logs = g.sag, tm.log2(g.below)
+        r_less_half, logs = g.r_less_half, tm.log2(g.inverse_trigamma)
     if C.groups.uniform:
-        bregman, near = _bregman(e)
+        bregman, small_e = _bregman(e)
     if C.groups.removed:
-        removed, removed_near = _bregman(e * (1.0 - y))
+        removed, removed_small_e = _bregman(e * (1.0 - y))
     rest = tl.where(_is_top(m, e, C), 0.0, 1.0 + e)
-    return Parts(rest, sag, logs, bregman, near, removed, removed_near), here
+    return Parts(rest, r_less_half, logs, bregman, small_e, removed, removed_small_e), here
 
 
 @triton.jit
 def _field(
-    w: tl.tensor, trigamma: tl.tensor, p: tl.tensor, q: tl.tensor, d: tl.tensor, share: tl.tensor
-) -> tl.tensor:
+    w: PerForm, trigamma: tl.tensor, p: tl.tensor, q: tl.tensor, d: tl.tensor, share: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
     """The weight of p q, and the field that the gradient of the squared errors centers."""
     spread = (w.mse_variance[:, None] + w.fisher_variance[:, None] * trigamma) * share
     field = (q - p) * spread
@@ -117,8 +117,8 @@ def _field(
 
 @triton.jit
 def _third(
-    given: tl.tensor, tile: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tl.tensor:
+    given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """A step of `sweep`: `Sums`, for the terms and for the gradient."""
     m, rest, w = given
     e, here = load_evidence(tile, j, END, C)
@@ -150,13 +150,15 @@ def _third(
 
 
 @triton.jit
-def totals(tile: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def totals(tile: Tile, C: tl.constexpr) -> Totals:
     """The evidence of rows, and their weights."""
     return Totals(*sweep(_first, len(Totals._fields), (), tile, C))
 
 
 @triton.jit
-def row_of(m: tl.tensor, tile: tl.tensor, w: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def row_of(
+    m: Totals, tile: Tile, w: PerForm, C: tl.constexpr
+) -> tuple[Totals, Parts, Sums, PerForm]:
     """`Totals`, `Parts`, `Sums` and the weights of the forms, from the first and the last."""
     parts = Parts(*sweep(_second, len(Parts._fields), m, tile, C))
     sums = sweep(_third, len(Sums._fields), (m, parts.rest, w), tile, C)
@@ -164,7 +166,7 @@ def row_of(m: tl.tensor, tile: tl.tensor, w: tl.tensor, C: tl.constexpr) -> tl.t
 
 
 @triton.jit
-def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
+def terms(r: tl.tuple, C: tl.constexpr) -> PerForm:
     """The terms of rows, from their sums."""
     m, a, s, _ = r
     alpha0 = m.evidence + C.K
@@ -174,14 +176,16 @@ def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     MU: tl.constexpr = C.constants.mu_total
     if C.groups.penalty:
         g = tm.gamma(alpha0, alpha0 - 1.0)
-        penalty = tm.LN2 * (a.logs + tm.log2(g.below * tm.inverse(g.sag - a.sag)))
+        penalty = tm.LN2 * (
+            a.logs + tm.log2(g.inverse_trigamma * tm.inverse(g.r_less_half - a.r_less_half))
+        )
     if C.groups.removed:
         removed = tm.divergence(
-            a.removed_bregman, a.removed_near, m.removed + C.K, m.removed, C.K, MU, False
+            a.removed_bregman, a.removed_small_e, m.removed + C.K, m.removed, C.K, MU, False
         )
     if C.groups.uniform:
-        uniform = tm.divergence(a.bregman, a.near, alpha0, m.evidence, C.K, MU, False)
-    return Terms(
+        uniform = tm.divergence(a.bregman, a.small_e, alpha0, m.evidence, C.K, MU, False)
+    return PerForm(
         s.mse_bias, share * s.mse_variance, s.fisher_bias, share * s.fisher_variance,
         penalty, removed, s.marginal, s.expected,
         -uniform - C.constants.log_gamma, uniform, o, o, o,
@@ -190,7 +194,7 @@ def terms(r: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _error_slope(
-    r: tl.tensor, e: tl.tensor, y: tl.tensor, g: tl.tensor, C: tl.constexpr
+    r: tl.tuple, e: tl.tensor, y: tl.tensor, g: tm.Gamma, C: tl.constexpr
 ) -> tl.tensor:
     """The gradient of the squared errors."""
     m, a, s, w = r
@@ -200,7 +204,7 @@ def _error_slope(
     mean = (s.field + s.top)[:, None]
     centered = tl.where(top, q * field - s.field[:, None], field - mean)
     curve = d * d * w.fisher_bias[:, None] + p * q * (w.fisher_variance[:, None] * share)
-    curve *= g.trigamma * g.trigamma * g.rise
+    curve *= g.trigamma * g.trigamma * g.one_plus_dr
     return centered * inverse - curve - s.variance[:, None] * share
 
 
@@ -210,15 +214,13 @@ def _divergence_slope(
 ) -> tl.tensor:
     """The gradient of KL(Dir(1 + e) || Dir(1)) times the weights of rows."""
     g0 = tm.gamma(evidence0 + C.K, evidence0 + (C.K - 1.0))
-    common, n_e, n_sag = tm.divergence_slopes(weight, g0, evidence0, C.K)
+    common, n_e, n_r = tm.divergence_slopes(weight, g0, evidence0, C.K)
     g = tm.gamma(1.0 + e, e)
-    return g.trigamma * (n_e[:, None] * e + n_sag[:, None] * (1.0 + g.sag)) - common[:, None]
+    return g.trigamma * (n_e[:, None] * e + n_r[:, None] * (1.0 + g.r_less_half)) - common[:, None]
 
 
 @triton.jit
-def gradient(
-    r: tl.tensor, x: tl.tensor, tile: tl.tensor, j: tl.tensor, C: tl.constexpr
-) -> tl.tensor:
+def gradient(r: tl.tuple, x: tl.tensor, tile: Tile, j: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """The gradient of the values x (R, C) of classes j (C,)."""
     m, a, _, w = r
     e = tm.evidence(x, C)
@@ -229,9 +231,9 @@ def gradient(
     if C.groups.mse or C.groups.fisher:
         slope += _error_slope(r, e, y, each, C)
     if C.groups.penalty:
-        bracket = tm.inverse(total.sag - a.sag)
-        common = total.trigamma * total.rise + bracket * total.fall
-        own = each.trigamma * each.rise - bracket[:, None] * each.fall
+        bracket = tm.inverse(total.r_less_half - a.r_less_half)
+        common = total.trigamma * total.one_plus_dr + bracket * total.minus_dr
+        own = each.trigamma * each.one_plus_dr - bracket[:, None] * each.minus_dr
         slope += w.fisher_penalty[:, None] * (own + common[:, None])
     if C.groups.removed:
         rest = 1.0 - y
@@ -245,7 +247,7 @@ def gradient(
         slope += w.marginal_nll[:, None] * ((1.0 - y) * inverse - y * q * tm.inverse(1.0 + e))
     if C.groups.expected:
         trigamma0 = total.trigamma[:, None]
-        gap = trigamma0 * (q * alpha0[:, None] + (total.sag[:, None] - each.sag))
+        gap = trigamma0 * (q * alpha0[:, None] + (total.r_less_half[:, None] - each.r_less_half))
         own = (1.0 - y) * trigamma0 - y * (each.trigamma * gap)
         slope += w.expected_cross_entropy[:, None] * own
     return slope * tm.evidence_slope(x, e, C)

@@ -15,12 +15,17 @@ import torch
 import triton
 from torch import Tensor
 from triton._utils import canonicalize_dtype
+from triton.compiler import ASTSource
 
-from dubito.kernels import _triton_loss, _triton_rows
-from dubito.kernels._spec import LossSpec
-from dubito.kernels._triton_math import COMPILED
-from dubito.kernels._triton_plan import ALONE, blocks, configure, is_supported, layout
-from dubito.kernels._triton_rows import RESCALED, WEIGHERS, Sizes, Tensors
+from dubito.kernels import Incompatible, triton_loss, triton_rows
+from dubito.kernels.triton_math import COMPILED
+from dubito.kernels.triton_plan import ALONE, blocks, configure, is_supported, layout
+from dubito.kernels.triton_rows import RESCALED, WEIGHERS, Config, Sizes, Tensors
+from dubito.numerics.spec import LossSpec
+from dubito.numerics.torch_backend import reference_loss
+
+if torch.version.cuda is not None:  # other builds of torch have no such names
+    from torch._C import _cuda_getCurrentRawStream, _cuda_getDevice
 
 #: types of values and soft targets
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,7 +50,7 @@ class Kernel:
     def __init__(
         self,
         function: Any,
-        option: Any,
+        option: Config | bool,
         types: tuple[torch.dtype, ...],
         aligned: tuple[int, ...],
         warps: int,
@@ -55,19 +60,28 @@ class Kernel:
         self.run: Callable[..., None] | None = None
         self.resident = 2  # programs that run at once on the device
         if COMPILED.value:
-            pointers = Tensors(*(f"*{canonicalize_dtype(dtype)}" for dtype in types))
-            signature = dict(zip(function.arg_names, (pointers, _SIZES, "constexpr"), strict=True))
-            alignment = {(0, i): [["tt.divisibility", 16]] for i in aligned}
-            source = triton.compiler.ASTSource(function, signature, {(2,): option}, alignment)
-            with torch.cuda.device(device):
-                target = triton.runtime.driver.active.get_current_target()
-                compiled = triton.compile(source, target, {"num_warps": warps, "num_stages": 1})
-                self.run = compiled.run  # loads the binary onto the current device
-            self.handle, self.metadata = compiled.function, compiled.packed_metadata
-            properties: Any = torch.cuda.get_device_properties(device)
-            registers = -(-compiled.n_regs // 8) * 8 * 32 * warps
-            each = min(properties.regs_per_multiprocessor // registers, 32)
-            self.resident = each * properties.multi_processor_count
+            try:
+                self._compile(types, aligned, warps)
+            except (AttributeError, TypeError) as error:
+                raise Incompatible(error) from error
+
+    def _compile(
+        self, types: tuple[torch.dtype, ...], aligned: tuple[int, ...], warps: int
+    ) -> None:
+        """Compile for the device, through names that another Triton may not have."""
+        pointers = Tensors(*(f"*{canonicalize_dtype(dtype)}" for dtype in types))
+        signature = dict(zip(self.function.arg_names, (pointers, _SIZES, "constexpr"), strict=True))
+        alignment = {(0, i): [["tt.divisibility", 16]] for i in aligned}
+        source = ASTSource(self.function, signature, {(2,): self.option}, alignment)
+        with torch.cuda.device(self.device):
+            target = triton.runtime.driver.active.get_current_target()
+            compiled = triton.compile(source, target, {"num_warps": warps, "num_stages": 1})
+            self.run = compiled.run  # loads the binary onto the current device
+        self.handle, self.metadata = compiled.function, compiled.packed_metadata
+        properties: Any = torch.cuda.get_device_properties(self.device)
+        registers = -(-compiled.n_regs // 8) * 8 * 32 * warps
+        each = min(properties.regs_per_multiprocessor // registers, 32)
+        self.resident = each * properties.multi_processor_count
 
     def __call__(self, programs: int, tensors: _Tensors, sizes: Sizes) -> None:
         """Launch on the current stream."""
@@ -75,16 +89,19 @@ class Kernel:
             unused = torch.empty(1, device=self.device)
             tensors = Tensors(*(unused if t is None else t for t in tensors))
             self.function[(programs,)](tensors, sizes, self.option)
-        elif self.device.index != torch._C._cuda_getDevice():
+        elif self.device.index != _cuda_getDevice():
             with torch.cuda.device(self.device):
                 self(programs, tensors, sizes)
         else:
-            stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+            stream = _cuda_getCurrentRawStream(self.device.index)
             pointers = tuple([0 if t is None else t.data_ptr() for t in tensors])
-            self.run(
-                programs, 1, 1, stream, self.handle, self.metadata, None, None, None,
-                pointers, sizes, None,
-            )  # fmt: skip
+            try:
+                self.run(
+                    programs, 1, 1, stream, self.handle, self.metadata, None, None, None,
+                    pointers, sizes, None,
+                )  # fmt: skip
+            except TypeError as error:  # the launcher takes other arguments
+                raise Incompatible(error) from error
 
 
 #: the same kernel for the same arguments
@@ -145,15 +162,15 @@ class Plan:
         # values, target and gradient: their alignment is the same in every call
         aligned = tuple(i for i in (0, 1, 6) if (t := tensors[i]) is None or t.data_ptr() % 16 == 0)
         inputs = (types, aligned)
-        main = kernel(_triton_loss.loss_rows, config, *inputs, self.warps, self.device)
+        main = kernel(triton_loss.loss_rows, config, *inputs, self.warps, self.device)
         # as many programs as run at once: more would leave multiprocessors idle at the end
         self.programs = min(self.programs, main.resident)
         self.kernels = [(main, self.programs)]
         if config.factor == "totals":
-            weigh = kernel(_triton_rows.weigh, config, *inputs, 8, self.device)
+            weigh = kernel(triton_rows.weigh, config, *inputs, 8, self.device)
             self.kernels.insert(0, (weigh, WEIGHERS.value))
         if not config.single:
-            self.kernels.append((kernel(_triton_rows.finish, config, *inputs, 8, self.device), 1))
+            self.kernels.append((kernel(triton_rows.finish, config, *inputs, 8, self.device), 1))
         self.sizes = Sizes(self.count, self.programs, *self.strides)
         return self.kernels
 
@@ -222,10 +239,10 @@ def applies(
 
 
 #: descriptions of a loss and its tensors -> plan, or None where the kernels do not apply
-_plans: dict[Any, Plan | None] = {}
+_plans: dict[tuple[object, ...], Plan | None] = {}
 
 
-def _description(tensor: Tensor) -> tuple[Any, ...]:
+def _description(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 
@@ -254,7 +271,7 @@ def _plan(
 # --- eager ---------------------------------------------------------------------------------------
 
 
-def weighted_sums(
+def fused_loss(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """The loss and the sums of its terms by the kernels, or None where they do not apply."""
@@ -270,7 +287,7 @@ def weighted_sums(
     if plan is None:
         return None
     if needs_grad:
-        return _Loss.apply(plan, values, target, weights, class_weight)  # type: ignore[no-any-return, no-untyped-call]
+        return _Loss.apply(plan, values, target, weights, class_weight)  # type: ignore[no-untyped-call]
     return plan.run(values, target, weights, class_weight)[:2]
 
 
@@ -278,9 +295,12 @@ class _Loss(torch.autograd.Function):
     """The kernel's loss with the kernel's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Any) -> tuple[Tensor, Tensor]:
-        loss, sums, ctx.gradient, ctx.scale = plan.run(*tensors)
-        ctx.save_for_backward(*tensors)
+    def forward(
+        ctx: Any, plan: Plan, values: Tensor, target: Tensor, weights: Tensor,
+        class_weight: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        loss, sums, ctx.gradient, ctx.scale = plan.run(values, target, weights, class_weight)
+        ctx.save_for_backward(values, target, weights, class_weight)
         ctx.plan = plan
         ctx.mark_non_differentiable(sums)
         ctx.set_materialize_grads(False)
@@ -291,9 +311,7 @@ class _Loss(torch.autograd.Function):
         if grad is None:
             return (None,) * 5
         if torch.is_grad_enabled():  # second derivatives: through the torch forms
-            from dubito.distributions._weighted_sums import weighted_sums_reference
-
-            loss = weighted_sums_reference(ctx.plan.spec, *ctx.saved_tensors)[0]
+            loss = reference_loss(ctx.plan.spec, *ctx.saved_tensors)[0]
             (slopes,) = torch.autograd.grad(loss, ctx.saved_tensors[0], grad, create_graph=True)
             return None, slopes, None, None, None
         # not a saved tensor: the first backward pass changes it in place
@@ -320,7 +338,7 @@ def _rescale(
     gradient: torch.dtype, grad: torch.dtype, scaled: bool, device: torch.device
 ) -> Kernel:
     types = (*(torch.float32,) * 6, gradient, *(torch.float32,) * 3, grad)
-    return Kernel(_triton_rows.rescale, scaled, types, (6,), 4, device)
+    return Kernel(triton_rows.rescale, scaled, types, (6,), 4, device)
 
 
 # --- torch.compile -------------------------------------------------------------------------------
@@ -352,7 +370,14 @@ def operator(
 
 
 @operator.register_fake
-def _(values: Any, target: Any, weights: Any, class_weight: Any, spec: Any, needs_grad: Any) -> Any:
+def _(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    class_weight: Tensor | None,
+    spec: str,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     shape = values.shape[:-1] if LossSpec(*json.loads(spec)).reduction == "none" else ()
     loss = values.new_empty(shape, dtype=torch.float32)
     sums = values.new_empty(weights.shape, dtype=torch.float32)
@@ -362,13 +387,13 @@ def _(values: Any, target: Any, weights: Any, class_weight: Any, spec: Any, need
     return loss, sums, gradient, values.new_empty((), dtype=torch.float32)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[2:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 6
     gradient, scale = ctx.saved_tensors

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dubito.distributions import Dirichlet, _closed_forms
+from dubito.distributions import Dirichlet
+from dubito.numerics import functions
 from tests import reference_dirichlet, reference_losses
 from tests.accuracy import Quantity
 from tests.reference import Concentration, Point, Truth, truth
@@ -77,13 +78,13 @@ def _form(name: str, **options: float) -> Callable[..., Tensor]:
         y = target
         if target is not None and not target.is_floating_point():
             y = torch.nn.functional.one_hot(target, alpha.shape[-1]).to(alpha.dtype)
-        return _closed_forms.evaluate((name,), alpha, y, **options)[0]
+        return functions.evaluate((name,), alpha, y, **options)[0]
 
     return call
 
 
 def _second(alpha: Tensor, beta: Tensor) -> Tensor:
-    return _closed_forms.kl_divergence(beta, alpha)
+    return functions.kl_divergence(beta, alpha)
 
 
 def _fisher_logdet(alpha: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def _fisher_logdet(alpha: Tensor) -> Tensor:
 
 
 def _dissonance(alpha: Tensor) -> Tensor:
-    return _closed_forms.dissonance((alpha - 1) / alpha.sum(-1, keepdim=True))
+    return functions.dissonance((alpha - 1) / alpha.sum(-1, keepdim=True))
 
 
 Call = tuple[Callable[..., Tensor], Callable[[Point], Truth], str, int]
@@ -118,13 +119,13 @@ CALLS: dict[str, Call] = {
     **{n: (_form(n), getattr(reference_losses, n), "target", 10000) for n in _TERMS_OF_TARGET},
     "fisher_logdet": (_fisher_logdet, reference_dirichlet.fisher_logdet, "alpha", 10000),
     "kl_from_uniform": (_form("kl_from_uniform"), kl_from_uniform, "alpha", 10000),
-    "kl_divergence": (_closed_forms.kl_divergence, reference_dirichlet.kl_from, "beta", 10000),
+    "kl_divergence": (functions.kl_divergence, reference_dirichlet.kl_from, "beta", 10000),
     "kl_divergence, second": (_second, reference_dirichlet.kl_into, "beta", 10000),
-    "mean": (_closed_forms.mean, reference_dirichlet.mean, "entry", 10000),
-    "log_mean": (_closed_forms.log_mean, log_mean, "entry", 10000),
-    "variance": (_closed_forms.variance, reference_dirichlet.variance, "entry", 10000),
+    "mean": (functions.mean, reference_dirichlet.mean, "entry", 10000),
+    "log_mean": (functions.log_mean, log_mean, "entry", 10000),
+    "variance": (functions.variance, reference_dirichlet.variance, "entry", 10000),
     "fisher_information": (
-        _closed_forms.fisher_information,
+        functions.fisher_information,
         reference_dirichlet.fisher_information,
         "entries",
         100,

@@ -1,4 +1,4 @@
-"""Functions of _special.py against mpmath, in float32 and float64."""
+"""Functions of numerics.gamma against mpmath, in float32 and float64."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dubito import _special
+from dubito.numerics import gamma
 from tests.accuracy import LARGEST, MEDIAN, relative
 from tests.reference import MP, Real, exact
 from tests.reference_special import MEMBERS, bregman_excess, log_gap
@@ -69,7 +69,7 @@ def test_gamma_is_exact(name: str, dtype: type) -> None:
     scale = magnitudes(expected)
     if name == "log_inverse_trigamma":
         scale += 1
-    result = getattr(_special.Gamma(torch.from_numpy(x)), name)
+    result = getattr(gamma.Gamma(torch.from_numpy(x)), name)
     check(result, expected, scale, SPECIAL_LARGEST, SPECIAL_MEDIAN)
 
 
@@ -79,7 +79,7 @@ def test_differences_of_remainders_are_exact(name: str, dtype: type) -> None:
     first, last = DIFFERENCES[name][dtype]
     x = arguments(dtype, max(first, 1e-6))
     near = x < last
-    result = getattr(_special.Gamma(torch.from_numpy(x)), name)
+    result = getattr(gamma.Gamma(torch.from_numpy(x)), name)
     expected = [MEMBERS[name](p) for p in exact(x[near])]
     check(result[torch.from_numpy(near)], expected, magnitudes(expected))
     far = torch.from_numpy(~near)
@@ -91,7 +91,7 @@ def test_single_polynomials_in_float64_are_as_exact_as_float32() -> None:
     x = arguments(np.float64)
     for name in ("mu", "delta", "tau", "sigma"):
         expected = [MEMBERS[name](p) for p in exact(x)]
-        result = getattr(_special.Gamma(torch.from_numpy(x), single=True), name)
+        result = getattr(gamma.Gamma(torch.from_numpy(x), single=True), name)
         check(result.float(), expected, magnitudes(expected), SPECIAL_LARGEST, SPECIAL_MEDIAN)
 
 
@@ -120,28 +120,28 @@ def test_gamma_above_one_is_exact(name: str) -> None:
     scale += 1 if name == "log_inverse_trigamma" else 0
     # delta is added to logarithms, which are far larger
     median = 3e-6 if name == "delta" else MEDIAN
-    result = getattr(_special.GammaAboveOne(torch.from_numpy(x)), name)
+    result = getattr(gamma.GammaAboveOne(torch.from_numpy(x)), name)
     check(result, expected, scale, median=median)
 
 
 def test_scaled_gap_above_one_is_exact() -> None:
     x = arguments(np.float32, least=1)
     expected = [p * MEMBERS["digamma_gap"](p) for p in exact(x)]
-    result = _special.GammaAboveOne(torch.from_numpy(x)).digamma_gap_scaled
+    result = gamma.GammaAboveOne(torch.from_numpy(x)).digamma_gap_scaled
     check(result, expected, magnitudes(expected))
 
 
 @pytest.mark.parametrize("b", [1.0, 1.5, 2.0, 10.0, 1e4])
 def test_stirling_coefficients_are_those_of_the_second_order(b: float) -> None:
     """((x - b) z)^2 M(z) is mu(b) - mu(x) - (x - b) delta(x), with the polynomial of mu."""
-    coefficients = _special.stirling_coefficients(b)
+    coefficients = gamma.stirling_coefficients(b)
     for e in (1e-6, 1e-2, 0.7, 5.0, 1e3, 1e12):
         x = MP.mpf(b) + MP.mpf(e)
         z = 1 / (x + MP.mpf(1) / 2)
         result = (e * z) ** 2 * sum(c * z**k for k, c in enumerate(coefficients))
         expected = MEMBERS["mu"](MP.mpf(b)) - MEMBERS["mu"](x) - e * MEMBERS["delta"](x)
         assert abs(result / expected - 1) < 1e-5
-    assert len(coefficients) == len(_special.POLYNOMIALS["stirling"])
+    assert len(coefficients) == len(gamma.POLYNOMIALS["stirling"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -153,7 +153,7 @@ def test_log_gap_is_exact(dtype: type) -> None:
     expected = [log_gap(v) for v in exact(t)]
     # Near t = -1 the rounded ratio counts: 1 + t moves by a last place.
     scale = magnitudes(expected) + np.where(t < -0.5, 1.0, 0.0)
-    check(_special.log_gap(torch.from_numpy(t), torch.from_numpy(ratio)), expected, scale)
+    check(gamma.log_gap(torch.from_numpy(t), torch.from_numpy(ratio)), expected, scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -170,10 +170,10 @@ def test_bregman_excess_is_exact(apart: str, dtype: type) -> None:
     a = (b * factor[apart]).astype(dtype)
     expected = [bregman_excess(u, v) for u, v in zip(exact(a), exact(b), strict=True)]
     first, second = torch.from_numpy(a), torch.from_numpy(b)
-    check(_special.bregman_excess(first, second), expected, magnitudes(expected))
+    check(gamma.bregman_excess(first, second), expected, magnitudes(expected))
 
 
-@pytest.mark.parametrize("rule", [_special._GAUSS, _special._GAUSS_WIDE])
+@pytest.mark.parametrize("rule", [gamma.GAUSS, gamma.GAUSS_WIDE])
 def test_gauss_rules_integrate_polynomials(rule: tuple[tuple[float, float], ...]) -> None:
     """n nodes for the weight theta on [0, 1] are exact below the power 2n."""
     for power in range(2 * len(rule)):
