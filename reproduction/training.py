@@ -17,7 +17,8 @@ from dubito import __version__, data, evaluation, metrics
 from dubito.calibration import Calibration
 from dubito.data import Source
 from dubito.distributions import Categorical, Dirichlet, Distribution
-from dubito.model import Model, Preprocessing
+from dubito.formats import Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification, Task
 from dubito.training import Progress, Trainer
 from dubito.training._run import History

@@ -26,6 +26,7 @@ LAYERS: list[list[str]] = [
     ["calibration"],
     ["policy"],
     ["evaluation"],
+    ["formats"],
     ["data", "backbones"],
     ["model"],
     ["training"],

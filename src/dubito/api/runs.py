@@ -18,8 +18,9 @@ from dubito.api.config import DataConfig, PolicyConfig, RunConfig, validated
 from dubito.data import Source
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
+from dubito.formats import Preprocessing
 from dubito.methods import METHODS, Method
-from dubito.model import Model, Prediction, Preprocessing
+from dubito.model import Model, Prediction
 from dubito.model._folder import MODEL, TrainingRecord
 from dubito.plugins import load_plugins
 from dubito.tasks import Classification, Regression, Task
@@ -29,8 +30,6 @@ from dubito.training.callbacks import Callback
 
 __all__ = ["calibrate", "evaluate", "train"]
 
-#: bytes of inputs up to which they are loaded into memory
-MAX_MEMORY = 1 << 32
 #: streamed inputs that determine means and deviations
 MAX_FITTED = 4096
 
@@ -200,8 +199,7 @@ def _summary(model: Model, prepared: _Prepared, device: torch.device) -> str:
 
 def _samples(config: DataConfig, source: Source, task: Task) -> Any:
     """Return inputs, in memory if they fit, and encoded targets."""
-    is_large = len(source) * source[0].nbytes > MAX_MEMORY
-    stream = is_large if config.stream is None else config.stream
+    stream = not source.is_in_memory if config.stream is None else config.stream
     return source if stream else source.load(), task.encode(source.target)
 
 

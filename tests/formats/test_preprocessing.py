@@ -4,8 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dubito.data import ArrayFormat, ImageFormat
-from dubito.model import Preprocessing
+from dubito.formats import ArrayFormat, ImageFormat, Preprocessing
 
 IMAGES = ImageFormat(size=(8, 8), mode="RGB")
 
