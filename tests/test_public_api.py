@@ -31,7 +31,7 @@ PUBLIC = {
     "dubito.evaluation": "error_detection evaluate ood_detection",
     "dubito.fewshot": "Features features fewshot read_features tune write_features",
     "dubito.formats": "FORMATS AnyFormat ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
-    "Resize TableFormat",
+    "Resize TableFormat TextFormat",
     "dubito.lightning": "EvidentialModule",
     "dubito.losses": "EDLLoss IEDLLoss cross_entropy differential_entropy edl "
     "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "

@@ -5,8 +5,9 @@ from dubito.formats.base import FORMATS, AnyFormat, Encoded, InputFormat
 from dubito.formats.images import ImageFormat, Resize
 from dubito.formats.preprocessing import Preprocessing
 from dubito.formats.tables import TableFormat
+from dubito.formats.text import TextFormat
 
 __all__ = [
     "FORMATS", "AnyFormat", "ArrayFormat", "Encoded", "ImageFormat", "InputFormat", "Preprocessing",
-    "Resize", "TableFormat",
+    "Resize", "TableFormat", "TextFormat",
 ]  # fmt: skip
