@@ -106,7 +106,7 @@ class InputFormat(Entry, ABC):
         `rows`, positions of the training samples, a format is fitted again after a division.
 
         Args:
-            items: Inputs as users have them.
+            items: Inputs as users have them; some may be damaged.
         """
 
     @property
