@@ -81,8 +81,8 @@ Report = Callable[[int, float], None]
 
 def train_new(case: Case, report: Report) -> None:
     """Train with this library; `report` gets each epoch and its seconds."""
-    from dubito.data import ArrayFormat
-    from dubito.model import Model, Preprocessing
+    from dubito.formats import ArrayFormat, Preprocessing
+    from dubito.model import Model
     from dubito.tasks import Classification
     from dubito.training import Progress, TrainConfig, Trainer
 

@@ -27,10 +27,11 @@ from scipy.interpolate import BSpline
 from torch import Tensor
 
 from dubito import data, losses
-from dubito.data import ImageFormat, Source
+from dubito.data import Source
+from dubito.formats import ImageFormat, Preprocessing
 from dubito.losses import Term
 from dubito.methods import IEDL
-from dubito.model import Model, Preprocessing
+from dubito.model import Model
 from dubito.serve import serve
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer

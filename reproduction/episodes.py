@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito import fewshot
-from dubito.data._files import data_folder
+from dubito.data.downloads import data_folder
 from dubito.errors import DubitoError
 from dubito.fewshot import Features
 from dubito.fewshot._episodes import Setting

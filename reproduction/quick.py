@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, one_hot
 
 from dubito import data
-from dubito.data import Source
+from dubito.data import DATASETS, Dataset, Source
 from dubito.fewshot import Features
 from reproduction.recipes import Recipe
 
@@ -83,19 +83,26 @@ def _resized(images: Tensor, name: str) -> np.ndarray[Any, Any]:
 def _register() -> None:
     for name in SHAPES:
 
-        def digits(part: str, name: str = name) -> Source:
-            source = _digits(part)
-            return data.open((_resized(source.load().float(), name), source.target))
+        @DATASETS.register(PREFIX + name)
+        class ResizedDigits(Dataset):
+            like: str = name
 
-        data.register(PREFIX + name)(digits)
+            def load(self, part: str) -> Source:
+                source = _digits(part)
+                return data.open((_resized(source.load().float(), self.like), source.target))
+
     for seed, (name, like) in enumerate(OOD.items()):
 
-        def textures(part: str, seed: int = seed, like: str = like) -> Source:
-            generator = torch.Generator().manual_seed(seed)
-            coarse = 255 * torch.rand(SIZES["test"], 1, 4, 4, generator=generator)
-            return data.open(_resized(coarse, like), labeled=False)
+        @DATASETS.register(PREFIX + name)
+        class Textures(Dataset):
+            parts: ClassVar[tuple[str, ...]] = ("test",)
+            draw: int = seed
+            shape_of: str = like
 
-        data.register(PREFIX + name, parts=("test",))(textures)
+            def load(self, part: str) -> Source:
+                generator = torch.Generator().manual_seed(self.draw)
+                coarse = 255 * torch.rand(SIZES["test"], 1, 4, 4, generator=generator)
+                return data.open(_resized(coarse, self.shape_of), labeled=False)
 
 
 _register()

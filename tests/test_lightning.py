@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import evaluation
-from dubito.data import ArrayFormat
+from dubito.formats import ArrayFormat, Preprocessing
 from dubito.methods import METHODS, Softmax
-from dubito.model import Model, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification, Regression, Task
 
 lightning = pytest.importorskip("lightning")

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import dubito.onnx
 from dubito import methods
 from dubito.calibration import Calibration
-from dubito.data import ArrayFormat, ImageFormat, TableFormat
-from dubito.data.tables import Column
 from dubito.distributions import Dirichlet
-from dubito.model import Model, Preprocessing
+from dubito.formats import ArrayFormat, ImageFormat, Preprocessing, TableFormat
+from dubito.formats.tables import Column
+from dubito.model import Model
 from dubito.onnx import Exported, ExportError
 from dubito.policy import REASONS
 from dubito.tasks import Classification, Regression, Task
@@ -61,7 +61,7 @@ def build(
 def draw(model: Model, count: int, spread: float = 1.0) -> Tensor:
     """Draw inputs like the training data."""
     generator, shape = torch.Generator().manual_seed(count), (count, *model.preprocessing.shape)
-    if model.preprocessing.inputs.kind == "image":
+    if model.preprocessing.inputs.is_pixels:
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
     return 1 + 2 * spread * torch.randn(shape, generator=generator)
 

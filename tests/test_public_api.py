@@ -24,13 +24,15 @@ PUBLIC = {
     "dubito.config": "RunConfig",
     "dubito.backbones": "BACKBONES register",
     "dubito.calibration": "Calibration",
-    "dubito.data": "DATASETS ArrayFormat ImageFormat Source TableFormat open register split",
+    "dubito.data": "DATASETS Dataset Source open split",
     "dubito.demo": "demo",
     "dubito.distributions": "Categorical ClassDistribution Dirichlet Distribution "
     "FlexibleDirichlet NormalInverseGamma RealDistribution confidence_score uncertainty_score",
     "dubito.errors": "DubitoError",
     "dubito.evaluation": "error_detection evaluate ood_detection",
     "dubito.fewshot": "Features features fewshot read_features tune write_features",
+    "dubito.formats": "FORMATS AnyFormat ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
+    "Resize TableFormat TextFormat",
     "dubito.lightning": "EvidentialModule",
     "dubito.losses": "EDLLoss IEDLLoss cross_entropy differential_entropy edl "
     "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
@@ -38,7 +40,7 @@ PUBLIC = {
     "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork LabelSmoothing "
     "MCDropout Method MethodLoss PosteriorNetwork ReverseKLPriorNetwork Softmax",
     "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
-    "dubito.model": "Model Prediction Preprocessing",
+    "dubito.model": "Model Prediction",
     "dubito.onnx": "export",
     "dubito.pipeline": "Pipeline Prepared",
     "dubito.policy": "Policy",

@@ -50,11 +50,12 @@ import sys
 import numpy as np
 from sklearn.datasets import load_digits
 from dubito import data
-from dubito.model import Model, Preprocessing
+from dubito.model import Model
+from dubito.formats import ImageFormat, Preprocessing
 from dubito.tasks import Classification
 digits = load_digits()
 images = (digits.images * 15.9).astype(np.uint8)
-format = data.ImageFormat(size=(8, 8), mode="L")
+format = ImageFormat(size=(8, 8), mode="L")
 source = data.open((images, digits.target.astype(str)), format=format)
 task = Classification.from_target(source.target)
 model = Model.build("iedl", task, Preprocessing.fit(format, source.load()))

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from dubito import data
-from dubito.model import Model, Preprocessing
+from dubito.formats import Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification
 from dubito.training import JSONLines, TrainConfig, Trainer
 
@@ -103,7 +104,7 @@ def train(kind: str, files: Path, out: Path, result: Path, epochs: int = EPOCHS)
 def context() -> ForkServerContext:
     """Return a context whose processes start with the imports done."""
     ctx = multiprocessing.get_context("forkserver")
-    ctx.set_forkserver_preload([__name__, "dubito.data.images", "PIL.Image", "torch._dynamo"])
+    ctx.set_forkserver_preload([__name__, "dubito.formats.images", "PIL.Image", "torch._dynamo"])
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()
     return ctx

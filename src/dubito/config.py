@@ -32,7 +32,7 @@ SELECTION = 0.1
 #: keep the weights of the last epoch, whatever their metrics
 LAST = "last"
 #: fields that say how data is read
-READING = {"target", "ignore", "categories", "size", "mode", "on_error"}
+READING = {"target", "ignore", "categories", "size", "mode", "on_error", "stream"}
 
 
 class Parts(NamedTuple):
@@ -53,7 +53,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Training data."""
 
     source: str | None = None
-    """Known name, image folder, .npz, .csv or .parquet file; None if the data was in memory."""
+    """Known name, folder, .npz, .csv or .parquet file; None if the data was in memory."""
     target: str | tuple[str, ...] | None = None
     """Target columns of a table."""
     ignore: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     standardize: bool | None = None
     """Scale features to mean 0 and deviation 1; None does so for tables and flat arrays."""
     stream: bool | None = None
-    """Read inputs from disk in each epoch; None does so beyond 4 GB."""
+    """Read inputs from disk in each epoch; None does so beyond 2 GB."""
     task: Literal["classification", "regression"] | None = None
     """What the target is; None follows the method."""
     tolerance: float | tuple[float, ...] | None = None

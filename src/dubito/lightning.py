@@ -13,8 +13,8 @@ Batches are pairs of encoded inputs and targets: class indices (N,), or numbers 
 units. Further validation loaders give OOD inputs; the third loader is logged as val_ood_aupr_2, and
 so on. Methods that train with OOD inputs take a dict of loaders, {"train": ..., "ood": ...}.
 
->>> from dubito.data import ArrayFormat
->>> from dubito.model import Model, Preprocessing
+>>> from dubito.formats import ArrayFormat, Preprocessing
+>>> from dubito.model import Model
 >>> from dubito.tasks import Classification
 >>> task = Classification(classes=("cat", "dog"))
 >>> model = Model.build("iedl", task, Preprocessing(inputs=ArrayFormat(shape=(4,))))

@@ -21,8 +21,9 @@ from dubito.config import Parts, PolicyConfig, RunConfig
 from dubito.data import Source
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.formats import FORMATS, Preprocessing
 from dubito.methods import METHODS, Ensemble
-from dubito.model import Model, Prediction, Preprocessing
+from dubito.model import Model, Prediction
 from dubito.model._folder import MODEL, TrainingRecord
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
@@ -31,8 +32,6 @@ from dubito.training.callbacks import Callback
 
 __all__ = ["Pipeline", "Prepared"]
 
-#: bytes of inputs up to which they are loaded into memory
-MAX_MEMORY = 1 << 32
 #: streamed inputs that determine means and deviations
 MAX_FITTED = 4096
 #: plural of a sample by the kind of its format
@@ -296,8 +295,8 @@ class Pipeline:
         return source if self._streams(source) else source.load(), task.encode(source.target)
 
     def _streams(self, source: Source) -> bool:
-        is_large = len(source) * source[0].nbytes > MAX_MEMORY
-        return is_large if self.config.data.stream is None else self.config.data.stream
+        stream = self.config.data.stream
+        return not source.is_in_memory if stream is None else stream
 
     def _train_ood(self, model: Model) -> Tensor | None:
         name = self.config.data.train_ood
@@ -411,7 +410,7 @@ class Pipeline:
         """
         task, named = model.task, model.backbone or {"name": "custom"}
         source = prepared.source
-        what = SAMPLES.get(source.format.kind, "samples")
+        what = SAMPLES.get(FORMATS.name_of(source.format), "samples")
         if self.config.data.folds is None:
             *counts, last = [f"{count:,} {name}" for name, count in prepared.samples.items()]
             samples = f"{', '.join(counts)} and {last} {what}" if counts else f"{last} {what}"

@@ -38,14 +38,14 @@ from dubito import _checks
 from dubito.api import find_device
 from dubito.calibration import Calibration
 from dubito.config import PolicyConfig, validated
-from dubito.data import ArrayFormat, TableFormat
-from dubito.data.arrays import check_resolution
-from dubito.data.tables import Column
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.formats import ArrayFormat, InputFormat, Preprocessing, TableFormat
+from dubito.formats.arrays import check_resolution
+from dubito.formats.tables import Column
 from dubito.methods import METHODS, Method
 from dubito.methods.posterior_network import DensityHead
-from dubito.model import Model, Prediction, Preprocessing
+from dubito.model import Model, Prediction
 from dubito.tasks import Classification, Regression, Task, class_names
 from dubito.training import TrainConfig, Trainer
 from dubito.training.callbacks import Callback
@@ -187,7 +187,7 @@ class _Estimator(BaseEstimator):
         for name, center, scale, a, b in zip(names, mean, std, low, high, strict=True):
             check_resolution(f"feature {name!r}", center, scale, a, b)
             columns.append(Column(name=str(name), low=a, high=b))
-        format: ArrayFormat | TableFormat = ArrayFormat(shape=X.shape[1:])
+        format: InputFormat = ArrayFormat(shape=X.shape[1:])
         if hasattr(self, "feature_names_in_"):
             format = TableFormat(columns=tuple(columns))
         elif X.ndim == 2:

@@ -9,7 +9,8 @@ import torch
 
 from dubito import data
 from dubito.data import Source
-from dubito.model import Model, Preprocessing
+from dubito.formats import ImageFormat, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import TrainConfig, Trainer
 
@@ -55,7 +56,7 @@ def targets(folder: Path) -> Path:
 
 def species(folder: Path) -> Path:
     """Color images of 40 classes by I-EDL, without a policy; untrained."""
-    format = data.ImageFormat(size=(16, 16), mode="RGB")
+    format = ImageFormat(size=(16, 16), mode="RGB")
     task = Classification(classes=SPECIES)
     return Model.build("iedl", task, Preprocessing(inputs=format), "mlp").save(folder)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dubito import data
-from dubito.data import ArrayFormat, ImageFormat
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
+from dubito.formats import ArrayFormat, ImageFormat
 
 
 def test_range_of_flat_inputs_is_kept() -> None:

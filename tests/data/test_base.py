@@ -4,8 +4,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from dubito import data
-from dubito.data.base import Encoded
 from dubito.errors import DubitoError
+from dubito.formats import Encoded
 
 
 @pytest.fixture

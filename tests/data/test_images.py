@@ -1,3 +1,4 @@
+import io
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,9 @@ import torch
 from PIL import Image
 
 from dubito import data
-from dubito.data import ImageFormat
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
+from dubito.formats import ImageFormat, Resize
 from dubito.tasks import Classification
 
 RGB = ImageFormat(size=(6, 5), mode="RGB")
@@ -85,6 +86,31 @@ def test_camera_orientation_is_applied(make: Any, put: Any) -> None:
         np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), upright)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+def test_large_images_are_turned_too(kind: str) -> None:
+    pixels = np.zeros((1000, 1500, 3), np.uint8)
+    pixels[..., 0] = np.linspace(0, 255, 1500)
+    pixels[..., 1] = np.linspace(0, 255, 1000)[:, None]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(stream := io.BytesIO(), kind, exif=exif, quality=100)
+    inputs = ImageFormat(size=(30, 20), mode="RGB").encode([stream.getvalue()]).checked()
+    turned = Image.fromarray(np.rot90(pixels, -1)).resize((20, 30), Image.Resampling.BILINEAR)
+    torch.testing.assert_close(
+        inputs[0], torch.from_numpy(np.array(turned)).movedim(-1, 0), atol=3, rtol=0
+    )
+
+
+def test_untrusted_files_are_opened_before_they_are_decoded(make: Any) -> None:
+    format = ImageFormat(size=(4, 4), mode="L")
+    item, values = format.open(make.png(np.zeros((20, 30), np.uint8)))
+    assert values == 600
+    assert format.encode([item]).checked().shape == (1, 1, 4, 4)
+    for pixels, kind, problem in [((4, 4), "TIFF", "damaged"), ((1, 20_000), "PNG", "a side")]:
+        with pytest.raises(DubitoError, match=problem):
+            format.open(make.png(np.zeros(pixels, np.uint8), kind=kind))
+
+
 def test_unknown_pixel_range_is_an_error(make: Any) -> None:
     image = make.png(np.ones((6, 5), np.float32), kind="TIFF")
     assert "mode F have no known range" in RGB.encode([image]).errors[0]
@@ -123,7 +149,7 @@ def test_unreadable_images_are_skipped_with_one_warning(pets: Path) -> None:
 
 def test_unreadable_images_stop_on_request(pets: Path) -> None:
     broken(pets)
-    with pytest.raises(DubitoError, match=r"2 of 7 images cannot be read: cat/half\.png: "):
+    with pytest.raises(DubitoError, match=r"2 of 7 inputs cannot be read: cat/half\.png: "):
         data.open(pets, on_error="raise")
 
 
@@ -137,23 +163,23 @@ def test_unreadable_images_are_reported_on_request(pets: Path) -> None:
 
 def test_class_without_a_readable_image(pets: Path, put: Any) -> None:
     put("pets/eel/bad.png", "bad")
-    with pytest.raises(DubitoError, match="no image of 'eel' can be read"):
+    with pytest.raises(DubitoError, match="no input of 'eel' can be read"):
         data.open(pets)
 
 
 def test_folders_without_classes(put: Any, make: Any, tmp_path: Path) -> None:
     image = make.png(make.noise(3, 3))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DubitoError, match=r"empty has no sub-folders, and 0 images: expected one"):
+    with pytest.raises(DubitoError, match=r"no sub-folders, and 0 image files: expected one"):
         data.open(tmp_path / "empty")
     put("loose/a.png", image)
-    with pytest.raises(DubitoError, match="no sub-folders, and 1 images"):
+    with pytest.raises(DubitoError, match="no sub-folders, and 1 image files"):
         data.open(tmp_path / "loose")
     put("single/cat/a.png", image)
     with pytest.raises(DubitoError, match="at least two classes, but target has the one class 'c"):
         Classification.from_target(data.open(tmp_path / "single").target)
     put("single/dog/a.txt", "")
-    with pytest.raises(DubitoError, match=r"there is no image in .*dog: add images"):
+    with pytest.raises(DubitoError, match=r"there is no image file in .*dog: add files"):
         data.open(tmp_path / "single")
 
 
@@ -185,12 +211,26 @@ def test_size_and_mode(pets: Path) -> None:
         data.open(pets, mode="HSV")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shapes", [[(6, 5), (5, 6)], [(65, 65), (65, 65)]])
-def test_default_size_is_announced(put: Any, make: Any, shapes: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    ("shapes", "side", "fit"),
+    [
+        ([(6, 5), (5, 6)], 32, "crop"),
+        ([(65, 65), (65, 65)], 64, "stretch"),
+        ([(375, 500), (500, 375)], 224, "crop"),
+        ([(80, 160), (120, 240)], 96, "stretch"),
+    ],
+)
+def test_size_follows_the_median_shorter_side(
+    put: Any, make: Any, shapes: list[tuple[int, int]], side: int, fit: Any
+) -> None:
     for name, shape in zip("ab", shapes, strict=True):
         folder = put(f"mixed/{name}/a.png", make.png(make.noise(*shape))).parents[1]
-    with pytest.warns(UserWarning, match="resized to 32 x 32: pass size="):
-        assert data.open(folder).format == ImageFormat(size=(32, 32), mode="L")
+    with pytest.warns(UserWarning, match=f"become {side} x {side} .*pass size=") as caught:
+        format = data.open(folder).format
+    assert len(caught) == 1
+    assert format == ImageFormat(size=(side, side), mode="L", resize=Resize(fit=fit))
+    assert data.open(folder, size=16).format.resize.fit == "stretch"
+    assert data.open(folder, size=16, fit="pad").format.resize.fit == "pad"
 
 
 def test_files_without_targets(pets: Path) -> None:
@@ -200,21 +240,38 @@ def test_files_without_targets(pets: Path) -> None:
         "cat/a.png", "dog/a.png", "dog/b.png", "dog/x/c.png",
     ]  # fmt: skip
     assert len(data.open(pets / "cat" / "a.png", labeled=False)) == 1
-    with pytest.raises(DubitoError, match="image files have no targets"):
+    with pytest.raises(DubitoError, match="files have no targets: pass a folder"):
         data.open(files)
 
 
-def test_large_folder_is_streamed(pets: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_folder_is_streamed(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory = data.open(pets)
     monkeypatch.setattr("dubito.data.base.IN_MEMORY", 100)
-    (pets / "dog" / "empty.jpg").write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"1 of 6 images.*empty\.jpg"):
-        source = data.open(pets)
-    assert torch.equal(source.load(), in_memory.load())
-    before = source.fingerprint()
-    # Only headers are read before: half an image is an error when it is needed.
+    streamed = data.open(pets)
+    assert in_memory.is_in_memory
+    assert not streamed.is_in_memory
+    assert torch.equal(streamed.load(), in_memory.load())
+    before = streamed.fingerprint()
+    (pets / "cat" / "b.png").write_bytes((pets / "cat" / "a.png").read_bytes())
+    assert torch.equal(streamed[1], streamed[0])
+    assert streamed.fingerprint() != before
+
+
+def test_streams_or_holds_on_request(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not data.open(pets, stream=True).subset([0, 1]).is_in_memory
+    monkeypatch.setattr("dubito.data.base.IN_MEMORY", 100)
+    assert data.open(pets, stream=False).subset([0, 1]).is_in_memory
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_truncated_images_are_skipped_at_any_size(pets: Path, make: Any, stream: bool) -> None:
     photo = make.png(make.noise(64, 64, 3), kind="JPEG")
-    (pets / "cat" / "b.png").write_bytes(photo[: len(photo) // 2])
-    with pytest.raises(DubitoError, match=r"1 of 1 inputs cannot be read: cat/b\.png: "):
-        source[1]
-    assert source.fingerprint() != before
+    (pets / "cat" / "half.jpg").write_bytes(photo[: len(photo) // 2])  # with a complete header
+    with pytest.warns(UserWarning, match=r"1 of 6 .*cat/half\.jpg: .*truncated.*skipped"):
+        source = data.open(pets, size=6, stream=stream)
+    assert [source.item(row) for row in range(5)] == [
+        "cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png", "dog/x/c.png",
+    ]  # fmt: skip
+    assert source.load().shape == (5, 3, 6, 6)
+    with pytest.raises(DubitoError, match=r"1 of 6 inputs cannot be read: cat/half\.jpg"):
+        data.open(pets, size=6, stream=stream, on_error="raise")

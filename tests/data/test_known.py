@@ -8,9 +8,10 @@ import torch
 from sklearn.datasets import load_digits
 
 from dubito import data
-from dubito.data import DATASETS, ImageFormat
+from dubito.data import DATASETS, Dataset
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
+from dubito.formats import ImageFormat
 
 PUBLISHED = {
     "mnist": ("0", (1, 28, 28)),
@@ -60,13 +61,23 @@ def test_published_files_are_read(
 
 
 def test_registered_dataset() -> None:
-    @data.register("toy")
-    def toy(split: str) -> data.Source:
-        count = {"train": 3, "test": 2}[split]
-        return data.open((torch.full((count, 2), float(count)), ["a", "b", "a"][:count]))
+    @DATASETS.register("toy")
+    class Toy(Dataset):
+        columns: int = 2
 
-    try:
-        assert len(data.open("toy", "test")) == 2
-        assert data.open("toy", "all").load()[:, 0].tolist() == [3, 3, 3, 2, 2]
-    finally:
-        del DATASETS["toy"]
+        def load(self, part: str) -> data.Source:
+            count = {"train": 3, "test": 2}[part]
+            inputs = torch.full((count, self.columns), float(count))
+            return data.open((inputs, ["a", "b", "a"][:count]))
+
+    assert len(data.open("toy", "test")) == 2
+    assert data.open("toy", "all").load()[:, 0].tolist() == [3, 3, 3, 2, 2]
+
+
+def test_known_names_cannot_be_taken() -> None:
+    with pytest.raises(DubitoError, match="there is a dataset 'mnist' already"):
+
+        @DATASETS.register("mnist")
+        class Other(Dataset):
+            def load(self, part: str) -> data.Source:
+                return data.open("digits", part)

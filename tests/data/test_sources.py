@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dubito import data
-from dubito.data import ArrayFormat, ImageFormat
 from dubito.errors import DubitoError
+from dubito.formats import ArrayFormat, ImageFormat
 
 
 def test_unknown_name_lists_known_ones() -> None:
@@ -46,9 +46,13 @@ def test_images_of_another_size_are_converted_on_request() -> None:
     ("source", "options", "message"),
     [
         ("digits", {"target": "x"}, "target='x' is for tables, which digits is not"),
-        (np.zeros((2, 2)), {"size": 4}, "size=4 is for images"),
+        (np.zeros((2, 2)), {"size": 4}, "size=4 is for the format 'image', but data has 'array'"),
         (np.zeros((2, 2)), {"format": ImageFormat(size=(2, 2), mode="L")}, "takes 2 x 2 L images"),
-        ([{"n": 1}, {"n": 2}], {"format": ArrayFormat(shape=(1,))}, "table, but the model takes"),
+        (
+            [{"n": 1}, {"n": 2}],
+            {"format": ArrayFormat(shape=(1,))},
+            "has the format 'table'",
+        ),
         ("digits", {"on_error": "ignore"}, "unknown on_error 'ignore'; known: 'skip', 'raise'"),
         (np.zeros((2, 2)), {"split": "test"}, "part of data in memory: 'test'"),
         ((np.zeros((2, 2)), [1]), {}, "2 inputs, but 1 targets"),
@@ -60,5 +64,5 @@ def test_options_that_do_not_fit(source: Any, options: dict[str, Any], message: 
 
 
 def test_folder_for_a_model_of_arrays(pets: Path) -> None:
-    with pytest.raises(DubitoError, match=r"pets has images, but the model takes arrays of shape"):
+    with pytest.raises(DubitoError, match="pets has the format 'image', but the model takes arr"):
         data.open(pets, format=ArrayFormat(shape=(3,)))

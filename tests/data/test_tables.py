@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 from dubito import data
-from dubito.data import TableFormat
 from dubito.errors import DubitoError
+from dubito.formats import FORMATS
 
 HOUSES = """\
 area,postcode,heating,price
@@ -51,7 +52,7 @@ def test_items_are_lines(houses: data.Source) -> None:
 
 def test_format_survives_json(houses: data.Source) -> None:
     format = houses.format
-    assert TableFormat.model_validate_json(format.model_dump_json()) == format
+    assert FORMATS.build(json.loads(json.dumps(FORMATS.to_dict(format)))) == format
 
 
 @pytest.mark.parametrize("kind", ["rows", "frame", "file"])
@@ -85,11 +86,11 @@ def test_values_far_outside_and_unseen_categories(houses: data.Source) -> None:
     assert houses.format.in_range(houses.load()).all()
 
 
-def test_decode_returns_the_cells_of_a_row() -> None:
+def test_describe_returns_the_cells_of_a_row() -> None:
     frame = pd.DataFrame({"age": [1.5, None, 3.0], "hue": ["red", "tan", "red"]})
     format = data.open(frame, labeled=False).format
     inputs = format.encode([*frame.to_dict("records"), {"age": 2, "hue": "sky"}]).inputs
-    rows = [list(format.decode(row).values()) for row in inputs]
+    rows = [list(format.describe(row).values()) for row in inputs]
     assert rows == [[1.5, "red"], ["", "tan"], [3.0, "red"], [2.0, None]]
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from dubito.data import open as open_data
 from dubito.errors import DubitoError
 from dubito.fewshot import features, fewshot, read_features, write_features
-from dubito.model import Model, Preprocessing
+from dubito.formats import Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification
 from fewshot.samples import draw_features
 

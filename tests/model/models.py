@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dubito.data import ArrayFormat
-from dubito.model import Model, Preprocessing
+from dubito.formats import ArrayFormat, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification, Regression, Task
 
 CLASSES = np.array(["cat", "dog", "eel"])

@@ -7,10 +7,10 @@ from torch import nn
 
 from dubito import data
 from dubito.calibration import Calibration
-from dubito.data import ArrayFormat, ImageFormat
 from dubito.errors import DubitoError
+from dubito.formats import ArrayFormat, ImageFormat, Preprocessing
 from dubito.methods import METHODS
-from dubito.model import Model, Preprocessing
+from dubito.model import Model
 from dubito.policy import Policy
 from dubito.tasks import Classification
 from model import models

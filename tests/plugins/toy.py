@@ -57,10 +57,12 @@ class ToyScore(scores.Score):
         return (features - self.mean).square().sum(-1)
 
 
-@data.register("toy_data")
-def toy_data(part: str) -> data.Source:
+@data.DATASETS.register("toy_data")
+class ToyData(data.Dataset):
     """Three overlapping clusters in a plane."""
-    generator = torch.Generator().manual_seed(len(part))
-    label = torch.arange(600) % 3
-    x = torch.eye(3)[label, :2] * 3 + torch.randn(600, 2, generator=generator)
-    return data.open((x.numpy(), [f"class {one}" for one in label.tolist()]))
+
+    def load(self, part: str) -> data.Source:
+        generator = torch.Generator().manual_seed(len(part))
+        label = torch.arange(600) % 3
+        x = torch.eye(3)[label, :2] * 3 + torch.randn(600, 2, generator=generator)
+        return data.open((x.numpy(), [f"class {one}" for one in label.tolist()]))

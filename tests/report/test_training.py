@@ -13,8 +13,9 @@ from torch import nn
 
 from dubito import data
 from dubito.data import Source
+from dubito.formats import Preprocessing
 from dubito.methods import METHODS
-from dubito.model import Model, Preprocessing
+from dubito.model import Model
 from dubito.model._folder import TrainingRecord
 from dubito.report._training import training_losses, write
 from dubito.tasks import Classification, Regression, Task

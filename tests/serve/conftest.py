@@ -22,8 +22,9 @@ import uvicorn
 from PIL import Image
 
 from dubito import data
+from dubito.formats import ImageFormat, Preprocessing
 from dubito.methods import EDL
-from dubito.model import Model, Preprocessing
+from dubito.model import Model
 from dubito.serve import ServeConfig, create_app
 from dubito.tasks import Classification, Regression
 
@@ -68,7 +69,7 @@ def table_model() -> Model:
     return build("der", source, Regression.from_target(source.target, names=["age"]))
 
 
-IMAGES = data.ImageFormat(size=(8, 8), mode="L")
+IMAGES = ImageFormat(size=(8, 8), mode="L")
 
 
 def png(array: np.ndarray) -> bytes:

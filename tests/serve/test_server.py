@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from dubito.data import ArrayFormat
 from dubito.errors import DubitoError
-from dubito.model import Model, Preprocessing
+from dubito.formats import ArrayFormat, Preprocessing
+from dubito.model import Model
 from dubito.serve import serve
 from tests.serve.conftest import wait_until
 

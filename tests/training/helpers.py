@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito import methods
-from dubito.data import ArrayFormat, Source
-from dubito.data.base import Encoded
-from dubito.model import Model, Preprocessing
+from dubito.data import Source
+from dubito.formats import ArrayFormat, Encoded, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification, Regression
 from dubito.training import Progress, TrainConfig, Trainer
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dubito.data import ArrayFormat
 from dubito.data._augment import Augment
-from dubito.model import Model, Preprocessing
+from dubito.formats import ArrayFormat, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
 from tests.training.helpers import SHORT, TRAIN, VALIDATION, Stream, small_model, weights

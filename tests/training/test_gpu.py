@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito.data import ArrayFormat
 from dubito.data._augment import Augment
-from dubito.model import Model, Preprocessing
+from dubito.formats import ArrayFormat, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification, Regression
 from dubito.training import TrainConfig, Trainer
 from dubito.training._run import NonFiniteLoss

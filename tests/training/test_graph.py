@@ -5,9 +5,9 @@ import copy
 import torch
 
 from dubito import methods
-from dubito.data import ArrayFormat
 from dubito.data._augment import Augment
-from dubito.model import Model, Preprocessing
+from dubito.formats import ArrayFormat, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification
 from dubito.training._batches import Reader
 from dubito.training._graph import compiled, gather

@@ -1,99 +1,31 @@
-"""Formats and sources.
-
-An `InputFormat` describes how inputs become tensors and is saved with a model. A `Source` is a
-sequence of inputs in one format, with optional targets, in memory or on disk.
-"""
+"""Sources: sequences of inputs in one format, with optional targets, in memory or on disk."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 
 from dubito.errors import DubitoError
+from dubito.formats.base import FORMATS, Encoded, InputFormat
 from dubito.tasks import Classification
 
 __all__ = ["Source", "split"]
 
-Array = np.ndarray[Any, Any]
-
-#: problems that one message lists
-LISTED = 10
 #: parts of folders and .npz files
 PARTS = ("train", "test")
-#: bytes of inputs that are kept in memory
-IN_MEMORY = 1 << 29
-
-
-class Encoded(NamedTuple):
-    """Inputs as tensors, with errors and notes about some of them.
-
-    Args:
-        inputs: (N, *shape), uint8 or float32; zeros where an input cannot be read.
-        errors: Why an input cannot be read, by row.
-        notes: Values outside the range of the training data, by row.
-    """
-
-    inputs: Tensor
-    errors: dict[int, str]
-    notes: dict[int, str]
-
-    def checked(self, item: Callable[[int], str] = "row {}".format) -> Tensor:
-        """Return the inputs, or raise if one cannot be read.
-
-        Args:
-            item: Returns the name of a row in messages.
-        """
-        if self.errors:
-            problems = [f"{item(row)}: {reason}" for row, reason in self.errors.items()]
-            count = f"{len(problems)} of {len(self.inputs)} inputs cannot be read"
-            raise DubitoError(f"{count}: {listing(problems)}")
-        return self.inputs
-
-
-class InputFormat(BaseModel, ABC, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """How inputs become tensors."""
-
-    kind: str
-
-    if TYPE_CHECKING:  # a field or a property of the subclasses
-
-        @property
-        def shape(self) -> tuple[int, ...]:
-            """Shape of one encoded input."""
-
-    @property
-    def is_pixels(self) -> bool:
-        """Whether inputs are encoded as pixels, uint8."""
-        return self.kind == "image" or getattr(self, "dtype", None) == "uint8"
-
-    @abstractmethod
-    def encode(self, items: Any) -> Encoded:
-        """Convert inputs to tensors; an error of one does not affect the others.
-
-        Args:
-            items: Inputs as users have them: paths, bytes, arrays, rows.
-        """
-
-    def in_range(self, inputs: Tensor) -> Tensor:
-        """Return whether inputs are within the range of the training data: bool (N,).
-
-        Args:
-            inputs: Encoded inputs, (N, *shape).
-        """
-        return self._near(inputs).all(-1)
-
-    def _near(self, inputs: Tensor) -> Tensor:
-        """Return which columns of inputs are near their training range: bool (N, columns)."""
-        return torch.ones(inputs.shape[0], 1, dtype=torch.bool, device=inputs.device)
+#: bytes of encoded inputs up to which a source is held in memory
+IN_MEMORY = 1 << 31
 
 
 class Source(ABC):
@@ -137,6 +69,37 @@ class Source(ABC):
         index = range(len(self))[index]
         return self.encode([index]).checked(lambda _: self.item(index))[0]
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
+        """Return the inputs of a batch, read at once; `DataLoader` calls this."""
+        return [*self.encode(indices).checked(lambda row: self.item(indices[row]))]
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether inputs are held in memory, rather than read when they are needed."""
+        return False
+
+    def batches(self, size: int, ahead: int = 2) -> Iterator[Encoded]:
+        """Yield all inputs in batches, in order; the next ones are read in the background.
+
+        Args:
+            size: Inputs in a batch.
+            ahead: Batches that are read before they are asked for.
+        """
+        parts = (range(len(self))[start : start + size] for start in range(0, len(self), size))
+        if self.is_in_memory:
+            yield from map(self.encode, parts)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="dubito-read") as reader:
+            futures = deque(reader.submit(self.encode, part) for part in islice(parts, ahead))
+            try:
+                while futures:
+                    batch = futures.popleft().result()
+                    futures.extend(reader.submit(self.encode, part) for part in islice(parts, 1))
+                    yield batch
+            finally:  # also if the caller stops early, or a batch raises
+                for future in futures:
+                    future.cancel()
+
     def load(self) -> Tensor:
         """Return all inputs: (N, *shape)."""
         return self.encode(range(len(self))).checked(self.item)
@@ -159,7 +122,8 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         labels = "unlabeled" if self.target is None else "labeled"
-        return f"<{self.name}: {len(self)} x {self.format.shape}, {self.format.kind}, {labels}>"
+        kind = FORMATS.name_of(self.format)
+        return f"<{self.name}: {len(self)} x {self.format.shape}, {kind}, {labels}>"
 
 
 @dataclass(eq=False, repr=False)
@@ -184,6 +148,10 @@ class Items(Source):
     def __len__(self) -> int:
         return len(self.items)
 
+    @property
+    def is_in_memory(self) -> bool:
+        return self.encoded is not None
+
     def in_memory(self) -> Items:
         """Encode all inputs now."""
         return replace(self, encoded=self.format.encode(self.items))
@@ -192,6 +160,8 @@ class Items(Source):
         if self.fit is None:
             return self
         fitted = replace(self, format=self.fit(self.items, indices))
+        if fitted.format == self.format:
+            return self
         return fitted if self.encoded is None else fitted.in_memory()
 
     def encode(self, indices: Sequence[int]) -> Encoded:
@@ -200,7 +170,10 @@ class Items(Source):
         if indices == range(len(self)):
             return self.encoded
         inputs, errors, notes = self.encoded
-        selected = inputs[torch.as_tensor(indices)]
+        if isinstance(indices, range) and indices.step == 1:  # a view is enough
+            selected = inputs[indices.start : indices.stop]
+        else:
+            selected = inputs[torch.as_tensor(indices)]
         return Encoded(selected, take_texts(errors, indices), take_texts(notes, indices))
 
     def item(self, index: int) -> str:
@@ -226,6 +199,10 @@ class Subset(Source):
         self.source, self.indices = source, indices
         self.name, self.format = source.name, source.format
         self.target = take(source.target, indices)
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.source.is_in_memory
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -260,25 +237,6 @@ def digest(*parts: bytes) -> str:
     for part in parts:
         result.update(len(part).to_bytes(8, "big") + part)
     return result.hexdigest()[:32]
-
-
-def listing(problems: Sequence[str]) -> str:
-    """Join the first problems for a message."""
-    more = f" (and {len(problems) - LISTED} more)" if len(problems) > LISTED else ""
-    return "; ".join(problems[:LISTED]) + more
-
-
-def joined(outside: Tensor, text: Callable[[int, int], str]) -> dict[int, str]:
-    """Return a text about each row with values outside the training range.
-
-    Args:
-        outside: Which values are outside: bool (N, columns).
-        text: Describes the value of a row and column.
-    """
-    texts: dict[int, str] = {}
-    for row, column in outside.nonzero().tolist():
-        texts[row] = f"{texts[row]}; {text(row, column)}" if row in texts else text(row, column)
-    return texts
 
 
 def split(

@@ -1,57 +1,49 @@
 """Datasets by name: those in known.json, the digits of scikit-learn, and registered ones."""
 
 import gzip
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from dubito._extras import need
-from dubito.data._files import Release, fetch, reading
-from dubito.data.base import PARTS, Array, Items, Source, split
-from dubito.data.images import ImageFormat
+from dubito.data.base import PARTS, Items, Source, split
+from dubito.data.downloads import Release, fetch, reading
+from dubito.formats.base import Array
+from dubito.formats.images import ImageFormat
+from dubito.registry import Entry, Registry
 
-__all__ = ["DATASETS", "register"]
+__all__ = ["DATASETS", "Dataset"]
 
 #: reads the files of a part as images (N, C, H, W) uint8 and labels (N,) int64
 Parser = Callable[[Sequence[Path]], tuple[Array, Array]]
-Loader = Callable[[str], Source]
 SIDE = 32  # of CIFAR's and SVHN's images
 
 
-class Dataset(NamedTuple):
-    """A dataset that is known by name.
+class Dataset(Entry, ABC):
+    """A dataset that is known by name; its fields are options.
 
-    Args:
-        load: Returns one of the parts.
+    Attributes:
         parts: Names of the parts.
     """
 
-    load: Loader
-    parts: tuple[str, ...]
+    parts: ClassVar[tuple[str, ...]] = PARTS
+
+    @abstractmethod
+    def load(self, part: str) -> Source:
+        """Load a part.
+
+        Args:
+            part: One of `parts`.
+        """
 
 
-#: name -> dataset
-DATASETS: dict[str, Dataset] = {}
-
-
-def register(name: str, *, parts: tuple[str, ...] = PARTS) -> Callable[[Loader], Loader]:
-    """Add a function (part) -> `Source` to `DATASETS`.
-
-    Args:
-        name: Name of the dataset.
-        parts: Names of its parts.
-    """
-
-    def add(load: Loader) -> Loader:
-        DATASETS[name] = Dataset(load, parts)
-        return load
-
-    return add
+DATASETS: Registry[Dataset] = Registry("dataset", Dataset)
 
 
 # --- parsers of published files ---
@@ -136,24 +128,36 @@ class Published(Release, frozen=True):
     url: str
 
     def load(self, name: str, part: str) -> Source:
-        """Load a part."""
+        """Load a part under the name of the dataset."""
         images, labels = PARSERS[self.parser](fetch(name, self, self.parts[part]))
         return _memory(name, images, np.array(self.classes)[labels])
 
 
 def _memory(name: str, images: Array, target: Array) -> Source:
-    return Items(name, ImageFormat.of(images), images, target).in_memory()
+    return Items(name, ImageFormat.fit(images), images, target).in_memory()
+
+
+def _register(name: str, published: Published) -> None:
+    @DATASETS.register(name)
+    class PublishedDataset(Dataset):
+        parts: ClassVar[tuple[str, ...]] = tuple(published.parts)
+
+        def load(self, part: str) -> Source:
+            return published.load(name, part)
 
 
 _TEXT = resources.files(__package__).joinpath("known.json").read_text("utf-8")
-for _name, _entry in TypeAdapter(dict[str, Published]).validate_json(_TEXT).items():
-    register(_name, parts=tuple(_entry.parts))(partial(_entry.load, _name))
+for _name, _published in TypeAdapter(dict[str, Published]).validate_json(_TEXT).items():
+    _register(_name, _published)
 
 
-@register("digits")
-def _digits(part: str) -> Source:
-    """Load the digits of scikit-learn (CC BY 4.0), 80 % for training, each class in proportion."""
-    data = need("sklearn.datasets", "sklearn").load_digits()
-    pixels = (data.images[:, None] * 255 / 16).round().astype(np.uint8)  # published as 0 to 16
-    train, test = split(_memory("digits", pixels, data.target.astype(str)), 0.8, 0, stratify=True)
-    return train if part == "train" else test
+@DATASETS.register("digits")
+class Digits(Dataset):
+    """The digits of scikit-learn (CC BY 4.0), 80 % for training, each class in proportion."""
+
+    def load(self, part: str) -> Source:
+        data = need("sklearn.datasets", "sklearn").load_digits()
+        pixels = (data.images[:, None] * 255 / 16).round().astype(np.uint8)  # published as 0 to 16
+        source = _memory("digits", pixels, data.target.astype(str))
+        train, test = split(source, 0.8, 0, stratify=True)
+        return train if part == "train" else test

@@ -1,6 +1,7 @@
 """Open data of any kind."""
 
 import copy
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,17 +11,25 @@ from typing import Any, Literal
 import numpy as np
 
 from dubito import _checks, plugins
-from dubito.data import arrays, images, tables
-from dubito.data.arrays import ArrayFormat
-from dubito.data.base import PARTS, InputFormat, Items, Source
-from dubito.data.images import ImageFormat, Mode, Size
+from dubito.data import folders, npz
+from dubito.data.base import PARTS, Items, Source
+from dubito.data.folders import files_below
 from dubito.data.known import DATASETS
-from dubito.data.tables import TableFormat
 from dubito.errors import DubitoError
+from dubito.formats import FORMATS, ArrayFormat, InputFormat, TableFormat
+from dubito.formats.arrays import as_array, as_numpy, channels_first
+from dubito.formats.base import name_of
+from dubito.formats.images import Fit, Mode
+from dubito.formats.tables import (
+    TABLES,
+    as_frame,
+    collected,
+    row_names,
+    target_columns,
+    without_index,
+)
 
 __all__ = ["open"]
-
-TABLES = (".csv", ".tsv", ".parquet")
 
 
 def open(
@@ -30,73 +39,72 @@ def open(
     target: str | Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     categories: Sequence[str] = (),
+    text: str | None = None,
     size: int | tuple[int, int] | None = None,
-    mode: Literal["L", "RGB"] | None = None,
+    mode: Mode | None = None,
+    fit: Fit | None = None,
     on_error: Literal["skip", "raise", "report"] = "skip",
     format: InputFormat | None = None,
     resize: bool = False,
     labeled: bool = True,
+    stream: bool | None = None,
 ) -> Source:
     """Open data for training, evaluation or prediction.
 
-    A folder has one sub-folder of images per class, or parts `train` and `test` with these inside.
+    A folder has one sub-folder of files per class, or parts `train` and `test` with these inside.
     An .npz file has arrays `inputs` and `labels` (or `x` and `y`), perhaps `x_train`, `x_test`, and
     so on. A table has a header; a column of text is one of categories, and so is one of codes with
-    leading zeros.
+    leading zeros. The format of the inputs is the entry of `FORMATS` that accepts them.
 
     Args:
-        source: Known name, image folder, .npz, .csv or .parquet file; DataFrame or list of dicts;
-            array (N, *shape); or a pair of inputs and targets. Without targets also image files.
+        source: Known name, folder, .npz, .csv or .parquet file; DataFrame or list of dicts; array
+            (N, *shape) or list of texts; or a pair of inputs and targets. Without targets also
+            files.
         split: "train", "test" or "all". Data without parts has only "all" of it, which "train"
             means as well.
         target: Target column or columns of a table; default: the last.
         ignore: Columns of a table to leave out.
         categories: Columns of numbers to read as categories.
+        text: Column of a table to read as text, the only input.
         size: Side, or height and width, to resize images to; default: their own if all share one
-            of at most 64 pixels, otherwise 32.
+            of at most 64 pixels, otherwise by their median shorter side, 32 to 224.
         mode: "L" (gray) or "RGB"; default: by the images.
-        on_error: "skip" leaves out images that cannot be read, with a warning; "raise" stops;
+        fit: How images are resized: "stretch", "crop" or "pad"; default: "stretch" to a given size,
+            otherwise "crop" if their shapes differ.
+        on_error: "skip" leaves out files that cannot be read, with a warning; "raise" stops;
             "report" keeps all inputs, so that `Source.encode` reports their errors. Rows of
             arrays and tables that cannot be read are errors unless "report".
-        format: Format that a model was trained with, in place of `ignore`, `categories`, `size`
-            and `mode`; default: fitted to the data.
+        format: Format that a model was trained with, in place of the options above; default: fitted
+            to the data.
         resize: Convert arrays of images of another size or mode to `format`; files always are.
         labeled: Whether to read targets.
+        stream: Read files when they are needed (True), or hold them in memory (False); default:
+            hold at most 2 GB.
 
     >>> open("digits", "test")
     <digits: 359 x (1, 8, 8), image, labeled>
     """
-    if format is not None:
-        ignore, categories, size, mode = (), (), None, None
     _checks.one_of(("skip", "raise", "report"), on_error, "on_error")
-    name, content, labels = _read(source, split, labeled)
-    if not len(content):
-        raise DubitoError(f"there are no inputs in {name}")
-    if not labeled:
-        labels = None
-    elif labels is not None and len(labels) != len(content):
-        raise DubitoError(f"{name} has {len(content)} inputs, but {len(labels)} targets")
-    elif labels is None and isinstance(content, list):
-        raise DubitoError(
-            "image files have no targets: pass a folder with one sub-folder of images per class, "
-            "or labeled=False"
-        )
+    options: dict[str, Any] = {"text": text, "size": size, "mode": mode, "fit": fit}
+    options |= {"ignore": ignore or None, "categories": categories or None}
+    options = {option: value for option, value in options.items() if value is not None}
+    if format is not None:
+        options = {}
+    name, content, labels = _read(source, split, labeled, format)
+    _check(name, content, labels, target, labeled)
+    labels = labels if labeled else None
+    if isinstance(content, Source):
+        if format in (None, content.format) and not options:
+            opened = copy.copy(content)
+            opened.target = labels
+            return opened
+        content = content.load().numpy()
     if hasattr(content, "iloc"):
-        _reject(name, "images", size=size, mode=mode)
         columns = (target,) if isinstance(target, str) else tuple(target or ())
-        opened = _open_table(name, content, labels, columns, ignore, categories, format, labeled)
-    else:
-        _reject(name, "tables", target=target, ignore=ignore, categories=categories)
-        if isinstance(content, list):
-            if format is not None and not isinstance(format, ImageFormat):
-                raise DubitoError(f"{name} has images, but the model takes {format}")
-            format = format or images.common_format(content, size, mode)
-            return images.open_images(name, content, labels, format, on_error)
-        opened = _open_array(name, content, format, size, mode, resize)
-        opened.target = labels
-    if on_error != "report" and isinstance(opened, Items) and opened.encoded is not None:
-        opened.encoded.checked(opened.item)
-    return opened
+        return _open_table(name, content, labels, columns, options, format, labeled, on_error)
+    if isinstance(content, list):
+        return _open_list(name, content, labels, options, format, on_error, stream)
+    return _open_array(name, content, labels, options, format, resize, on_error)
 
 
 def parts(source: Any) -> tuple[str, ...]:
@@ -121,16 +129,34 @@ def parts(source: Any) -> tuple[str, ...]:
             f"known: {_checks.listed(DATASETS)}"
         )
     if path.is_dir():
-        return tuple(part for part in PARTS if images.folders(path / part))
-    return arrays.npz_parts(path) if path.suffix.lower() == ".npz" else ()
+        return tuple(part for part in PARTS if folders.folders(path / part))
+    return npz.npz_parts(path) if path.suffix.lower() == ".npz" else ()
 
 
-def _read(source: Any, split: str, labeled: bool) -> tuple[str, Any, Any]:
-    """Return the name, the inputs (a table, image files, an array or a source) and the targets."""
+def _check(name: str, content: Any, labels: Any, target: Any, labeled: bool) -> None:
+    """Raise if there are no inputs, or if targets are missing or do not belong to them."""
+    if not len(content):
+        raise DubitoError(f"there are no inputs in {name}")
+    if labeled and labels is not None and len(labels) != len(content):
+        raise DubitoError(f"{name} has {len(content)} inputs, but {len(labels)} targets")
+    if target and not hasattr(content, "iloc"):
+        raise DubitoError(f"target={target!r} is for tables, which {name} is not")
+    if labeled and labels is None and isinstance(content, list):
+        raise DubitoError(
+            f"{name} have no targets: pass a folder with one sub-folder of files per class, a pair "
+            "of inputs and targets, or labeled=False"
+        )
+
+
+def _read(
+    source: Any, split: str, labeled: bool, format: InputFormat | None
+) -> tuple[str, Any, Any]:
+    """Return the name, the inputs (a table, a list, an array or a source) and the targets."""
     if isinstance(source, Source):
         return source.name, source, source.target
-    if _all_are(source, str | os.PathLike) and len(source) == 1:
+    if _are_paths(source) and len(source) == 1:
         source = source[0]
+    kind = type(format) if format is not None and format.extensions else None
     is_path, known = isinstance(source, str | os.PathLike), parts(source)
     hint = "" if known else "; divide all of it with dubito.data.split"
     what = f"part of {os.fspath(source) if is_path else 'data in memory'}:"
@@ -139,18 +165,21 @@ def _read(source: Any, split: str, labeled: bool) -> tuple[str, Any, Any]:
         selected = [part for part in known if split in (part, "all")]
         if source in DATASETS:
             return _load(str(source), selected)
-        return _read_path(Path(source).expanduser(), selected, labeled)
-    if _all_are(source, str | os.PathLike):
-        return "images", images.image_files(source), None
+        return _read_path(Path(source).expanduser(), selected, labeled, kind)
     inputs, labels = source if isinstance(source, tuple) else (source, None)
-    labels = labels if labels is None or hasattr(labels, "iloc") else arrays.as_numpy(labels)
+    labels = labels if labels is None or hasattr(labels, "iloc") else as_numpy(labels)
+    if _are_paths(inputs):
+        return "files", files_below(inputs, kind), labels
     if hasattr(inputs, "iloc") or _all_are(inputs, Mapping):
-        return "table", tables.as_frame(inputs), labels
-    return "data", arrays.as_array(inputs), labels
+        return "table", as_frame(inputs), labels
+    if _all_are(inputs, str | bytes):
+        return "inputs", inputs, labels
+    return "data", as_array(inputs), labels
 
 
 def _load(name: str, parts: list[str]) -> tuple[str, Any, Any]:
-    sources = [DATASETS[name].load(part) for part in parts]
+    dataset = DATASETS.build(name)
+    sources = [dataset.load(part) for part in parts]
     if len(sources) == 1:
         return sources[0].name, sources[0], sources[0].target
     inputs = np.concatenate([source.load().numpy() for source in sources])
@@ -158,44 +187,95 @@ def _load(name: str, parts: list[str]) -> tuple[str, Any, Any]:
     return name, inputs, np.concatenate(targets) if len(targets) == len(sources) else None
 
 
-def _read_path(path: Path, parts: list[str], labeled: bool) -> tuple[str, Any, Any]:
+def _read_path(
+    path: Path, parts: list[str], labeled: bool, kind: type[InputFormat] | None
+) -> tuple[str, Any, Any]:
     suffix, name = path.suffix.lower(), path.resolve().name
     if path.is_dir() and labeled:
-        return name, *images.class_files(path, parts)
+        return name, *folders.class_files(path, parts, kind)
     if path.is_dir():
-        return name, images.image_files([path / part for part in parts or [""]]), None
+        return name, files_below([path / part for part in parts or [""]], kind), None
     if suffix == ".npz":
-        return name, *arrays.read_npz(path, parts, labeled)
-    if suffix in TABLES:
-        return name, tables.as_frame(path), None
-    if suffix in images.EXTENSIONS:
-        return name, images.image_files([path]), None
-    raise DubitoError(f"{path} is neither a folder nor a table ({' '.join(TABLES)}), .npz or image")
+        return name, *npz.read_npz(path, parts, labeled)
+    if TableFormat.accepts(path):
+        return name, as_frame(path), None
+    if any(suffix in entry.extensions for entry in FORMATS.values()):
+        return name, [path], None
+    raise DubitoError(
+        f"{path} is neither a folder nor a table ({' '.join(TABLES)}), .npz or a file of the "
+        f"formats {_checks.listed(FORMATS)}"
+    )
+
+
+def _choose(name: str, items: Any, options: Mapping[str, Any]) -> type[InputFormat]:
+    """Return the format that accepts items and takes the options; arrays are what others leave."""
+    kinds = [kind for kind in FORMATS.values() if kind is not ArrayFormat and kind.accepts(items)]
+    kinds.append(ArrayFormat)
+    found = next((kind for kind in kinds if options.keys() <= _options(kind)), None)
+    if found is None:
+        option, value = next(item for item in options.items() if item[0] not in _options(kinds[0]))
+        others = [repr(other) for other, kind in FORMATS.items() if option in _options(kind)]
+        own = name_of(kinds[0])
+        raise DubitoError(
+            f"{option}={value!r} is for the format {' or '.join(others)}, but {name} has {own!r}"
+        )
+    return found
+
+
+def _options(kind: type[InputFormat]) -> set[str]:
+    return {*inspect.signature(kind.fit).parameters}
+
+
+def _fitting(
+    kind: type[InputFormat], options: Mapping[str, Any]
+) -> Callable[..., InputFormat] | None:
+    """Return a function that fits a format to training rows again, if it depends on them."""
+    return partial(kind.fit, **options) if "rows" in _options(kind) else None
+
+
+def _open_list(
+    name: str,
+    items: list[Any],
+    labels: Any,
+    options: Mapping[str, Any],
+    format: InputFormat | None,
+    on_error: str,
+    stream: bool | None,
+) -> Source:
+    """Open files, texts, or contents of files."""
+    names = folders.file_names(items) if _all_are(items, os.PathLike) else None
+    if format is not None:
+        _check_accepted(name, items, format)
+        return folders.checked(Items(name, format, items, labels, names), on_error, stream)
+    kind = _choose(name, items, options)
+    fitted, fit = kind.fit(items, **options), _fitting(kind, options)
+    return folders.checked(Items(name, fitted, items, labels, names, fit=fit), on_error, stream)
 
 
 def _open_array(
-    name: str, values: Any, format: InputFormat | None, size: Size, mode: Mode, resize: bool
+    name: str,
+    values: Any,
+    labels: Any,
+    options: Mapping[str, Any],
+    format: InputFormat | None,
+    resize: bool,
+    on_error: str,
 ) -> Source:
-    if isinstance(values, Source):
-        if format in (None, values.format) and size is None and mode is None:
-            return copy.copy(values)
-        values = values.load().numpy()
-    values = arrays.channels_first(arrays.as_array(values))
-    has_channels = values.ndim == 4 and values.shape[1] in images.MODES.values()
-    own = ImageFormat.of(values) if has_channels and values.dtype == np.uint8 else None
-    other = isinstance(format, ImageFormat) and format != own and not (resize and own)
-    if other or isinstance(format, TableFormat):
-        has = f"arrays of shape {values.shape}" if own is None else own
-        hint = "" if own is None else ": convert them with resize=True"
-        raise DubitoError(f"{name} has {has}, but the model takes {format}{hint}")
-    if own is None:
-        _reject(name, "images (uint8)", size=size, mode=mode)
-    elif format is None:
-        size = own.size if size is None else images.pair(size)
-        format = ImageFormat(size=size, mode=mode or own.mode)
-    fit = ArrayFormat.fit if format is None else None
-    items = Items(name, format or ArrayFormat.fit(values), values, fit=fit)
-    return items if isinstance(values, np.memmap) else items.in_memory()
+    values, fit = channels_first(values), None
+    if format is None:
+        kind = _choose(name, values, options)
+        format, fit = kind.fit(values, **options), _fitting(kind, options)
+    else:
+        _check_accepted(name, values, format)
+        if format.resizes and values.shape[1:] != format.shape and not resize:
+            own = type(format).fit(values)
+            raise DubitoError(
+                f"{name} has {own}, but the model takes {format}: convert them with resize=True"
+            )
+    opened = Items(name, format, values, labels, fit=fit)
+    if isinstance(values, np.memmap):
+        return opened
+    return _without_errors(opened.in_memory(), on_error)
 
 
 def _open_table(
@@ -203,36 +283,60 @@ def _open_table(
     frame: Any,
     target: Any,
     columns: tuple[str, ...],
-    ignore: Sequence[str],
-    categories: Sequence[str],
+    options: dict[str, Any],
     format: InputFormat | None,
     labeled: bool,
+    on_error: str,
 ) -> Source:
-    frame = tables.without_index(frame, name)
+    frame = without_index(frame, name)
     has_target = labeled and target is None
-    if isinstance(format, TableFormat):
-        columns = (columns or format.target) if has_target else ()
-    elif format is not None:
-        raise DubitoError(f"{name} is a table, but the model takes {format}")
-    for column in (*columns, *ignore, *categories):
+    if format is not None:
+        _check_accepted(name, frame, format)
+        columns = (columns or getattr(format, "target", ())) if has_target else ()
+    for column in (*columns, *(c for value in options.values() for c in _columns(value))):
         _checks.one_of(list(frame.columns), column, f"column of {name}")
     if has_target and not columns:
-        columns = tuple(column for column in frame.columns if column not in ignore)[-1:]
-    fit = partial(TableFormat.fit, target=columns, ignore=ignore, categories=categories)
+        columns = tuple(c for c in frame.columns if c not in options.get("ignore", ()))[-1:]
+    kind = _choose(name, frame, options)
+    if "target" in _options(kind):
+        options = {**options, "target": columns}
+    fit: Callable[..., InputFormat] = partial(kind.fit, **options)
     readers: list[Callable[[], Any]] = [
         lambda: format or fit(frame),
-        lambda: tables.target_columns(frame, columns) if has_target else target,
+        lambda: target_columns(frame, columns) if has_target else target,
     ]
-    fitted, labels = tables.collected(readers, name)
-    names = tables.row_names(frame, name)
-    return Items(name, fitted, frame, labels, names, fit=None if format else fit).in_memory()
+    fitted, labels = collected(readers, name)
+    names = row_names(frame, name)
+    opened = Items(
+        name, fitted, frame, labels, names, fit=None if format else _fitting(kind, options)
+    ).in_memory()
+    return _without_errors(opened, on_error)
 
 
-def _reject(name: str, kind: str, **options: Any) -> None:
-    """Raise if an option is set that does not apply."""
-    for option, value in options.items():
-        if value:
-            raise DubitoError(f"{option}={value!r} is for {kind}, which {name} is not")
+def _columns(value: Any) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def _without_errors(source: Items, on_error: str) -> Source:
+    """Raise if an input cannot be read."""
+    if on_error != "report" and source.encoded is not None:
+        source.encoded.checked(source.item)
+    return source
+
+
+def _check_accepted(name: str, items: Any, format: InputFormat) -> None:
+    """Raise if a model takes inputs of another kind."""
+    if not format.accepts(items):
+        own = repr(name_of(_choose(name, items, {})))
+        shape = f" of shape {items.shape}" if isinstance(items, np.ndarray) else ""
+        raise DubitoError(f"{name} has the format {own}{shape}, but the model takes {format}")
+
+
+def _are_paths(source: Any) -> bool:
+    """Return whether a list has files and folders; a text that is the name of a file is one."""
+    if not _all_are(source, str | os.PathLike):
+        return False
+    return _all_are(source, os.PathLike) or any(map(os.path.exists, source))
 
 
 def _all_are(source: Any, kind: Any) -> bool:

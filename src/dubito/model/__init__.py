@@ -2,6 +2,5 @@
 
 from dubito.model.model import Model
 from dubito.model.prediction import Prediction
-from dubito.model.preprocessing import Preprocessing
 
-__all__ = ["Model", "Prediction", "Preprocessing"]
+__all__ = ["Model", "Prediction"]

@@ -29,7 +29,7 @@ from dubito import __version__
 from dubito._files import ExtendedFloat, atomic_write, json_text, make_folder, remove_partial
 from dubito.calibration import Calibration
 from dubito.errors import DubitoError
-from dubito.model.preprocessing import Preprocessing
+from dubito.formats import Preprocessing
 from dubito.policy import Policy
 from dubito.tasks import AnyTask
 

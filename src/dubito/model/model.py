@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from dubito import _checks, evaluation, scores
 from dubito.backbones import base as backbones
 from dubito.calibration import Calibration
-from dubito.data import ArrayFormat, Source
-from dubito.data.base import Encoded, Items
+from dubito.data import Source
+from dubito.data.base import Items
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.formats import FORMATS, Encoded, Preprocessing
+from dubito.formats.preprocessing import unit_range
 from dubito.methods import METHODS, Method
 from dubito.methods.base import Network
 from dubito.model import _folder
 from dubito.model._folder import TrainingRecord
 from dubito.model.prediction import Prediction
-from dubito.model.preprocessing import Preprocessing, unit_range
 from dubito.policy import REASONS, Policy
 from dubito.tasks import Task
 
@@ -325,8 +326,10 @@ class Model(nn.Module):
             return items
         if isinstance(items, list | tuple | np.ndarray):  # encoded when they are needed
             return Items("inputs", format, list(items) if isinstance(items, tuple) else items)
-        is_encoded = isinstance(items, Tensor) and format.kind == "table"
-        encoded = (ArrayFormat(shape=format.shape) if is_encoded else format).encode(items)
+        if isinstance(items, Tensor) and not format.accepts(items):  # encoded already
+            encoded = FORMATS.build("array", shape=format.shape, dtype=format.dtype).encode(items)
+        else:
+            encoded = format.encode(items)
         return Items("inputs", format, encoded.inputs, encoded=encoded)
 
     def _run_all(self, items: Any, *, with_features: bool = False) -> tuple[Tensor | None, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dubito._extras import need
 from dubito._files import json_text
-from dubito.data import Source, TableFormat
+from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Prediction
 from dubito.model._card import format_metric, metric_name, policy_text
@@ -80,15 +80,9 @@ def image(pixels: Tensor) -> str:
     """Convert an image to a data URL; a large one becomes a thumbnail.
 
     Args:
-        pixels: uint8 or floating point, (1, H, W) or (3, H, W). Floats outside of [0, 1] are shown
-            over their own range.
+        pixels: uint8, (1, H, W) or (3, H, W).
     """
     pillow = need("PIL.Image", "data")
-    if pixels.is_floating_point():
-        low, high = (float(value) for value in pixels.aminmax())
-        if low < 0 or high > 1:
-            pixels = (pixels - low) / (high - low)
-        pixels = (255 * pixels).round().byte()
     rows = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
     picture = pillow.fromarray(rows.contiguous().cpu().numpy())
     kind = "png" if max(picture.size) <= SMALL else "jpeg"
@@ -119,13 +113,10 @@ def examples(
         if truth is not None:
             cells["true"] = truth[index]
         cells |= {name: value for name, value in row.items() if name.split(".")[0] in columns}
-        if isinstance(source.format, TableFormat):
-            cells |= islice(source.format.decode(inputs).items(), MAX_VALUES)
-        elif inputs.ndim == 1:
-            cells |= {f"[{place}]": x for place, x in enumerate(inputs[:MAX_VALUES].tolist())}
-        is_image = inputs.ndim == 3 and len(inputs) in (1, 3)
+        cells |= islice(source.format.describe(inputs).items(), MAX_VALUES)
+        picture = source.format.picture(inputs)
         texts = {name: _text(value) for name, value in cells.items()}
-        found.append((image(inputs) if is_image else None, texts))
+        found.append((None if picture is None else image(picture), texts))
     return found
 
 

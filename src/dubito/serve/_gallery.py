@@ -15,8 +15,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from dubito._extras import need
-from dubito.data.images import _eight_bit, image_files
+from dubito.data.folders import files_below
 from dubito.errors import DubitoError
+from dubito.formats.images import ImageFormat, eight_bit
 
 DRAWING_FILE = "drawing.json"
 MOST_ITEMS = 400
@@ -66,7 +67,7 @@ def read(folder: str | os.PathLike[str], classes: Sequence[str] = ()) -> Gallery
     for home in sorted(path for path in place.iterdir() if path.is_dir()):
         known = home.name in classes
         group = ("known", "Known classes") if known else ("unknown", home.name)
-        files = [(file, home.name if known else None) for file in image_files([home])]
+        files = [(file, home.name if known else None) for file in files_below([home], ImageFormat)]
         samples[group] = samples.get(group, []) + files
     count = sum(map(len, samples.values()))
     if not 1 <= count <= MOST_ITEMS:
@@ -93,7 +94,7 @@ def _drawing(path: Path) -> Drawing | None:
 def _png(path: Path) -> bytes:
     try:
         with need("PIL.Image", "data").open(path) as opened:
-            image = _eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened))
+            image = eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened))
             image = image.convert("L" if image.mode in ("1", "L") else "RGB")
             image.thumbnail((LARGEST, LARGEST))
             image.save(buffer := io.BytesIO(), "PNG")

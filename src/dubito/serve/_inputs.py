@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from dubito._extras import need
-from dubito.data.base import InputFormat
+from dubito.formats import InputFormat
 from dubito.serve._config import ServeConfig
 
 JSON, FORM = "application/json", "multipart/form-data"
@@ -49,7 +49,7 @@ class InputReader:
 
     def __init__(self, format: InputFormat, config: ServeConfig) -> None:
         self.format, self.config = format, config
-        self.media_types = (JSON, FORM, *IMAGES) if format.kind == "image" else (JSON,)
+        self.media_types = (JSON, FORM, *IMAGES) if format.media_types else (JSON,)
         self.columns = [column.name for column in getattr(format, "columns", ())]
         self.key = "rows" if self.columns else "inputs"
         several, item = Field(min_length=1, max_length=config.max_inputs), self._item_type()

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.routing import BaseRoute
 
-from dubito.data import AnyFormat
+from dubito.formats import AnyFormat
 from dubito.policy import Policy
 from dubito.serve._inputs import FORM, IMAGES, JSON, InputReader
 from dubito.tasks import AnyTask

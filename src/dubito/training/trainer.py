@@ -36,7 +36,8 @@ class Trainer:
         device: Device to train on; None is the device of the model.
 
     >>> from dubito import data
-    >>> from dubito.model import Model, Preprocessing
+    >>> from dubito.model import Model
+    >>> from dubito.formats import Preprocessing
     >>> from dubito.tasks import Classification
     >>> train, validation = data.split(data.open("digits"), 0.8, seed=0, stratify=True)
     >>> task = Classification.from_target(train.target)

@@ -83,6 +83,6 @@ function asText(form, shape, ask) {
 
 // Calls ask(question, ""), or ask(null, why) if the input is not complete.
 export function build(form, { inputs, shape }, ask) {
-  if (inputs.kind === "table") asForm(form, inputs.columns, ask);
+  if (inputs.name === "table") asForm(form, inputs.columns, ask);
   else asText(form, shape, ask);
 }

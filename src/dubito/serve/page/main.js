@@ -72,7 +72,7 @@ function rows() {
   for (const id of ["draw", "disturb"]) element(id).hidden = true;
   element("fields").hidden = false;
   element("page").classList.add("form");
-  if (model.inputs.kind !== "table") element("fields-title").textContent = "Enter an input";
+  if (model.inputs.name !== "table") element("fields-title").textContent = "Enter an input";
   verdict.idle("Fill in the form.");
   fields.build(element("row"), model, (question, why) => {
     element("row-source").textContent = why;
@@ -102,7 +102,7 @@ function build(description) {
   model = description;
   describe();
   assemble();
-  if (model.inputs.kind === "image") easel = new Easel(model, asking);
+  if (model.inputs.name === "image") easel = new Easel(model, asking);
   else rows();
   dock();
   document.body.dataset.ready = "";

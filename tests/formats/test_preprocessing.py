@@ -4,8 +4,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dubito.data import ArrayFormat, ImageFormat
-from dubito.model import Preprocessing
+from dubito.errors import DubitoError
+from dubito.formats import ArrayFormat, ImageFormat, Preprocessing
 
 IMAGES = ImageFormat(size=(8, 8), mode="RGB")
 
@@ -43,6 +43,18 @@ def test_pixels_are_scaled_and_on_request_standardized():
     normalized = Preprocessing.fit(IMAGES, x, standardize=True).normalize(x)
     torch.testing.assert_close(normalized.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(normalized.std((0, 2, 3), correction=0), torch.ones(3))
+
+
+def test_mean_and_deviation_are_given():
+    x = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    normalized = Preprocessing.fit(IMAGES, x, mean=mean, std=std).normalize(x)
+    expected = (x / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(normalized, expected)
+    with pytest.raises(ValidationError, match="mean and std go together"):
+        Preprocessing.fit(IMAGES, x, mean=mean)
+    with pytest.raises(DubitoError, match="standardize=False contradicts"):
+        Preprocessing.fit(IMAGES, x, standardize=False, mean=mean, std=std)
 
 
 def test_flat_numbers_may_stay_as_they_are():

@@ -11,18 +11,19 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat, Strict
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from dubito import _checks
 from dubito._extras import need
-from dubito.data.arrays import as_tensor, check_resolution, margins
-from dubito.data.base import Array, Encoded, InputFormat, joined, listing
 from dubito.errors import DubitoError
+from dubito.formats.arrays import as_tensor, check_resolution, margins
+from dubito.formats.base import FORMATS, Array, Encoded, InputFormat, joined, listing
 
 __all__ = ["TableFormat"]
 
@@ -37,6 +38,8 @@ MISSING_TARGET = frozenset(["", "nan", "<na>"])
 #: a code, not a number
 CODE = re.compile(r"\s*[+-]?0\d")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+#: extensions of files of rows
+TABLES = (".csv", ".tsv", ".parquet")
 DELIMITERS = ",;\t|"
 #: name of the index of a table that was read from a file
 LINE = "line"
@@ -131,40 +134,50 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         return [(low, high), (np.inf, np.inf)][: self.width]
 
 
-class TableFormat(InputFormat, frozen=True):
+@FORMATS.register("table")
+class TableFormat(InputFormat):
     """Rows of a table: numbers as they are, categories one-hot.
 
     A missing number becomes the median, and 1 in an input of its own; a missing category is a
     category. Both only if the training data has such rows.
     """
 
-    kind: Literal["table"] = "table"
+    json_key: ClassVar[str] = "rows"
     columns: tuple[Column, ...] = Field(min_length=1)
     """Input columns."""
     target: tuple[str, ...] = ()
     """Target columns."""
 
     @classmethod
+    def accepts(cls, items: Any) -> bool:
+        """Return whether the format reads such inputs: a DataFrame, rows, or a file of them."""
+        if isinstance(items, str | os.PathLike):
+            return Path(items).suffix.lower() in TABLES
+        rows = items if isinstance(items, list) else [items]
+        return hasattr(items, "iloc") or all(isinstance(row, Mapping) for row in rows)
+
+    @classmethod
     def fit(
         cls,
-        frame: Any,
+        items: Any,
         rows: Sequence[int] | None = None,
         *,
         target: Sequence[str] = (),
         ignore: Sequence[str] = (),
         categories: Sequence[str] = (),
-    ) -> TableFormat:
+    ) -> Self:
         """Create from the training data.
 
         Types of columns and whether values are missing follow from all rows.
 
         Args:
-            frame: DataFrame.
+            items: DataFrame, or rows as `encode` takes them.
             rows: Rows that determine ranges, medians and categories; None: all.
             target: Target columns, which are not inputs.
             ignore: Columns to leave out.
             categories: Columns of numbers to read as categories.
         """
+        frame = as_frame(items)
         names = [name for name in frame.columns if name not in (*target, *ignore)]
         if not names:
             raise DubitoError("the table has no input columns")
@@ -178,6 +191,16 @@ class TableFormat(InputFormat, frozen=True):
     def shape(self) -> tuple[int, ...]:
         """Number of encoded inputs."""
         return (sum(column.width for column in self.columns),)
+
+    @property
+    def json_type(self) -> Any:
+        """A dict with a cell for each column."""
+        whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
+        number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+        text = Annotated[str, Strict()]
+        cell = Annotated[whole | number | text | None, Field(union_mode="left_to_right")]
+        names = [column.name for column in self.columns]
+        return TypedDict("Row", dict.fromkeys(names, cell))  # type: ignore[operator]
 
     def encode(self, items: Any) -> Encoded:
         """Convert rows; see `InputFormat.encode`.
@@ -210,7 +233,7 @@ class TableFormat(InputFormat, frozen=True):
 
         return Encoded(inputs, {row: errors[row] for row in rows}, joined(outside, note))
 
-    def decode(self, inputs: Tensor) -> dict[str, str | float | None]:
+    def describe(self, inputs: Tensor) -> dict[str, str | float | None]:
         """Return the cells of a row by column, "" for a missing one, None for an unseen category.
 
         Args:

@@ -1,12 +1,9 @@
-"""Arrays, and .npz files of them; nothing is unpickled."""
+"""Arrays of numbers."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,9 +11,8 @@ import torch
 from pydantic import FiniteFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from dubito.data import base
-from dubito.data.base import Array, Encoded, InputFormat
 from dubito.errors import DubitoError
+from dubito.formats.base import FORMATS, Array, Encoded, InputFormat, joined
 
 __all__ = ["ArrayFormat"]
 
@@ -24,23 +20,20 @@ __all__ = ["ArrayFormat"]
 CHANNELS = (1, 3, 4)
 #: smallest standard deviation, relative to the mean, that float32 resolves well
 RESOLUTION = 1e-5
-#: names of arrays of inputs and of targets in a file
-INPUTS = ("inputs", "x", "X", "images", "features", "data")
-TARGETS = ("labels", "y", "Y", "targets", "target")
 
 
-class ArrayFormat(InputFormat, frozen=True):
+@FORMATS.register("array")
+class ArrayFormat(InputFormat):
     """Arrays of numbers.
 
     >>> ArrayFormat(shape=(2,), low=(0, 0), high=(1, 5)).encode([[0.5, 2], [0.5, 900]]).notes
     {1: 'feature 1 is 900, far from [0, 5]'}
     """
 
-    kind: Literal["array"] = "array"
     shape: tuple[PositiveInt, ...]
     """Shape of one input."""
-    dtype: Literal["float32", "uint8"] = "float32"
-    """Type of the values; uint8 values are pixels."""
+    dtype: Literal["float32", "uint8", "int64"] = "float32"
+    """Type of the values: numbers, pixels, or indices."""
     low: tuple[FiniteFloat, ...] | None = None
     """Smallest value of each feature in the training data."""
     high: tuple[FiniteFloat, ...] | None = None
@@ -54,19 +47,25 @@ class ArrayFormat(InputFormat, frozen=True):
         return self
 
     @classmethod
-    def fit(cls, values: Array, rows: Sequence[int] | None = None) -> ArrayFormat:
+    def accepts(cls, items: Any) -> bool:
+        """Return whether the format reads such inputs: an array or a tensor."""
+        return isinstance(items, Tensor | np.ndarray)
+
+    @classmethod
+    def fit(cls, items: Any, rows: Sequence[int] | None = None) -> Self:
         """Create from the training data.
 
         Args:
-            values: Inputs (N, *shape); uint8 values are pixels, the range of flat inputs is kept.
+            items: Inputs (N, *shape); uint8 values are pixels, the range of flat inputs is kept.
             rows: Rows that determine the range; None: all.
         """
-        values = values if rows is None else base.take(values, rows)
+        values = as_array(items)
         shape = values.shape[1:]
         if values.dtype == np.uint8:
             return cls(shape=shape, dtype="uint8")
         if len(shape) != 1:
             return cls(shape=shape)
+        values = values if rows is None else values[np.asarray(rows)]
         low, high = values.min(0), values.max(0)
         if not np.isfinite([low, high]).all():
             Encoded(*as_tensor(values), {}).checked()
@@ -86,7 +85,9 @@ class ArrayFormat(InputFormat, frozen=True):
             raise DubitoError(
                 f"inputs have shape {values.shape[1:]}, but the model takes {self.shape}"
             )
-        if (values.dtype == np.uint8) is not (self.dtype == "uint8"):
+        if self.dtype == "int64" and values.dtype.kind in "iu":
+            return Encoded(torch.from_numpy(values.astype(np.int64)), {}, {})
+        if self.dtype == "int64" or (values.dtype == np.uint8) is not (self.dtype == "uint8"):
             raise DubitoError(
                 f"inputs are {values.dtype}, but the model was trained on {self.dtype}: prepare "
                 "them as the training data was"
@@ -98,7 +99,7 @@ class ArrayFormat(InputFormat, frozen=True):
             span = f"[{low[place]:g}, {high[place]:g}]"
             return f"feature {place} is {inputs[row, place]:.6g}, far from {span}"
 
-        return Encoded(inputs, errors, base.joined(~self._near(inputs), note))
+        return Encoded(inputs, errors, joined(~self._near(inputs), note))
 
     def _near(self, inputs: Tensor) -> Tensor:
         if self.low is None:
@@ -177,82 +178,3 @@ def as_tensor(values: Array) -> tuple[Tensor, dict[int, str]]:
         errors[row] = f"value [{shown}] is {values[row][place]}, not a finite float32 number"
         numbers[row] = 0
     return torch.from_numpy(numbers), errors
-
-
-# --- .npz files -----------------------------------------------------------------------------------
-
-
-def npz_parts(path: Path) -> tuple[str, ...]:
-    """Return which of "train" and "test" a file has, by the names of its arrays."""
-    with path.open("rb") as file:  # numpy leaves a damaged file open
-        try:
-            arrays = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise DubitoError(f"{path} is not an .npz file of plain arrays: {error}") from error
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise DubitoError(
-                f"{path} has a single array: write it with np.savez(file, inputs=..., labels=...)"
-            )
-        return tuple(part for part in base.PARTS if _key(arrays, INPUTS, part))
-
-
-def read_npz(path: Path, parts: Sequence[str], labeled: bool) -> tuple[Array, Array | None]:
-    """Read inputs (N, *shape) and targets of a file that `npz_parts` accepts.
-
-    The arrays are named as in INPUTS and TARGETS, with train or test before or after the name if
-    the file has parts.
-
-    Args:
-        path: File.
-        parts: Parts to read; empty: arrays without a part.
-        labeled: Whether to read targets.
-    """
-    with np.load(path, allow_pickle=False) as arrays:
-
-        def read(known: Sequence[str]) -> Array:
-            values = [_read(arrays, known, part, path) for part in parts or [""]]
-            return values[0] if len(values) == 1 else np.concatenate(values)
-
-        inputs = read(INPUTS)
-        if not labeled:
-            return inputs, None
-        target = read(TARGETS)
-        return inputs, target[:, 0] if target.ndim == 2 and target.shape[1] == 1 else target
-
-
-def _key(arrays: Mapping[str, Array], known: Sequence[str], part: str) -> str | None:
-    """Return the name of an array of a part."""
-    spelled = [f"{name}_{part}" for name in known] + [f"{part}_{name}" for name in known]
-    return next((name for name in (spelled if part else known) if name in arrays), None)
-
-
-def _read(arrays: Mapping[str, Array], known: Sequence[str], part: str, path: Path) -> Array:
-    key = _key(arrays, known, part)
-    if key is None:
-        raise DubitoError(
-            f"{path} has no array named {' or '.join(known[:3])}{f' of {part}' if part else ''}: "
-            f"it has {', '.join(sorted(arrays)) or 'none'}"
-        )
-    try:
-        values = _values(arrays, key, path)
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise DubitoError(
-            f"{path}: array {key!r} cannot be read: {error}. Store numbers, and classes as text"
-        ) from error
-    return np.char.decode(values) if values.dtype.kind == "S" else values
-
-
-def _values(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
-    """Read an array; a large one that is not compressed is mapped, to be streamed from the file."""
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        info = archive.getinfo(f"{key}.npy")
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size <= base.IN_MEMORY:
-            return arrays[key]
-        file.seek(info.header_offset + 26)
-        name, extra = np.fromfile(file, "<u2", 2).tolist()  # lengths of these fields
-        file.seek(name + extra, 1)
-        if np.lib.format.read_magic(file) == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            if not dtype.hasobject:
-                return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-        return arrays[key]

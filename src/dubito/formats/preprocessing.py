@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, model_validator
 from torch import Tensor
 
-from dubito.data import AnyFormat
-from dubito.data.base import InputFormat
+from dubito.errors import DubitoError
+from dubito.formats.base import AnyFormat, InputFormat
 from dubito.numerics.tracing import eager_cache
 
 __all__ = ["Preprocessing"]
@@ -22,9 +23,9 @@ class Preprocessing(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
     """Format of the inputs, and the normalization of encoded inputs.
 
     Pixels (uint8) are divided by 255. Then each feature or channel is standardized, if there are a
-    mean and a standard deviation.
+    mean and a standard deviation. Indices (int64) stay as they are.
 
-    >>> from dubito.data import ArrayFormat
+    >>> from dubito.formats import ArrayFormat
     >>> prepare = Preprocessing(inputs=ArrayFormat(shape=(2,)), mean=(1, 2), std=(1, 0.5))
     >>> prepare.normalize(torch.tensor([[2.0, 1.0]]))
     tensor([[ 1., -2.]])
@@ -49,7 +50,13 @@ class Preprocessing(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
 
     @classmethod
     def fit(
-        cls, format: InputFormat, inputs: Tensor, standardize: bool | None = None
+        cls,
+        format: InputFormat,
+        inputs: Tensor,
+        standardize: bool | None = None,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
     ) -> Preprocessing:
         """Create from training data.
 
@@ -60,17 +67,24 @@ class Preprocessing(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
             format: Format of the inputs.
             inputs: Encoded inputs, (N, *shape).
             standardize: Whether to standardize; None: if inputs are flat and not pixels.
+            mean: Mean of each feature or channel, such as pretrained weights expect; with `std`, in
+                place of those of the data.
+            std: Standard deviation of each feature or channel.
         """
+        if mean is not None or std is not None:
+            if standardize is False:
+                raise DubitoError("standardize=False contradicts mean and std: drop one of them")
+            return cls.model_validate({"inputs": format, "mean": mean, "std": std})
         if standardize is None:
             standardize = inputs.ndim == 2 and inputs.is_floating_point()
         if not standardize:
-            return cls(inputs=format)  # type: ignore[arg-type]
+            return cls(inputs=format)
         x = unit_range(inputs).double().movedim(1, 0).flatten(1)  # (channels, values)
-        mean, std = x.mean(1), x.std(1, correction=0)
+        center, spread = x.mean(1), x.std(1, correction=0)
         binary = ((x == 0) | (x == 1)).all(1)
-        mean = torch.where(binary, 0.0, mean)
-        std = torch.where(binary | (std <= CONSTANT * mean.abs()), 1.0, std)
-        return cls(inputs=format, mean=mean.tolist(), std=std.tolist())  # type: ignore[arg-type]
+        center = torch.where(binary, 0.0, center)
+        spread = torch.where(binary | (spread <= CONSTANT * center.abs()), 1.0, spread)
+        return cls(inputs=format, mean=tuple(center.tolist()), std=tuple(spread.tolist()))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,21 +92,23 @@ class Preprocessing(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
         return self.inputs.shape
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        """Convert encoded inputs (N, *shape) to float32 inputs of the network.
+        """Convert encoded inputs (N, *shape) to inputs of the network, float32 or int64.
 
         Args:
             inputs: Encoded inputs; floating-point pixels are in [0, 1].
         """
         x = unit_range(inputs)
-        if self.mean is None or self.std is None:
+        if self.mean is None or self.std is None or not x.is_floating_point():
             return x
         mean, rest, std = _constants(self.mean, self.std, x.ndim, x.device)
         return ((x - mean) - rest) / std
 
 
 def unit_range(inputs: Tensor) -> Tensor:
-    """Convert to float32, pixels divided by 255."""
-    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
+    """Convert to float32, pixels divided by 255; indices stay integers."""
+    if inputs.dtype == torch.uint8:
+        return inputs.float() / 255
+    return inputs.float() if inputs.is_floating_point() else inputs
 
 
 @eager_cache

@@ -1,0 +1,173 @@
+"""Files with one input each, and folders of them."""
+
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito import _checks
+from dubito.data import base
+from dubito.data.base import Items, Source
+from dubito.errors import DubitoError
+from dubito.formats.base import FORMATS, Array, Encoded, InputFormat, listing, name_of
+from dubito.formats.images import ImageFormat
+from dubito.plugins import load_plugins
+
+#: bytes of inputs that are read at once to find damaged ones
+READ = 1 << 24
+#: seconds without a word
+SILENCE = 5.0
+
+
+def folders(folder: Path) -> list[Path]:
+    """Return the sub-folders of a folder that are not hidden."""
+    return sorted(folder.glob("[!.]*/"))
+
+
+def class_files(
+    folder: Path, parts: Sequence[str], kind: type[InputFormat] | None
+) -> tuple[list[Path], Array]:
+    """Return the files in the sub-folders of classes, and their classes.
+
+    Args:
+        folder: Folder.
+        parts: Sub-folders to read; empty: the folder itself.
+        kind: Format of the files; None: that of most files.
+    """
+    classes = [place for part in parts or [""] for place in folders(folder / part)]
+    places = {place: _visible(place) for place in classes or [folder]}
+    kind = kind or _most_common([file for files in places.values() for file in files])
+    name = name_of(kind)
+    places = {place: _of(kind, files) for place, files in places.items()}
+    if not classes:
+        raise DubitoError(
+            f"{folder} has no sub-folders, and {len(places[folder])} {name} files: expected one "
+            "sub-folder of files per class, at least two"
+        )
+    empty = [str(place) for place, files in places.items() if not files]
+    if empty:
+        raise DubitoError(
+            f"there is no {name} file in {listing(empty)}: add files with one of the extensions "
+            f"{' '.join(kind.extensions)}, or remove the folder"
+        )
+    pairs = [(file, place.name) for place, files in places.items() for file in files]
+    return [file for file, _ in pairs], np.array([name for _, name in pairs])
+
+
+def files_below(
+    paths: Sequence[str | os.PathLike[str]], kind: type[InputFormat] | None = None
+) -> list[Path]:
+    """Return files as named, and those of a format below folders, unless they are hidden.
+
+    Args:
+        paths: Files and folders.
+        kind: Format of the files; None: that of most files.
+    """
+    places = [Path(path) for path in paths]
+    visible = {place: _visible(place) for place in places if place.is_dir()}
+    kind = kind or _most_common([file for files in visible.values() for file in files])
+    found = [_of(kind, visible[place]) if place in visible else [place] for place in places]
+    return [file for files in found for file in files]
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return all files below a folder that are not hidden."""
+    found = []
+    for place, names, files in os.walk(folder):
+        names[:] = [name for name in names if not name.startswith(".")]
+        found += [Path(place, file) for file in files if not file.startswith(".")]
+    return sorted(found)
+
+
+def _of(kind: type[InputFormat], files: Sequence[Path]) -> list[Path]:
+    return [file for file in files if file.suffix.lower() in kind.extensions]
+
+
+def _most_common(files: Sequence[Path]) -> type[InputFormat]:
+    """Return the format that most of the files have."""
+    counts = Counter(file.suffix.lower() for file in files)
+
+    def count(kind: type[InputFormat]) -> int:
+        return sum(counts[extension] for extension in kind.extensions)
+
+    if not any(map(count, FORMATS.values())):
+        load_plugins()
+    kinds: list[type[InputFormat]] = [ImageFormat, *FORMATS.values()]
+    return max(kinds, key=count)
+
+
+def file_names(files: Sequence[Path]) -> list[str]:
+    """Return the names of files for users: below the folder that has them all."""
+    root = os.path.commonpath([file.absolute().parent for file in files])
+    return [os.path.relpath(file, root) for file in files]
+
+
+def checked(source: Items, on_error: str, stream: bool | None) -> Source:
+    """Read all inputs once, and leave out damaged ones; hold the others in memory if they fit.
+
+    Which samples there are is known before the training, and does not depend on the memory.
+
+    Args:
+        source: Inputs that are read when they are needed.
+        on_error: See `data.open`.
+        stream: See `data.open`.
+    """
+    if on_error == "report":
+        return source
+    is_large = len(source) * _bytes(source.format) > base.IN_MEMORY
+    held, errors, notes = _read(source, hold=not (is_large if stream is None else stream))
+    rows = [row for row in range(len(source)) if row not in errors]
+    if errors:
+        problems = listing([f"{source.item(row)}: {reason}" for row, reason in errors.items()])
+        message = f"{source.name}: {len(errors)} of {len(source)} inputs cannot be read: {problems}"
+        if on_error == "raise" or not rows:
+            raise DubitoError(message)
+        source = _without_damaged(source, rows)
+        warnings.warn(f"{message}; they are skipped", stacklevel=3)
+        held, notes = held and [held[0][rows]], base.take_texts(notes, rows)
+    return replace(source, encoded=Encoded(held[0], {}, notes)) if held else source
+
+
+def _bytes(format: InputFormat) -> int:
+    """Return the memory of an encoded input."""
+    return torch.empty(format.shape, dtype=getattr(torch, format.dtype), device="meta").nbytes
+
+
+def _read(source: Items, hold: bool) -> tuple[list[Tensor], dict[int, str], dict[int, str]]:
+    """Read all inputs; return them in a list if they are held, and the errors and notes."""
+    shape, dtype = (len(source), *source.format.shape), getattr(torch, source.format.dtype)
+    held = [torch.empty(shape, dtype=dtype)] if hold else []
+    errors: dict[int, str] = {}
+    notes: dict[int, str] = {}
+    start, spoken = 0, time.monotonic()
+    for inputs, new_errors, new_notes in source.batches(1 + READ // _bytes(source.format)):
+        for all_inputs in held:
+            all_inputs[start : start + len(inputs)] = inputs
+        errors |= {start + row: reason for row, reason in new_errors.items()}
+        notes |= {start + row: note for row, note in new_notes.items()}
+        start += len(inputs)
+        if time.monotonic() - spoken > SILENCE and sys.stderr.isatty():
+            spoken = time.monotonic()
+            sys.stderr.write(f"{source.name}: {start:,} of {len(source):,} inputs read\n")
+    return held, errors, notes
+
+
+def _without_damaged(source: Items, rows: Sequence[int]) -> Items:
+    """Return the samples that can be read, at least one of each class."""
+    items, target, names = (
+        base.take(values, rows) for values in (source.items, source.target, source.names)
+    )
+    classes = [
+        set() if values is None else {*values.tolist()} for values in (source.target, target)
+    ]
+    if lost := classes[0] - classes[1]:
+        raise DubitoError(f"{source.name}: no input of {_checks.listed(sorted(lost))} can be read")
+    return replace(source, items=items, target=target, names=names)
