@@ -3,6 +3,8 @@
 import ast
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -121,3 +123,10 @@ def check(name: str, value: Any, described: Mapping[str, str]) -> None:
     parameters = [p.lstrip("*") for p in inspect.signature(value).parameters]
     missing = [p for p in parameters if p not in (*described, *IMPLICIT)]
     assert not missing, f"{name} does not document {missing} under Args:"
+
+
+def test_modules_are_attributes_of_the_package(source_env: dict[str, str]) -> None:
+    code = "import dubito; print(dubito.backbones.__name__)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=source_env, capture_output=True, text=True, check=True)
+    assert done.stdout == "dubito.backbones\n"
