@@ -15,7 +15,7 @@ from dubito import data
 from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Model, Preprocessing
-from dubito.model._folder import TrainingRecord
+from dubito.model.folder import TrainingRecord
 from dubito.report._training import training_losses, write
 from dubito.tasks import Classification, Regression, Task
 

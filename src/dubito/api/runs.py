@@ -20,7 +20,7 @@ from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.methods import METHODS, Method
 from dubito.model import Model, Prediction, Preprocessing
-from dubito.model._folder import MODEL, TrainingRecord
+from dubito.model.folder import MODEL, TrainingRecord
 from dubito.plugins import load_plugins
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel

@@ -23,8 +23,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.methods import METHODS, Method
 from dubito.methods.base import Network
-from dubito.model import _folder
-from dubito.model._folder import TrainingRecord
+from dubito.model.folder import TrainingRecord, fill, read, write
 from dubito.model.prediction import Prediction
 from dubito.model.preprocessing import Preprocessing, unit_range
 from dubito.policy import REASONS, Policy
@@ -506,11 +505,11 @@ class Model(nn.Module):
         """Save to a folder; an interrupted save leaves an earlier model intact.
 
         Args:
-            folder: Folder to write; see `dubito.model._folder`.
+            folder: Folder to write; see `dubito.model.folder`.
         """
-        from dubito.model._card import card  # loading a model does not need it
+        from dubito.model.card import card  # loading a model does not need it
 
-        return _folder.write(
+        return write(
             Path(folder),
             {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()},
             card(self),
@@ -541,7 +540,7 @@ class Model(nn.Module):
             device: Device of the network.
         """
         place = Path(folder)
-        content, tensors = _folder.read(place)
+        content, tensors = read(place)
         if network is None and content.backbone is None:
             raise DubitoError(
                 f"{place} has a custom network: pass network=..., a module or a function that "
@@ -563,7 +562,7 @@ class Model(nn.Module):
             raise DubitoError(f"cannot load {place}: {error}") from error
         model.calibration, model.policy = content.calibration, content.policy
         model.record = content.training
-        _folder.fill(model, tensors, place)
+        fill(model, tensors, place)
         return model.to(device).eval()
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
