@@ -195,7 +195,7 @@ DAMAGE = {
     "backbone": (lambda f: edit(f, backbone__name="os.system"), "unknown backbone 'os.system'"),
     "option": (lambda f: edit(f, method__x=1), "unknown option 'x'"),
     "std": (lambda f: edit(f, preprocessing__std=[1, 0, 1, 1]), r"preprocessing\.std\.1: Input"),
-    "score": (lambda f: edit(f, scores={"magic": {}}), "unknown score 'magic'"),
+    "score": (lambda f: edit(f, scores=[{"name": "magic"}]), "unknown score 'magic'"),
     "task": (lambda f: edit(f, task__kind="ranking"), "not valid: task: Input tag 'ranking'"),
     "architecture": (
         lambda f: edit(f, backbone__hidden=[9]),

@@ -97,7 +97,7 @@ def predict(
     out: AnyPath | None = None,
     format: Literal["csv", "jsonl"] | None = None,
     scores: Sequence[str] = (),
-    batch_size: int = 1024,
+    batch_size: int | None = None,
     device: str = "auto",
     network: str | Callable[[], Any] | None = None,
 ) -> Prediction:
@@ -112,7 +112,7 @@ def predict(
         out: File for the rows.
         format: Format of that file: "csv" or "jsonl"; by default that of its name, else csv.
         scores: Further scores: "max_prob", "vacuity", ...
-        batch_size: Inputs at once.
+        batch_size: Inputs at once; by default as many as fit into memory.
         device: "auto", "cpu" or "cuda".
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
     """

@@ -22,6 +22,7 @@ from dubito.methods import METHODS, Method
 from dubito.model import Model, Prediction, Preprocessing
 from dubito.model.folder import MODEL, TrainingRecord
 from dubito.plugins import load_plugins
+from dubito.scores import SCORES
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
 from dubito.training._run import CHECKPOINT, History
@@ -229,8 +230,7 @@ def _finish(
     model: Model, folder: Path, run: RunConfig, prepared: _Prepared, history: History, report: bool
 ) -> None:
     """Add scores, calibration, policy and record, save, and remove the checkpoint."""
-    for score in run.posthoc:
-        model.add_score(score, prepared.train)
+    model.add_scores(run.posthoc, prepared.train)
     device = next(model.parameters()).device
     model.record = TrainingRecord(
         config=run.model_dump(mode="json"),
@@ -259,7 +259,7 @@ def _calibrate(model: Model, source: Source, policy: Mapping[str, Any]) -> Predi
     model.calibrate(prediction, source.target)
     if model.task.defines_errors or policy.get("coverage") is not None:
         model.fit_policy(prediction, source.target, **policy)
-    return model.predict(prediction)
+    return prediction.reread(model)
 
 
 def evaluate(
@@ -320,7 +320,7 @@ def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str
     place = config.source if data is None else data
     part = _test_part(place)
     if data is None and part == "all":
-        return _validation(model), "validation"
+        return _divided(model)[1], "validation"
     return config.open(place, part, format=model.preprocessing.inputs, resize=resize), part
 
 
@@ -329,8 +329,8 @@ def _recorded(model: Model) -> RunConfig:
     return RunConfig.merge(None if model.record is None else model.record.config, {})
 
 
-def _validation(model: Model) -> Source:
-    """Return the validation samples of the training."""
+def _divided(model: Model) -> tuple[Source, Source]:
+    """Return the training and the validation samples of the training."""
     config = _recorded(model).data
     if config.source is None or model.record is None:
         raise DubitoError("the validation samples of this model are unknown: pass data")
@@ -340,7 +340,7 @@ def _validation(model: Model) -> Source:
             f"{config.source} has changed since the training, so the validation samples are "
             "unknown: pass data"
         )
-    return config.divide(source, model.task)[1]
+    return config.divide(source, model.task)
 
 
 def _seed_folders(folder: Path) -> list[Path]:
@@ -371,19 +371,22 @@ def calibrate(
     model: AnyModel,
     data: Any = None,
     *,
+    posthoc: Sequence[str] = (),
     coverage: float | None = None,
     out: AnyPath | None = None,
     device: str = "auto",
     network: str | Callable[[], Any] | None = None,
     **settings: Any,
 ) -> Model:
-    """Refit calibration and policy of a finished model.
+    """Refit calibration and policy of a finished model, perhaps with further scores.
 
     A policy that accepts predictions is not replaced by one that accepts none: that is an error.
 
     Args:
         model: Model, or the folder of one, which is updated.
         data: Labeled data that was not used for training; by default the validation samples.
+        posthoc: Post-hoc scores to add, fitted on the training samples; `score` and `ood_score` may
+            name them.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
         out: Folder for the new model.
         device: "auto", "cpu" or "cuda".
@@ -392,7 +395,9 @@ def calibrate(
             default as in training.
     """
     loaded = load_model(model, device, network)
-    source = _validation(loaded) if data is None else _labeled(loaded, data)[0]
+    source = _divided(loaded)[1] if data is None else _labeled(loaded, data)[0]
+    needs_fit = any(SCORES.build(score).needs_fit for score in posthoc)
+    loaded.add_scores(posthoc, _divided(loaded)[0] if needs_fit else None)
     before = _recorded(loaded).policy.model_dump()
     _refit(loaded, source, validated(PolicyConfig, before | settings), coverage)
     folder = model if out is None else out

@@ -19,6 +19,7 @@ from dubito.fewshot._results import run
 from dubito.fewshot._tuning import tune as choose
 from dubito.methods import METHODS
 from dubito.model import Model
+from dubito.model.batches import encoded_batches
 from dubito.tasks import Classification
 
 Scaling = Literal["none", "unit", "centered"]
@@ -148,14 +149,15 @@ def features(
         extract = network
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     task, parts = Classification.from_target(source.target), []
-    for rows in torch.arange(len(source)).split(batch_size):
-        inputs = source.subset(rows).load().to(place)
+    for batch in encoded_batches(source, batch_size):
+        done = sum(map(len, parts))
+        inputs = batch.checked(lambda row: source.item(done + row)).to(place)  # noqa: B023
         if form is None:  # a model normalizes by itself
             inputs = (inputs / 255 if inputs.dtype == torch.uint8 else inputs).to(dtype)
         with torch.no_grad():
             parts.append(extract(inputs).float().cpu())
         if progress is not None:
-            progress(len(rows))
+            progress(len(inputs))
     result = Features(torch.cat(parts), task.encode(source.target), task.classes, source.name)
     if out is not None:
         write_features(result, out)

@@ -96,7 +96,7 @@ class ModelFile(BaseModel, frozen=True, extra="forbid"):
     preprocessing: Preprocessing
     calibration: Calibration | None = None
     policy: Policy | None = None
-    scores: dict[str, dict[str, Any]] = {}
+    scores: tuple[dict[str, Any], ...] = ()
     training: TrainingRecord | None = None
     versions: dict[str, str] = Field(default_factory=versions)
     weights: WeightsFile
