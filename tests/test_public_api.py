@@ -43,13 +43,13 @@ PUBLIC = {
     "dubito.onnx": "export",
     "dubito.policy": "Policy",
     "dubito.registry": "Entry Registry",
-    "dubito.scores": "SCORES Score register",
+    "dubito.scores": "SCORES Energy Score",
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
     "dubito.tasks": "Classification Regression",
     "dubito.training": "JSONLines Progress TensorBoard TrainConfig Trainer",
 }
-MOST = 100
+MOST = 120
 #: parameters that need no words: `kind` discriminates the classes of a union in a file
 IMPLICIT = ("self", "cls", "kind")
 

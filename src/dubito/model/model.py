@@ -22,6 +22,7 @@ from dubito.data.base import Encoded, Items
 from dubito.distributions import Distribution
 from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
+from dubito.evaluation import Result
 from dubito.methods import METHODS, Method
 from dubito.methods.features import Pass, forward_with_features, linear_head
 from dubito.model.batches import batch_size, encoded_batches
@@ -71,7 +72,7 @@ class Model(nn.Module):
         task: Task,
         preprocessing: Preprocessing,
         *,
-        backbone: Mapping[str, Any] | None = None,
+        backbone: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__()
         if task.kind not in method.tasks:
@@ -89,7 +90,7 @@ class Model(nn.Module):
     @classmethod
     def build(
         cls,
-        method: Method | str | Mapping[str, Any],
+        method: Method | str | Mapping[str, object],
         task: Task,
         preprocessing: Preprocessing,
         backbone: Backbone = "auto",
@@ -123,7 +124,7 @@ class Model(nn.Module):
     def from_network(
         cls,
         network: nn.Module,
-        method: Method | str | Mapping[str, Any],
+        method: Method | str | Mapping[str, object],
         task: Task,
         preprocessing: Preprocessing,
         *,
@@ -295,11 +296,11 @@ class Model(nn.Module):
         self, items: object, size: int | None = None, *, stop: bool = True
     ) -> Iterator[Encoded]:
         """Yield encoded inputs in batches, or stop at one that cannot be read."""
-        source, names, start = self._source(items), _names(items), 0
+        source, start = self._source(items), 0
         device = next(self.network.parameters(), torch.empty(0)).device
         for batch in encoded_batches(source, size or batch_size(source, device)):
             if stop:
-                batch.checked(lambda row: name_of(names, start + row))  # noqa: B023
+                batch.checked(lambda row: name_of(_names(items), start + row))  # noqa: B023
             yield batch
             start += len(batch.inputs)
 
@@ -488,7 +489,7 @@ class Model(nn.Module):
         ood: Mapping[str, object] | None = None,
         noise: Sequence[float] = (),
         seed: int = 0,
-    ) -> dict[str, Any]:
+    ) -> Result:
         """Evaluate on samples with known targets.
 
         Args:
@@ -526,7 +527,7 @@ class Model(nn.Module):
             result.setdefault("noise", {})[f"{sigma:g}"] = part
         return result
 
-    def _decisions(self, predicted: Prediction, target: Tensor | None = None) -> dict[str, Any]:
+    def _decisions(self, predicted: Prediction, target: Tensor | None = None) -> Result:
         """Return the share of each decision and the error rate among accepted predictions."""
         if predicted.codes is None:
             return {}

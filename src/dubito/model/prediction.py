@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Prediction"]
 
-Cells = dict[str, list[Any]]
+#: values of a column: numbers, texts, None
+Column = list[Any]
+Cells = dict[str, Column]
 
 
 class _Table(NamedTuple):
@@ -216,7 +218,7 @@ class Prediction:
         notes: Cells = {"note": [*map(texts.get, rows)], "error": [*map(self.errors.get, rows)]}
         return _Table(named | values | notes, shares)
 
-    def _lists(self, name: str, values: Tensor) -> Iterator[tuple[str, list[Any]]]:
+    def _lists(self, name: str, values: Tensor) -> Iterator[tuple[str, Column]]:
         """Yield a tensor as columns of plain values."""
         if values.ndim > 1:
             yield from ((f"{name}.{part}", v) for part, v in self._by_name(values).items())

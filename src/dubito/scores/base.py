@@ -91,7 +91,8 @@ class Score(Entry, nn.Module, ABC, frozen=False):
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
     ) -> None:
         own = {k.removeprefix(prefix): t for k, t in state_dict.items() if k.startswith(prefix)}
-        self.allocate(own)
+        if own:
+            self.allocate(own)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
