@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import dubito
+import scores.kinds  # noqa: F401  registers test_nearest
 from dubito import data
 from dubito.api import calibrate, evaluate, predict, train
 from dubito.config import RunConfig
@@ -220,6 +221,17 @@ def test_calibrate_on_other_data(folder, tmp_path):
     assert model.policy.guarantee.controls == "coverage"
     assert dubito.load(tmp_path).policy.validation.samples == 359
     assert torch.equal(weights(model), weights(dubito.load(folder)))
+
+
+def test_calibrate_adds_scores_to_a_finished_model(folder, tmp_path):
+    posthoc = ["energy", "test_nearest"]
+    model = calibrate(folder, posthoc=posthoc, ood_score="test_nearest", out=tmp_path)
+    assert len(model.scores["test_nearest"].bank) == model.record.train_samples
+    assert model.policy.ood_threshold.score == "test_nearest"
+    test = data.open("digits", "test")
+    expected = model.predict(test).score("test_nearest")
+    assert torch.equal(dubito.load(tmp_path).predict(test).score("test_nearest"), expected)
+    assert not dubito.load(folder).scores
 
 
 def test_changed_data_is_an_error(tmp_path):

@@ -3,6 +3,8 @@
 import ast
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +47,7 @@ PUBLIC = {
     "dubito.pipeline": "Pipeline Prepared",
     "dubito.policy": "Policy",
     "dubito.registry": "Entry Registry",
-    "dubito.scores": "SCORES Score register",
+    "dubito.scores": "SCORES Energy Score",
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
     "dubito.tasks": "Classification Regression",
@@ -125,3 +127,10 @@ def check(name: str, value: Any, described: Mapping[str, str]) -> None:
     parameters = [p.lstrip("*") for p in inspect.signature(value).parameters]
     missing = [p for p in parameters if p not in (*described, *IMPLICIT)]
     assert not missing, f"{name} does not document {missing} under Args:"
+
+
+def test_modules_are_attributes_of_the_package(source_env: dict[str, str]) -> None:
+    code = "import dubito; print(dubito.backbones.__name__)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=source_env, capture_output=True, text=True, check=True)
+    assert done.stdout == "dubito.backbones\n"

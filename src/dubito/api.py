@@ -32,8 +32,9 @@ from dubito.data import Source
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
-from dubito.model._folder import MODEL
+from dubito.model.folder import MODEL
 from dubito.plugins import import_plugin, load_plugins
+from dubito.scores import SCORES
 
 if TYPE_CHECKING:
     from dubito.config import RunConfig
@@ -166,7 +167,7 @@ def predict(
     out: AnyPath | None = None,
     format: Literal["csv", "jsonl"] | None = None,
     scores: Sequence[str] = (),
-    batch_size: int = 1024,
+    batch_size: int | None = None,
     device: str = "auto",
     network: Factory | None = None,
 ) -> Prediction:
@@ -181,7 +182,7 @@ def predict(
         out: File for the rows.
         format: Format of that file: "csv" or "jsonl"; by default that of its name, else csv.
         scores: Further scores: "max_prob", "vacuity", ...
-        batch_size: Inputs at once.
+        batch_size: Inputs at once; by default as many as fit into memory.
         device: "auto", "cpu" or "cuda".
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
     """
@@ -312,19 +313,22 @@ def calibrate(
     model: AnyModel,
     data: Any = None,
     *,
+    posthoc: Sequence[Any] = (),
     coverage: float | None = None,
     out: AnyPath | None = None,
     device: str = "auto",
     network: Factory | None = None,
     **settings: Any,
 ) -> Model:
-    """Refit calibration and policy of a finished model.
+    """Refit calibration and policy of a finished model, perhaps with further scores.
 
     A policy that accepts predictions is not replaced by one that accepts none: that is an error.
 
     Args:
         model: Model, or the folder of one, which is updated.
         data: Labeled data that was not used for training; by default the calibration samples.
+        posthoc: Post-hoc scores to add, fitted to the training samples; `score` and `ood_score` may
+            name them.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
         out: Folder for the new model.
         device: "auto", "cpu" or "cuda".
@@ -338,9 +342,14 @@ def calibrate(
     loaded = load_model(model, device, network)
     run = _recorded(loaded)
     policy = validated(PolicyConfig, run.policy.model_dump() | settings)
-    if data is None:
+    built = [SCORES.build(score) for score in posthoc]
+    if data is None or any(score.needs_fit for score in built):
         pipeline = Pipeline(run)
         prepared = pipeline.prepare(_training_data(loaded))
+        pipeline.add_scores(loaded, built, prepared)
+    else:
+        loaded.add_scores(built, None)
+    if data is None:
         prediction = pipeline.held_out(loaded, prepared)
         target = None if prepared.calibration is None else prepared.calibration.target
     else:

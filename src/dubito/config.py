@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -20,6 +20,7 @@ from dubito.errors import DubitoError
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
+from dubito.scores.base import AnyScore
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import TrainConfig
 
@@ -31,6 +32,7 @@ METHOD, AUTO = "iedl", "auto"
 SELECTION = 0.1
 #: keep the weights of the last epoch, whatever their metrics
 LAST = "last"
+POSTHOC = "posthoc"
 #: fields that say how data is read
 READING = {"target", "ignore", "categories", "size", "mode", "on_error", "stream"}
 
@@ -155,8 +157,8 @@ class RunConfig(
     """Name of the backbone, or a dict with its options."""
     training: TrainConfig = TrainConfig()
     """Training loop."""
-    posthoc: tuple[str, ...] = ()
-    """Post-hoc scores to fit on the training data, such as energy."""
+    posthoc: tuple[AnyScore, ...] = ()
+    """Post-hoc scores to fit on the training data, such as energy: names, or dicts with options."""
     policy: PolicyConfig = PolicyConfig()
     """Guarantee of the policy."""
 
@@ -177,8 +179,11 @@ class RunConfig(
             )
         if self.data.class_weight is not None and kind != "classification":
             raise ValueError("class_weight is for classification")
-        for name in self.posthoc:
-            _checks.one_of(SCORES, name, "score")
+        if self.data.folds is not None and any(score.needs_fit for score in self.posthoc):
+            raise ValueError("posthoc scores are fitted to one network: train without folds")
+        for score in self.posthoc:
+            if kind not in score.tasks:
+                raise ValueError(f"the score {SCORES.name_of(score)!r} is not for {kind}")
         for option in ("score", "ood_score"):
             name = getattr(self.policy, option)
             if name is not None:
@@ -194,7 +199,8 @@ class RunConfig(
     def scores(self) -> tuple[str, ...]:
         """Names of the scores of a prediction, post-hoc scores included."""
         # They follow from the kind of distribution, whatever the number of classes.
-        return (*self.method.scores(Classification(classes=("0", "1"))), *self.posthoc)
+        known = self.method.scores(Classification(classes=("0", "1")))
+        return (*known, *map(SCORES.name_of, self.posthoc))
 
     @property
     def selection(self) -> float:
@@ -274,6 +280,9 @@ class RunConfig(
         sections = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
         for key, value in settings.items():
             section, _, field = SHORT.get(key, key).partition(".")
+            if section == POSTHOC and field:  # an option of a score: posthoc.knn.k
+                sections[POSTHOC] = _with_option(sections.get(POSTHOC, ()), field, value)
+                continue
             before = sections.get(section, {})
             if isinstance(before, BaseModel):
                 before = before.model_dump()
@@ -289,8 +298,18 @@ class RunConfig(
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights, by section and field."""
         values = self.model_dump(mode="json", include={"data", "method", "backbone"})
-        values |= {"training": self.training.identity(), "posthoc": {"scores": self.posthoc}}
+        scores = [SCORES.to_dict(score) for score in self.posthoc]
+        values |= {"training": self.training.identity(), "posthoc": {"scores": scores}}
         return {f"{section}.{key}": v for section in values for key, v in values[section].items()}
+
+
+def _with_option(scores: Sequence[Any], option: str, value: Any) -> list[Any]:
+    """Set an option of a post-hoc score, "knn.k", which is added if it is not there."""
+    name, _, field = option.partition(".")
+    named = [{"name": score} if isinstance(score, str) else dict(score) for score in scores]
+    if all(score["name"] != name for score in named):
+        named.append({"name": name})
+    return [score | {field: value} if score["name"] == name else score for score in named]
 
 
 #: field of a section -> the same with its section

@@ -24,7 +24,8 @@ from dubito.errors import DubitoError
 from dubito.formats import FORMATS, Preprocessing
 from dubito.methods import METHODS, Ensemble
 from dubito.model import Model, Prediction
-from dubito.model._folder import MODEL, TrainingRecord
+from dubito.model.folder import MODEL, TrainingRecord
+from dubito.scores import Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
 from dubito.training._run import CHECKPOINT, History
@@ -316,14 +317,21 @@ class Pipeline:
             Prediction of the calibration samples by networks that were not trained on them, with
             calibration and policy; None without such samples.
         """
-        if self.config.posthoc and self.config.data.folds is not None:
-            raise DubitoError("posthoc scores are fitted to one network: train without folds")
-        for score in self.config.posthoc:
-            model.add_score(score, prepared.parts[0].train)
+        self.add_scores(model, self.config.posthoc, prepared)
         if prepared.calibration is None:
             return None
         prediction = self.held_out(model, prepared)
         return fit_held_out(model, prediction, prepared.calibration.target, self.config.policy)
+
+    def add_scores(self, model: Model, scores: Sequence[Score], prepared: Prepared) -> None:
+        """Add post-hoc scores, fitted to the training samples in one pass.
+
+        Args:
+            model: Trained model.
+            scores: Scores.
+            prepared: Training data.
+        """
+        model.add_scores(scores, prepared.parts[0].train)
 
     def held_out(self, model: Model, prepared: Prepared) -> Prediction:
         """Predict the calibration samples by networks that were not trained on them.
@@ -454,7 +462,7 @@ def fit_held_out(
     model.calibrate(prediction, target)
     if model.task.defines_errors or coverage is not None:
         model.fit_policy(prediction, target, coverage=coverage, **policy.model_dump())
-    return model.predict(prediction)
+    return prediction.reread(model)
 
 
 def refit(

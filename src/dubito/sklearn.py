@@ -295,7 +295,8 @@ class _Estimator(BaseEstimator):
         return self._labels(self.prediction(X))
 
     def _labels(self, prediction: Prediction) -> Array:
-        return prediction.labels
+        labels: Array = prediction.labels
+        return labels
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Save the model for `dubito.load` and the command line; named features are columns.

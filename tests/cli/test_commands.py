@@ -226,6 +226,13 @@ def test_calibrate_changes_the_policy(trained, tmp_path, capsys):
     assert dubito.load(trained).policy.guarantee.level == 0.05
 
 
+def test_calibrate_adds_a_score(trained, tmp_path, capsys):
+    words = ["--posthoc", "energy", "--ood-score", "energy", "--out", tmp_path]
+    assert run("calibrate", trained, *words) == 0
+    assert "energy" in capsys.readouterr().out
+    assert dubito.load(tmp_path).policy.ood_threshold.score == "energy"
+
+
 def test_calibrate_keeps_a_policy_that_accepts(trained, capsys):
     before = (trained / "model.json").read_bytes()
     assert run("calibrate", trained, "--error-rate", "0.001") == 2

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dubito.model._card import card
-from dubito.model._folder import TrainingRecord
+from dubito.model.card import card
+from dubito.model.folder import TrainingRecord
 from model import models
 
 

@@ -20,7 +20,7 @@ from dubito.cli import _display
 from dubito.cli._generate import Setting, command, of_fields, of_function, spelled
 from dubito.methods import METHODS
 from dubito.model import Model
-from dubito.model._card import format_metric
+from dubito.model.card import format_metric
 from dubito.plugins import import_plugin, load_plugins
 
 Run = Callable[..., Any]

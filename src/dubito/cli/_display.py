@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dubito.model import Prediction
-from dubito.model._card import PERCENT, format_metric
+from dubito.model.card import PERCENT, format_metric
 
 if TYPE_CHECKING:
     from dubito.training import Progress as State

@@ -202,15 +202,14 @@ class Network(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the input of the head: (N, D)."""
-        features: Tensor = self.backbone(x)
-        return features
-
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs: (N, M)."""
-        outputs: Tensor = self.head(self.features(x))
-        return outputs
+        return self.forward_with_features(x)[1]
+
+    def forward_with_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input of the head, (N, D), and the outputs, (N, M)."""
+        features = self.backbone(x)
+        return features, self.head(features)
 
 
 class MethodLoss(LossModule):

@@ -94,7 +94,7 @@ class ModelFile(BaseModel, frozen=True, extra="forbid"):
     preprocessing: Preprocessing
     calibration: Calibration | None = None
     policy: Policy | None = None
-    scores: dict[str, dict[str, Any]] = {}
+    scores: tuple[dict[str, Any], ...] = ()
     training: TrainingRecord | None = None
     versions: dict[str, str] = Field(default_factory=versions)
     weights: WeightsFile
@@ -112,13 +112,14 @@ def write(folder: Path, tensors: Mapping[str, Tensor], card: str, **content: Any
     """
     make_folder(folder)
     data = safetensors.save(unshared(tensors))
-    digest = hashlib.sha256(data).hexdigest()
-    weights = WeightsFile(name=f"weights-{digest[:12]}.safetensors", sha256=digest, bytes=len(data))
+    content_hash = hashlib.sha256(data).hexdigest()
+    name = f"weights-{content_hash[:12]}.safetensors"
+    weights = WeightsFile(name=name, sha256=content_hash, bytes=len(data))
     plain = ModelFile(weights=weights, **content).model_dump(mode="json")
-    plain["sha256"] = _digest(plain)
+    plain["sha256"] = digest(plain)
     path = folder / weights.name
     is_new = not path.exists()
-    if is_new or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+    if is_new or hashlib.sha256(path.read_bytes()).hexdigest() != content_hash:
         atomic_write(path, data)
     try:
         atomic_write(folder / MODEL, json_text(plain))
@@ -181,7 +182,7 @@ def _read_json(folder: Path) -> ModelFile:
     version = plain.get("version")
     if isinstance(version, int) and version > VERSION:
         raise DubitoError(f"{folder} is from a newer dubito (format {version}): upgrade dubito")
-    if plain.get("sha256") != _digest(plain):
+    if plain.get("sha256") != digest(plain):
         raise DubitoError(f"{path} is damaged: its content is not the one that was saved")
     try:
         return ModelFile.model_validate(plain)
@@ -200,7 +201,7 @@ def _not_a_model(folder: Path) -> str:
     return f"{folder} is not a model: it has no {MODEL}; was its training interrupted?"
 
 
-def _digest(plain: Mapping[str, Any]) -> str:
+def digest(plain: Mapping[str, Any]) -> str:
     """Hash the content of model.json without its own hash."""
     rest = {key: value for key, value in plain.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
