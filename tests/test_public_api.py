@@ -21,7 +21,7 @@ PUBLIC = {
     "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
     "predict train uce",
     "dubito.api": "RunConfig calibrate evaluate export load predict train",
-    "dubito.backbones": "BACKBONES register",
+    "dubito.backbones": "BACKBONES Backbone",
     "dubito.calibration": "Calibration",
     "dubito.data": "DATASETS ArrayFormat ImageFormat Source TableFormat open register split",
     "dubito.demo": "demo",

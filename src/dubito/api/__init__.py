@@ -28,7 +28,7 @@ from dubito import data as datasets
 from dubito._files import atomic_path
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
-from dubito.plugins import import_plugin
+from dubito.plugins import import_function
 
 if TYPE_CHECKING:
     from dubito.api.config import RunConfig
@@ -73,21 +73,8 @@ def load_model(model: AnyModel, device: str = "cpu", network: Any = None) -> Mod
     """
     if isinstance(model, Model):
         return model
-    factory = find_factory(network) if isinstance(network, str) else network
+    factory = import_function(network) if isinstance(network, str) else network
     return Model.load(model, network=factory, device=find_device(device))
-
-
-def find_factory(name: str) -> Callable[[], Any]:
-    """Import a function that builds a network.
-
-    Args:
-        name: "module:function" or "file.py:function".
-    """
-    module, _, function = name.rpartition(":")
-    factory: Callable[[], Any] | None = getattr(import_plugin(module), function, None)
-    if factory is None:
-        raise DubitoError(f"network {name!r}: {module} has no function {function!r}")
-    return factory
 
 
 def predict(

@@ -15,13 +15,14 @@ from dubito import data as datasets
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.api import AnyModel, AnyPath, find_device, load_model
 from dubito.api.config import DataConfig, PolicyConfig, RunConfig, validated
+from dubito.backbones import BACKBONES
 from dubito.data import Source
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.methods import METHODS, Method
 from dubito.model import Model, Prediction, Preprocessing
 from dubito.model._folder import MODEL, TrainingRecord
-from dubito.plugins import load_plugins
+from dubito.plugins import import_function, load_plugins
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
 from dubito.training._run import CHECKPOINT, History
@@ -133,7 +134,8 @@ def _finished(folder: Path, run: RunConfig, prepared: _Prepared) -> Model | None
     """Return the model of a finished run; raise if the folder contains another run."""
     if not (folder / MODEL).exists() or (folder / CHECKPOINT).exists():
         return None
-    model = Model.load(folder)
+    path = run.backbone["path"] if run.backbone["name"] == "module" else None
+    model = Model.load(folder, network=import_function(path) if path else None)
     if model.record is None:
         raise DubitoError(
             f"{folder} contains a model that was trained elsewhere: choose another folder"
@@ -171,9 +173,14 @@ def _fit(
         inputs = source.subset(range(0, len(source), len(source) // MAX_FITTED + 1)).load()
     preprocessing = Preprocessing.fit(source.format, inputs, run.data.standardize)
     seeds = [config.training.seed for config in runs.values()]
-    models = [Model.build(method, task, preprocessing, run.backbone, seed=seed) for seed in seeds]
-    if warning := method.warning(task):
-        warnings.warn(warning, stacklevel=3)
+    models = [
+        Model.build(method, task, preprocessing, run.backbone, seed=seed, pretrained=True)
+        for seed in seeds
+    ]
+    backbone = models[0].backbone
+    for warning in (method.warning(task), backbone and backbone.warning(preprocessing.shape)):
+        if warning:
+            warnings.warn(warning, stacklevel=3)
     if on_start is not None:
         on_start(_summary(models[0], prepared, device))
     histories = Trainer(run.training, callbacks=callbacks, device=device).fit_many(
@@ -188,13 +195,14 @@ def _fit(
 
 def _summary(model: Model, prepared: _Prepared, device: torch.device) -> str:
     """Describe data and model in a line."""
-    task, backbone = model.task, model.backbone or {"name": "custom"}
+    task = model.task
+    backbone = "custom" if model.backbone is None else BACKBONES.name_of(model.backbone)
     classifies = task.kind == "classification"
     target = f"{task.size} classes" if classifies else f"target {', '.join(task.names)}"
     return (
         f"{prepared.train.name}: {len(prepared.train):,} training and "
         f"{len(prepared.validation):,} validation samples of shape {model.preprocessing.shape}, "
-        f"{target}; method {METHODS.name_of(model.method)}, backbone {backbone['name']}, {device}"
+        f"{target}; method {METHODS.name_of(model.method)}, backbone {backbone}, {device}"
     )
 
 
