@@ -285,5 +285,4 @@ def test_a_function_of_the_user_as_backbone(tmp_path):
     with pytest.raises(DubitoError, match="pass network="):
         dubito.evaluate(out, "digits")
     result = dubito.evaluate(out, "digits", network=factory)
-    assert result["metrics"]["accuracy"] > 0.3
-    assert again.record.epochs == 1
+    assert result["metrics"] == dubito.evaluate(again, "digits")["metrics"]
