@@ -47,7 +47,7 @@ PUBLIC = {
     "dubito.tasks": "Classification Regression",
     "dubito.training": "JSONLines Progress TensorBoard TrainConfig Trainer",
 }
-MOST = 100
+MOST = 101
 #: parameters that need no words: `kind` discriminates the classes of a union in a file
 IMPLICIT = ("self", "cls", "kind")
 
