@@ -70,6 +70,7 @@ def test_settings_override_tuples_and_objects():
     [
         ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
         ({"training.epoch": 3}, "unknown setting 'training.epoch'; did you mean 'epochs'"),
+        ({"augment": {"flop": 1}}, "'training.augment.flop'; did you mean 'flip'.*'degrees'"),
         ({"epochs": "many"}, "training.epochs: Input should be a valid integer.*'many'"),
         ({"size": "wide"}, "data.size: Input should be a valid integer"),
         ({"method": "best"}, "unknown method 'best'"),
@@ -270,3 +271,31 @@ def test_a_custom_network_is_evaluated_and_predicted(folder, tmp_path):
     assert len(predict(run, test, network=factory)) == 359
     with pytest.raises(DubitoError, match="has no function 'other'"):
         predict(run, test, network=factory.replace("make", "other"))
+
+
+# --- backbones ---
+
+
+def test_an_mlp_on_photos_warns(tmp_path):
+    photos = np.random.default_rng(0).integers(0, 256, (40, 3, 48, 40), dtype=np.uint8)
+    options = {"epochs": 1, "report": False}
+    with pytest.warns(UserWarning, match="'mlp' does not learn photos of 48x40 pixels"):
+        train((photos, np.arange(40) % 2), out=tmp_path, backbone="mlp", **options)
+
+
+def test_a_function_of_the_user_as_backbone(tmp_path):
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "def build(shape):\n"
+        "    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())\n"
+        "    network.out_features = 16\n"
+        "    return network\n"
+    )
+    factory, out = f"{tmp_path / 'nets.py'}:build", tmp_path / "run"
+    options = {"backbone": f"module:{factory}", "epochs": 1, "report": False}
+    train("digits", out=out, **options)
+    again = train("digits", out=out, **options)  # finished
+    with pytest.raises(DubitoError, match="pass network="):
+        dubito.evaluate(out, "digits")
+    result = dubito.evaluate(out, "digits", network=factory)
+    assert result["metrics"] == dubito.evaluate(again, "digits")["metrics"]

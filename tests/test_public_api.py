@@ -23,8 +23,8 @@ PUBLIC = {
     "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
     "predict train uce",
     "dubito.api": "calibrate evaluate export load predict train",
+    "dubito.backbones": "BACKBONES Backbone",
     "dubito.config": "RunConfig",
-    "dubito.backbones": "BACKBONES register",
     "dubito.calibration": "Calibration",
     "dubito.data": "DATASETS Dataset Source open split",
     "dubito.demo": "demo",

@@ -33,7 +33,7 @@ from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL
-from dubito.plugins import import_plugin, load_plugins
+from dubito.plugins import import_function, load_plugins
 from dubito.scores import SCORES
 
 if TYPE_CHECKING:
@@ -80,21 +80,8 @@ def load_model(model: AnyModel, device: str = "cpu", network: Factory | None = N
     """
     if isinstance(model, Model):
         return model
-    factory = find_factory(network) if isinstance(network, str) else network
+    factory = import_function(network) if isinstance(network, str) else network
     return Model.load(model, network=factory, device=find_device(device))
-
-
-def find_factory(name: str) -> Callable[[], nn.Module]:
-    """Import a function that builds a network.
-
-    Args:
-        name: "module:function" or "file.py:function".
-    """
-    module, _, function = name.rpartition(":")
-    factory: Callable[[], nn.Module] | None = getattr(import_plugin(module), function, None)
-    if factory is None:
-        raise DubitoError(f"network {name!r}: {module} has no function {function!r}")
-    return factory
 
 
 def train(

@@ -8,12 +8,13 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from dubito import _checks, data
 from dubito.backbones import BACKBONES
+from dubito.backbones.default import AUTO
 from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
@@ -27,7 +28,7 @@ from dubito.training import TrainConfig
 __all__ = ["RunConfig"]
 
 M = TypeVar("M", bound=BaseModel)
-METHOD, AUTO = "iedl", "auto"
+METHOD = "iedl"
 #: share of the samples that chooses the epoch, where one is chosen
 SELECTION = 0.1
 #: keep the weights of the last epoch, whatever their metrics
@@ -132,10 +133,12 @@ def _named_method(value: Any) -> Any:
 
 
 def _backbone_dict(value: Any) -> dict[str, Any]:
-    """Return name and options of a backbone that is given by name or as a dict."""
-    options = {"name": value} if isinstance(value, str) else {"name": AUTO, **value}
-    _checks.one_of([AUTO, *BACKBONES], options["name"], "backbone")
-    return options
+    """Return all options of a backbone; those of "auto" are checked when the data is known."""
+    named = {"name": AUTO, **value} if isinstance(value, Mapping) else value
+    named = {"name": named} if named == AUTO else named
+    if isinstance(named, dict) and named["name"] == AUTO:
+        return named
+    return BACKBONES.to_dict(BACKBONES.build(named))
 
 
 class RunConfig(
@@ -353,10 +356,25 @@ def validated(model: type[M], values: Mapping[str, Any]) -> M:
         problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"][:2])  # without the member of a union
     if problem["type"] == "extra_forbidden":
-        known = [*SHORT, *RunConfig.model_fields]
-        near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
+        known = known_keys(model, problem["loc"])
+        key = ".".join(map(str, problem["loc"]))
+        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         hint = f"did you mean {near[0]!r}? Known" if near else "known"
         raise DubitoError(f"unknown setting {key!r}; {hint}: {_checks.listed(known)}")
     if problem["type"] == "value_error":
         raise DubitoError(problem["msg"].removeprefix("Value error, "))
     raise DubitoError(f"{key}: {problem['msg']}, not {problem['input']!r}")
+
+
+def known_keys(model: Any, place: Sequence[Any]) -> list[str]:
+    """Return the fields of the section in which an unknown key stands.
+
+    Args:
+        model: Class of a configuration.
+        place: Location of the key in it.
+    """
+    short = SHORT if model is RunConfig and len(place) == 1 else ()
+    for part in place[:-1]:
+        kind = model.model_fields[part].annotation
+        model = next(one for one in (kind, *get_args(kind)) if hasattr(one, "model_fields"))
+    return [*short, *model.model_fields]

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dubito import data as datasets
+from dubito.backbones import BACKBONES
+from dubito.backbones.base import BackboneLike
 from dubito.config import Parts, PolicyConfig, RunConfig
 from dubito.data import Source
 from dubito.distributions import Distribution
@@ -25,6 +27,7 @@ from dubito.formats import FORMATS, Preprocessing
 from dubito.methods import METHODS, Ensemble
 from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL, TrainingRecord
+from dubito.plugins import import_function
 from dubito.scores import Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
@@ -37,8 +40,6 @@ __all__ = ["Pipeline", "Prepared"]
 MAX_FITTED = 4096
 #: plural of a sample by the kind of its format
 SAMPLES = {"image": "images", "table": "rows"}
-#: name of a backbone, its options, or a function of a shape
-Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ class Pipeline:
         *,
         device: torch.device | str = "cpu",
         callbacks: Sequence[Callback] = (),
-        backbone: Backbone | None = None,
+        backbone: BackboneLike | None = None,
     ) -> None:
         self.config, self.device, self.callbacks = config, device, tuple(callbacks)
-        self.backbone: Backbone = config.backbone if backbone is None else backbone
+        self.backbone: BackboneLike = config.backbone if backbone is None else backbone
 
     def run(
         self,
@@ -219,10 +220,14 @@ class Pipeline:
         method = self.config.method
         if self.config.data.folds is not None:
             method = Ensemble(member=method, size=self.config.data.folds)
-        if warning := method.warning(prepared.task):
-            warnings.warn(warning, stacklevel=3)
         parts = (prepared.task, self._preprocessing(prepared))
-        return Model.build(method, *parts, self.backbone, seed=seed)
+        model = Model.build(method, *parts, self.backbone, seed=seed, pretrained=True)
+        texts = [method.warning(prepared.task)]
+        if model.backbone is not None:
+            texts.append(model.backbone.warning(model.preprocessing.shape))
+        for text in filter(None, texts):
+            warnings.warn(text, stacklevel=3)
+        return model
 
     def _preprocessing(self, prepared: Prepared) -> Preprocessing:
         source = self._training(prepared.parts, prepared.source)
@@ -389,7 +394,9 @@ class Pipeline:
         """
         if not (folder / MODEL).exists() or (folder / CHECKPOINT).exists():
             return None
-        model = Model.load(folder)
+        backbone = self.config.backbone
+        path = backbone["path"] if backbone["name"] == "module" else None
+        model = Model.load(folder, network=import_function(path) if path else None)
         if model.record is None:
             raise DubitoError(
                 f"{folder} contains a model that was trained elsewhere: choose another folder"
@@ -416,8 +423,8 @@ class Pipeline:
             model: Model of `build`.
             prepared: Training data.
         """
-        task, named = model.task, model.backbone or {"name": "custom"}
-        source = prepared.source
+        task, source = model.task, prepared.source
+        backbone = "custom" if model.backbone is None else BACKBONES.name_of(model.backbone)
         what = SAMPLES.get(FORMATS.name_of(source.format), "samples")
         if self.config.data.folds is None:
             *counts, last = [f"{count:,} {name}" for name, count in prepared.samples.items()]
@@ -429,7 +436,7 @@ class Pipeline:
         method = METHODS.name_of(self.config.method)
         return (
             f"{source.name}: {samples} of shape {model.preprocessing.shape}, {target}; method "
-            f"{method}, backbone {named['name']}, {self.device}"
+            f"{method}, backbone {backbone}, {self.device}"
         )
 
 

@@ -9,11 +9,13 @@ import functools
 import hashlib
 import sys
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from dubito.errors import DubitoError
 
@@ -43,6 +45,21 @@ def import_plugin(name: str) -> ModuleType:
         raise
     except Exception as error:
         raise DubitoError(_broken(name, error)) from error
+
+
+def import_function(name: str) -> Callable[..., Any]:
+    """Import a function, such as one that builds a network.
+
+    Args:
+        name: "module:function" or "file.py:function".
+    """
+    module, _, function = name.rpartition(":")
+    if not module:
+        raise DubitoError(f"{name!r} must be module:function or file.py:function")
+    found: Callable[..., Any] | None = getattr(import_plugin(module), function, None)
+    if not callable(found):
+        raise DubitoError(f"{name!r}: {module} has no function {function!r}")
+    return found
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -36,6 +36,7 @@ except ImportError as error:
 
 from dubito import _checks
 from dubito.api import find_device
+from dubito.backbones.base import BackboneLike
 from dubito.calibration import Calibration
 from dubito.config import PolicyConfig, validated
 from dubito.distributions import Distribution
@@ -54,7 +55,6 @@ __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
 
 Array = np.ndarray[Any, Any]
 AnyMethod = str | Mapping[str, Any] | Method
-Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], torch.nn.Module]
 #: fewer held-out samples calibrate worse than cross-validated predictions
 MIN_HELD_OUT = 100
 #: fewer samples in all are not calibrated
@@ -72,7 +72,7 @@ class _Estimator(BaseEstimator):
     """
 
     method: AnyMethod
-    backbone: Backbone = "auto"
+    backbone: BackboneLike = "auto"
     _: KW_ONLY
     epochs: int = 50
     batch_size: int | str = "auto"
@@ -175,7 +175,10 @@ class _Estimator(BaseEstimator):
     def _untrained(self, X: Array, task: Task, seed: int) -> Model:
         self._scaler, self._span = StandardScaler(), MinMaxScaler()
         self._seed, self._epochs = seed, 0
-        return Model.build(self.method, task, self._preprocessing(X), self.backbone, seed=seed)
+        preprocessing = self._preprocessing(X)
+        return Model.build(
+            self.method, task, preprocessing, self.backbone, seed=seed, pretrained=True
+        )
 
     def _preprocessing(self, X: Array) -> Preprocessing:
         """Add inputs (N, *shape) to those so far, and return the preprocessing for all."""
@@ -333,7 +336,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
 
     Args:
         method: Name of a method, a dict with its name and hyperparameters, or a `Method`.
-        backbone: Name of a backbone or "auto", a dict with its name and options, or a function
+        backbone: Backbone, its name or "auto", a dict with its name and options, or a function
             from the shape of an input to a module with `out_features`. Images are (N, C, H, W).
         epochs: Number of epochs.
         batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 64.
@@ -442,7 +445,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
 
     Args:
         method: Name of a method, a dict with its name and hyperparameters, or a `Method`.
-        backbone: Name of a backbone or "auto", a dict with its name and options, or a function
+        backbone: Backbone, its name or "auto", a dict with its name and options, or a function
             from the shape of an input to a module with `out_features`. Images are (N, C, H, W).
         epochs: Number of epochs.
         batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 64.

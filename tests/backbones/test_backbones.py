@@ -1,5 +1,6 @@
 """Every entry of BACKBONES: shapes, published sizes, initialization and errors."""
 
+import json
 import math
 from typing import Any
 
@@ -9,17 +10,23 @@ from torch import nn
 from torch.nn.functional import batch_norm, conv2d, max_pool2d
 
 from dubito.backbones import BACKBONES
-from dubito.backbones.base import build, default_for
+from dubito.backbones.default import default_for
 from dubito.errors import DubitoError
 
 #: name -> shape of an input, and options that make the network small
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "mlp": ((3, 4), {"hidden": (16, 8)}),
     "convnet": ((1, 8, 8), {}),
+    "resnet": ((3, 12, 12), {"width": 4}),
     "vgg16": ((3, 32, 32), {}),
     "wide_resnet": ((3, 12, 12), {"depth": 10, "width": 1}),
+    "embedding": ((7,), {"vocabulary": 9, "size": 8, "hidden": (16,)}),
 }
 EACH = pytest.mark.parametrize("name", SMALL)
+
+
+def build(name: str, shape: tuple[int, ...], **options: Any) -> Any:
+    return BACKBONES.build(name, **options).build(shape)
 
 
 def small(name: str, dropout: float | None = None) -> Any:
@@ -28,6 +35,8 @@ def small(name: str, dropout: float | None = None) -> Any:
 
 
 def inputs(name: str, count: int = 4) -> torch.Tensor:
+    if name == "embedding":
+        return torch.randint(9, (count, *SMALL[name][0]))
     return torch.rand(count, *SMALL[name][0])
 
 
@@ -36,7 +45,8 @@ def dropout_rates(network: nn.Module) -> list[float]:
 
 
 def test_all_are_tested():
-    assert set(SMALL) <= set(BACKBONES)
+    built_in = {name for name in BACKBONES if BACKBONES[name].__module__.startswith("dubito.")}
+    assert built_in == {*SMALL, "module"}
 
 
 @EACH
@@ -61,16 +71,22 @@ def test_seed_determines_the_weights(name):
 
 
 @EACH
+def test_options_survive_json(name):
+    entry = BACKBONES.build(name, **SMALL[name][1])
+    assert BACKBONES.build(json.loads(json.dumps(BACKBONES.to_dict(entry)))) == entry
+
+
+@EACH
 def test_dropout_rate(name):
     assert dropout_rates(small(name)) == {"vgg16": [0.5, 0.5]}.get(name, [])
     rates = dropout_rates(small(name, dropout=0.3))
-    assert rates == [0.3] * {"mlp": 2, "convnet": 3, "vgg16": 2, "wide_resnet": 3}[name]
+    assert rates == [0.3] * {"mlp": 2, "convnet": 3, "vgg16": 2, "wide_resnet": 3}.get(name, 1)
     for wrong in (-0.1, 1.0, math.nan):
-        with pytest.raises(DubitoError, match=r"dropout must be in \[0, 1\), not"):
+        with pytest.raises(DubitoError, match=f"backbone '{name}': dropout: Input should be"):
             small(name, dropout=wrong)
 
 
-@pytest.mark.parametrize("name", ["convnet", "vgg16", "wide_resnet"])
+@pytest.mark.parametrize("name", ["convnet", "resnet", "vgg16", "wide_resnet"])
 def test_channels_last_gives_the_same_features(name):
     network, x = small(name).eval(), inputs(name)
     expected = network(x)
@@ -81,22 +97,26 @@ def test_channels_last_gives_the_same_features(name):
 
 # A 5x5 convolution has 25 c_in c_out + c_out parameters, and so on. With a head of ten classes the
 # totals are those reported for VGG16-BN, less 4,224 biases before a batch norm, and
-# WideResNet-28-10.
+# WideResNet-28-10; for ResNet-18 and 34, with a head of 1,000 classes above 64 pixels.
 @pytest.mark.parametrize(
-    ("name", "shape", "parameters", "features"),
+    ("name", "shape", "options", "parameters", "features"),
     [
-        ("mlp", (1, 28, 28), 784 * 128 + 128 + 128 * 128 + 128, 128),
-        ("convnet", (1, 28, 28), 1664 + 2 * 102_464 + 576 * 64 + 64 + 2 * 4160, 64),
-        ("vgg16", (3, 32, 32), 15_253_578 - 4224 - 5130, 512),
-        ("wide_resnet", (3, 32, 32), 36_479_194 - 6410, 640),
-        ("convnet", (3, 32, 40), None, 64),
-        ("vgg16", (1, 64, 70), None, 512),
-        ("wide_resnet", (3, 84, 84), None, 640),
+        ("mlp", (1, 28, 28), {}, 784 * 128 + 128 + 128 * 128 + 128, 128),
+        ("convnet", (1, 28, 28), {}, 1664 + 2 * 102_464 + 576 * 64 + 64 + 2 * 4160, 64),
+        ("vgg16", (3, 32, 32), {}, 15_253_578 - 4224 - 5130, 512),
+        ("wide_resnet", (3, 32, 32), {}, 36_479_194 - 6410, 640),
+        ("resnet", (3, 224, 224), {}, 11_689_512 - 513_000, 512),
+        ("resnet", (3, 224, 224), {"depth": 34}, 21_797_672 - 513_000, 512),
+        ("resnet", (3, 32, 32), {}, 11_173_962 - 5130, 512),
+        ("convnet", (3, 32, 40), {}, None, 64),
+        ("vgg16", (1, 64, 70), {}, None, 512),
+        ("wide_resnet", (3, 84, 84), {}, None, 640),
+        ("resnet", (1, 8, 200), {}, None, 512),
     ],
 )
-def test_sizes_are_the_published_ones(name, shape, parameters, features):
+def test_sizes_are_the_published_ones(name, shape, options, parameters, features):
     with torch.device("meta"):
-        network = build(name, shape)
+        network = build(name, shape, **options)
         assert network(torch.empty(2, *shape)).shape == (2, features)
     if parameters is not None:
         assert sum(parameter.numel() for parameter in network.parameters()) == parameters
@@ -121,7 +141,7 @@ def test_convnet_initialization():
     x = torch.rand(64, 1, 28, 28)
     default, he = (build("convnet", x.shape[1:], init=init)(x) for init in ("torch", "he"))
     assert he.std(0).mean() > 50 * default.std(0).mean()
-    with pytest.raises(DubitoError, match="unknown init 'xavier'; known: 'torch', 'he'"):
+    with pytest.raises(DubitoError, match="init: Input should be 'torch' or 'he', not 'xavier'"):
         build("convnet", (1, 28, 28), init="xavier")
 
 
@@ -141,7 +161,7 @@ def test_wide_resnet_depth():
     assert (sizes.count((3, 3)), sizes.count((1, 1))) == (25, 3)
     with pytest.raises(DubitoError, match=r"depth must be 6 n \+ 4 with n >= 1 .*, not 27"):
         build("wide_resnet", (3, 32, 32), depth=27)
-    with pytest.raises(DubitoError, match="width must be at least 1"):
+    with pytest.raises(DubitoError, match="width: Input should be greater than or equal to 1"):
         build("wide_resnet", (3, 32, 32), width=0)
 
 
@@ -163,17 +183,34 @@ def test_mlp_without_hidden_layers_flattens():
     assert torch.equal(network(x), x.flatten(1))
 
 
+def test_mlp_warns_of_photos():
+    mlp = BACKBONES.build("mlp")
+    assert mlp.warning((3, 32, 32)) is None
+    assert "photos of 224x160 pixels: use 'resnet'" in mlp.warning((3, 224, 160))
+
+
+def test_embedding_is_the_mean_of_the_tokens():
+    network = build("embedding", (4,), vocabulary=6, size=3, hidden=())
+    table = network.embedding.weight
+    features = network(torch.tensor([[5, 2, 2, 0], [0, 0, 0, 0]]))
+    torch.testing.assert_close(features[0], (table[5] + 2 * table[2]) / 3)
+    assert features[1].tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
         ("convnet", (64,), {}, r"'convnet' needs images .* at least 8x8 .* shape is \(64,\)"),
         ("convnet", (1, 7, 28), {}, r"at least 8x8 pixels, but the shape is \(1, 7, 28\)"),
+        ("resnet", (3, 7, 7), {}, r"'resnet' needs .* at least 8x8 pixels, .* \(3, 7, 7\)"),
+        ("resnet", (3, 8, 8), {"depth": 50}, "backbone 'resnet': depth must be 18 or 34, not 50"),
         ("vgg16", (1, 28, 28), {}, r"'vgg16' needs .* at least 32x32 pixels, .* \(1, 28, 28\)"),
+        ("embedding", (1, 28), {}, r"'embedding' needs token ids \(L,\), not \(1, 28\)"),
         ("mlp", (3, 0), {}, r"'mlp' needs a shape of sizes >= 1, not \(3, 0\)"),
-        ("mlp", (3,), {"hidden": 64}, "hidden must be a list of sizes, not 64"),
-        ("mlp", (3,), {"hidden": (0,)}, "a hidden size must be at least 1, not 0"),
-        ("mlp", (3,), {"width": 3}, "backbone 'mlp': 'width'; known: 'dropout', 'hidden'"),
-        ("resnet", (3,), {}, "unknown backbone 'resnet'; known: 'mlp', 'convnet'"),
+        ("mlp", (3,), {"hidden": 64}, "hidden: Input should be a valid tuple, not 64"),
+        ("mlp", (3,), {"hidden": (0,)}, r"hidden\.0: Input should be greater than or equal to 1"),
+        ("mlp", (3,), {"width": 3}, "'mlp': unknown option 'width'; known: 'dropout', 'hidden'"),
+        ("densenet", (3,), {}, "unknown backbone 'densenet'; known: 'mlp', 'convnet'"),
     ],
 )
 def test_wrong_arguments(name, shape, options, message):
@@ -182,8 +219,18 @@ def test_wrong_arguments(name, shape, options, message):
 
 
 @pytest.mark.parametrize(
-    ("shape", "name"),
-    [((1, 28, 28), "convnet"), ((1, 8, 8), "mlp"), ((3, 32, 32), "vgg16"), ((5,), "mlp")],
+    ("shape", "kind", "name"),
+    [
+        ((5,), "table", "mlp"),
+        ((64,), "text", "embedding"),
+        ((1, 8, 8), "image", "mlp"),
+        ((3, 16, 40), "image", "mlp"),
+        ((1, 28, 28), "array", "convnet"),
+        ((1, 64, 64), "image", "convnet"),
+        ((1, 64, 65), "image", "resnet"),
+        ((3, 32, 32), "array", "resnet"),
+        ((3, 224, 224), "image", "resnet"),
+    ],
 )
-def test_default(shape, name):
-    assert default_for(shape) == name
+def test_default(shape, kind, name):
+    assert default_for(shape, kind) == name

@@ -111,6 +111,22 @@ def test_help_of_train_follows_the_method(capsys, monkeypatch):
     assert "--method.likelihood" in capsys.readouterr().out
 
 
+def test_help_of_train_lists_names(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run("train", "--help", "--backbone", "resnet") == 0
+    text = capsys.readouterr().out
+    for names in ("auto, mlp, convnet", "der, edl", "energy", "adam, adamw", "flip, padding"):
+        assert names in text
+    assert "--backbone.zero-init" in text
+    assert "--backbone.hidden" not in text
+
+
+def test_an_unknown_key_lists_the_known_ones(capsys):
+    assert run("train", "digits", "--out", "x", "--augment", "nope=3") == 2
+    text = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "--augment: Unknown key 'nope'; known: flip, padding, degrees" in text
+
+
 # --- train ---
 
 

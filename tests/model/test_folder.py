@@ -221,7 +221,7 @@ def test_folder_of_several_models_lists_them(folder):
 def test_custom_network_has_to_be_passed(tmp_path, folder):
     build = models.build("softmax")
     Model(models.Custom(), build.method, build.task, build.preprocessing).save(tmp_path / "own")
-    with pytest.raises(DubitoError, match=r"own has a custom network: pass network=\.\.\."):
+    with pytest.raises(DubitoError, match=r"own: it has a custom network: pass network=\.\.\."):
         Model.load(tmp_path / "own")
     with pytest.raises(DubitoError, match="weights of another network"):
         Model.load(tmp_path / "own", network=models.Custom(5))

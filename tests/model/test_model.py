@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dubito import data
+from dubito.backbones import BACKBONES
 from dubito.calibration import Calibration
 from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, ImageFormat, Preprocessing
@@ -43,7 +44,23 @@ def test_seed_determines_the_weights_and_leaves_the_global_state():
 def test_auto_chooses_a_backbone_by_the_shape():
     images = Preprocessing(inputs=ImageFormat(size=(28, 28), mode="L"))
     model = Model.build("softmax", Classification(classes=("a", "b")), images)
-    assert model.backbone == {"name": "convnet"}
+    assert model.backbone == BACKBONES.build("convnet")
+
+
+def test_only_training_asks_for_pretrained_weights(monkeypatch, tmp_path):
+    mlp, asked = BACKBONES["mlp"], []
+    build = mlp.build
+
+    def recorded(self, shape, *, pretrained=False):
+        asked.append(pretrained)
+        return build(self, shape)
+
+    monkeypatch.setattr(mlp, "build", recorded)
+    parts = ("edl", models.task_of("edl"), models.preprocessing(), BACKBONES.build("mlp"))
+    model = Model.build(*parts, pretrained=True)
+    Model.load(model.save(tmp_path))
+    Model.build(*parts)
+    assert asked == [True, False, False]
 
 
 def test_backbone_from_a_function():
@@ -76,6 +93,7 @@ def test_dropout_of_the_method_reaches_the_backbone():
         ({"name": "edl", "weight": 1}, "mlp", "unknown option 'weight'"),
         ("edl", "magic", "unknown backbone 'magic'; known: "),
         ("edl", {"hidden": [3]}, "a backbone needs a name"),
+        ("edl", lambda shape: nn.Flatten(), "backbone Flatten needs an attribute out_features"),
     ],
 )
 def test_wrong_arguments(method, backbone, message):

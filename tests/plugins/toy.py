@@ -23,23 +23,17 @@ class ToyMethod(MoDEX):
         return super().weights(epoch, epochs)
 
 
-@backbones.register("toy_backbone")
-class ToyBackbone(nn.Module):
-    """Two layers.
+@backbones.BACKBONES.register("toy_backbone")
+class ToyBackbone(backbones.Backbone):
+    """Two layers."""
 
-    Args:
-        shape: Shape of one input.
-        dropout: Dropout rate.
-        width: Number of features.
-    """
+    width: int = 16
+    """Number of features."""
 
-    def __init__(self, shape: tuple[int, ...], *, dropout: float | None = None, width: int = 16):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(shape[0], width), nn.Tanh())
-        self.out_features = width
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+    def build(self, shape: tuple[int, ...], *, pretrained: bool = False) -> nn.Module:
+        network = nn.Sequential(nn.Linear(shape[0], self.width), nn.Tanh())
+        network.out_features = self.width
+        return network
 
 
 @scores.SCORES.register("toy_score")

@@ -4,14 +4,24 @@
 | --- | --- | --- | --- |
 | mlp | any shape | dense layers with ReLU | last hidden size, 128 |
 | convnet | images from 8x8 | three 5x5 convolutions, for MNIST | 64 |
+| resnet | images from 8x8 | ResNet-18 or 34 | 512 |
 | vgg16 | images from 32x32 | VGG16 with batch norm, for CIFAR-10 | 512 |
 | wide_resnet | images from 8x8 | WideResNet-28-10, for mini-ImageNet | 640 |
+| embedding | token ids | mean of embeddings, then dense layers | last hidden size, 128 |
+| module:path.to:factory | any | a module of yours | its `out_features` |
 
-A method adds its own head. Any module from (N, *shape) to features (N, D) with an attribute
-`out_features` will do; register a function that builds it to use it by name.
+A method adds its own head. A new backbone is one file like its neighbors.
 """
 
-from dubito.backbones import _networks  # noqa: F401 - registers the built-in backbones
-from dubito.backbones.base import BACKBONES, register
+from dubito.backbones import (  # noqa: F401 - registers the built-in backbones
+    convnet,
+    embedding,
+    mlp,
+    module,
+    resnet,
+    vgg16,
+    wide_resnet,
+)
+from dubito.backbones.base import BACKBONES, Backbone
 
-__all__ = ["BACKBONES", "register"]
+__all__ = ["BACKBONES", "Backbone"]

@@ -1,81 +1,73 @@
-"""Registry of backbones, and checks of their arguments."""
+"""The backbone protocol: a network from inputs to features."""
 
-from collections.abc import Callable, Sequence
-from inspect import Parameter, signature
-from typing import Any, TypeVar
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
 from torch import nn
 
-from dubito import _checks
 from dubito.errors import DubitoError
-from dubito.plugins import load_plugins
+from dubito.registry import Entry, Registry
 
-__all__ = ["BACKBONES", "register"]
+__all__ = ["BACKBONES", "Backbone"]
 
 Shape = tuple[int, ...]
-Builder = Callable[..., nn.Module]
-B = TypeVar("B", bound=Builder)
-#: name -> function (shape, *, dropout=None, ...) that builds the module
-BACKBONES: dict[str, Builder] = {}
+Size = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
-def register(name: str) -> Callable[[B], B]:
-    """Register a backbone under a name, for configs, files and the command line.
+class Backbone(Entry, ABC):
+    """A network from inputs (N, *shape) to features (N, D), without the head of a method.
+
+    Fields are options. A subclass defines `build`.
+    """
+
+    # `inputs() -> Preprocessing | None`, what pretrained weights expect, needs dubito.formats.
+
+    dropout: Rate | None = None
+    """Dropout rate; None is that of the architecture."""
+
+    @abstractmethod
+    def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
+        """Build the module, with an attribute `out_features`, D.
+
+        Args:
+            shape: Shape of one input.
+            pretrained: Whether to load weights from elsewhere, if the backbone has any. Only
+                training does: a saved model brings its weights.
+        """
+
+    def warning(self, shape: Shape) -> str | None:
+        """Return a warning about inputs that the backbone is not made for, or None.
+
+        Args:
+            shape: Shape of one input.
+        """
+        return None
+
+
+BACKBONES: Registry[Backbone] = Registry("backbone", Backbone)
+
+#: field for a backbone: a backbone, its name, or a dict with its name
+AnyBackbone = Annotated[
+    InstanceOf[Backbone], BeforeValidator(BACKBONES.build), PlainSerializer(BACKBONES.to_dict)
+]
+#: a backbone, its name or "auto", a dict with its name, or a function from a shape to a module
+BackboneLike = Backbone | str | Mapping[str, Any] | Callable[[Shape], nn.Module]
+
+
+def chain(out_features: int, **parts: nn.Module) -> nn.Sequential:
+    """Chain modules whose last one returns features.
 
     Args:
-        name: Name, such as "mlp".
+        out_features: Number of features.
+        **parts: Modules by name.
     """
-
-    def add(builder: B) -> B:
-        _checks.not_built_in(BACKBONES.get(name), name, "backbone")
-        BACKBONES[name] = builder
-        return builder
-
-    return add
-
-
-def build(
-    name: str, shape: Sequence[int], *, dropout: float | None = None, **options: Any
-) -> nn.Module:
-    """Build a registered backbone: inputs (N, *shape) to features (N, out_features).
-
-    Args:
-        name: One of `BACKBONES`.
-        shape: Shape of one input.
-        dropout: Dropout rate; None leaves the default of the architecture.
-        **options: Further arguments of the builder.
-
-    >>> build("convnet", (1, 28, 28)).out_features
-    64
-    """
-    if name not in BACKBONES:
-        load_plugins()
-    builder = _checks.entry(BACKBONES, name, "backbone")
-    parameters = signature(builder).parameters
-    if not any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
-        for option in options:
-            _checks.one_of(list(parameters)[1:], option, f"option of the backbone {name!r}:")
-    if dropout is not None and not 0 <= dropout < 1:
-        raise DubitoError(f"dropout must be in [0, 1), not {dropout!r}")
-    module = builder(tuple(shape), dropout=dropout, **options)
-    if not isinstance(getattr(module, "out_features", None), int):
-        raise TypeError(f"the backbone {name!r} needs an attribute out_features, the size D")
-    return module
-
-
-def default_for(shape: Sequence[int]) -> str:
-    """Return the name of the backbone that "auto" means for inputs of a shape.
-
-    >>> default_for((1, 28, 28)), default_for((3, 32, 32)), default_for((13,))
-    ('convnet', 'vgg16', 'mlp')
-    """
-    if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= SMALLEST_CONVNET:
-        return "convnet"
-    return "vgg16" if tuple(shape) == (3, 32, 32) else "mlp"
-
-
-#: Pixels from which three poolings leave the convnet enough to see.
-SMALLEST_CONVNET = 20
+    network = nn.Sequential(OrderedDict(parts))
+    network.out_features = out_features  # type: ignore[assignment]
+    return network
 
 
 def image_shape(shape: Shape, smallest: int, name: str) -> Shape:
@@ -86,10 +78,3 @@ def image_shape(shape: Shape, smallest: int, name: str) -> Shape:
             f"{smallest}x{smallest} pixels, but the shape is {shape}"
         )
     return shape
-
-
-def positive_size(size: int, name: str) -> int:
-    """Check a size that is at least 1."""
-    if not isinstance(size, int) or size < 1:
-        raise DubitoError(f"{name} must be at least 1, not {size!r}")
-    return size

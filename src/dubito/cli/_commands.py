@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
@@ -16,12 +16,15 @@ from rich.console import Console
 from rich.text import Text
 
 from dubito.backbones import BACKBONES
+from dubito.backbones.default import AUTO, CHOSEN
 from dubito.cli import _display
 from dubito.cli._generate import Setting, command, of_fields, of_function, spelled
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.card import format_metric
 from dubito.plugins import import_plugin, load_plugins
+from dubito.scores import SCORES
+from dubito.training.config import OPTIMIZERS
 
 Run = Callable[..., Any]
 REPORT = "report.html"
@@ -31,7 +34,7 @@ DEFAULTS = {"method": "iedl", "backbone": "auto"}
 SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
 #: parameters without an option
 HIDDEN = {
-    *("callbacks", "on_start", "progress", "backbone.shape", "data.source"),
+    *("callbacks", "on_start", "progress", "backbone.path", "data.source"),
     *("serve.config", "service.token"),
 }
 PLUGIN_HELP = "Module or .py file that registers methods, scores, backbones or datasets."
@@ -109,12 +112,24 @@ def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
         if section in named:
             value = config.get(section, {})
             default = value if isinstance(value, str) else value.get("name", DEFAULTS[section])
-            yield Setting(section, str, default, field.description or "", section.capitalize())
+            text = f"{field.description} {_one_of(section)}"
+            yield Setting(section, str, default, text, section.capitalize())
             yield from named[section]((_option_values(argv, section) or [default])[-1])
         elif isinstance(field.default, BaseModel):
-            yield from of_fields(type(field.default).model_fields, section)
+            for setting in of_fields(type(field.default).model_fields, section):
+                yield replace(setting, help=f"{setting.help} {_one_of(setting.name)}".strip())
         else:
-            yield Setting(section, field.annotation, field.default, field.description or "")
+            text = f"{field.description} {_one_of(section)}"
+            yield Setting(section, field.annotation, field.default, text)
+
+
+def _one_of(name: str) -> str:
+    """List the names that a setting may have."""
+    names: dict[str, Iterable[str]] = {
+        "method": METHODS, "backbone": [AUTO, *BACKBONES], "posthoc": SCORES,
+        "training.optimizer": OPTIMIZERS,
+    }  # fmt: skip
+    return f"Known: {', '.join(names[name])}." if name in names else ""
 
 
 def _method_settings(name: str) -> Iterator[Setting]:
@@ -122,11 +137,12 @@ def _method_settings(name: str) -> Iterator[Setting]:
 
 
 def _backbone_settings(name: str) -> Iterator[Setting]:
+    """Yield the options of a backbone, or those of all that "auto" may choose."""
     settings: dict[str, Setting] = {}
-    for backbone in BACKBONES if name == "auto" else {name} & {*BACKBONES}:
-        for option in of_function(BACKBONES[backbone]):
-            key = f"backbone.{option.name}"
-            settings.setdefault(key, replace(option, name=key, panel="Backbone", positional=False))
+    for one in CHOSEN if name == AUTO else (name.partition(":")[0],):
+        fields = getattr(BACKBONES.get(one), "__pydantic_fields__", {})
+        for setting in of_fields(fields, "backbone"):
+            settings.setdefault(setting.name, setting)
     yield from settings.values()
 
 

@@ -81,7 +81,8 @@ class Setting:
         )
 
     def _help(self) -> str:
-        text = escape(self.help.replace("`", ""))
+        keys = f" Keys: {', '.join(self._keys())}." if self._keys() else ""
+        text = escape(self.help.replace("`", "") + keys)
         if self.default in (REQUIRED, None, (), {}):
             return text
         return f"{text} [dim]\\[default: {escape(str(self.default))}][/dim]"
@@ -97,8 +98,16 @@ class Setting:
             try:
                 return adapter.validate_python(value)
             except ValidationError as error:
-                problems.append(error.errors()[0]["msg"])
-        raise typer.BadParameter(f"{problems[0]}, not {given!r}", param_hint=self.flag)
+                problems.append(error.errors()[0])
+        text = f"{problems[0]['msg']}, not {given!r}"
+        if problems[0]["type"] == "extra_forbidden":
+            text = f"Unknown key {problems[0]['loc'][-1]!r}; known: {', '.join(self._keys())}"
+        raise typer.BadParameter(text, param_hint=self.flag)
+
+    def _keys(self) -> list[str]:
+        """Return the keys of values that are a configuration."""
+        kinds = (self.annotation, *get_args(self.annotation))
+        return [key for kind in kinds for key in getattr(kind, "model_fields", {})]
 
 
 def _readings(text: str) -> Iterator[Any]:

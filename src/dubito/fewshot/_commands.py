@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dubito import _checks
 from dubito import data as sources
-from dubito.api import AnyPath, find_device, find_factory
+from dubito.api import AnyPath, find_device
 from dubito.errors import DubitoError
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Sampler, Setting
@@ -19,6 +19,7 @@ from dubito.fewshot._results import run
 from dubito.fewshot._tuning import tune as choose
 from dubito.methods import METHODS
 from dubito.model import Model
+from dubito.plugins import import_function
 from dubito.tasks import Classification
 
 Scaling = Literal["none", "unit", "centered"]
@@ -169,7 +170,7 @@ def _open(source: AnyPath | Features | None) -> Features | None:
 
 def _network(model: Any) -> nn.Module:
     if isinstance(model, str) and ":" in model and not Path(model).exists():
-        model = find_factory(model)
+        model = import_function(model)
     if callable(model) and not isinstance(model, nn.Module):
         model = model()
     return model if isinstance(model, nn.Module) else Model.load(model)

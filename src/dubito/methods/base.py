@@ -78,7 +78,13 @@ class Method(Entry, ABC):
             task: Task of the network.
         """
         backbone = make_backbone()
-        return Network(backbone, self.head(int(backbone.out_features), task))  # type: ignore[arg-type]
+        size = getattr(backbone, "out_features", None)
+        if not isinstance(size, int):
+            raise DubitoError(
+                f"the backbone {type(backbone).__name__} needs an attribute out_features, the "
+                f"number of features, but has {size!r}"
+            )
+        return Network(backbone, self.head(size, task))
 
     def finish(self, network: nn.Module, batches: Batches) -> None:
         """Fit what is fitted after training, such as a density of features; default: nothing.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dubito.backbones import BACKBONES
 from dubito.methods import METHODS
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def card(model: Model) -> str:
     """
     task = model.task
     what = f"{task.size} classes" if task.kind == "classification" else _names(task.names)
-    network = "a custom network" if model.backbone is None else f"`{model.backbone['name']}`"
+    backbone = model.backbone
+    network = "a custom network" if backbone is None else f"`{BACKBONES.name_of(backbone)}`"
     return Path(__file__).with_name("card.md").read_text("utf-8").format(
         title=f"{task.kind.capitalize()}: {what}",
         method=METHODS.name_of(model.method),

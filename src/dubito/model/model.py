@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from dubito import _checks, evaluation
-from dubito.backbones import base as backbones
+from dubito.backbones import BACKBONES, Backbone
+from dubito.backbones.base import BackboneLike
+from dubito.backbones.default import resolve
+from dubito.backbones.module import UserModule
 from dubito.calibration import Calibration
 from dubito.data import Source
 from dubito.data.base import Items
@@ -37,8 +41,6 @@ from dubito.tasks import Task
 
 __all__ = ["Model"]
 
-#: name of a registered backbone, a dict with its name and options, or a function of a shape
-Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], nn.Module]
 #: inputs that tell which layer is the head
 HEAD_ROWS = 64
 #: largest difference from the expected outputs, relative to the largest of these
@@ -56,8 +58,7 @@ class Model(nn.Module):
         method: How the outputs are read.
         task: What is predicted.
         preprocessing: How inputs are read and normalized.
-        backbone: Name and options of the registered backbone that the network was built from; None
-            for a custom network.
+        backbone: Backbone that the network was built from; None for a custom network.
 
     Attributes:
         calibration: Calibration of the predictive, or None.
@@ -73,7 +74,7 @@ class Model(nn.Module):
         task: Task,
         preprocessing: Preprocessing,
         *,
-        backbone: Mapping[str, object] | None = None,
+        backbone: Backbone | None = None,
     ) -> None:
         super().__init__()
         if task.kind not in method.tasks:
@@ -81,8 +82,7 @@ class Model(nn.Module):
                 f"{type(method).__name__} is for {' and '.join(method.tasks)}, not for {task.kind}"
             )
         self.network, self.method, self.task = network, method, task
-        self.preprocessing = preprocessing
-        self.backbone = None if backbone is None else dict(backbone)
+        self.preprocessing, self.backbone = preprocessing, backbone
         self.scores = nn.ModuleDict()
         self.calibration: Calibration | None = None
         self.policy: Policy | None = None
@@ -94,9 +94,10 @@ class Model(nn.Module):
         method: Method | str | Mapping[str, object],
         task: Task,
         preprocessing: Preprocessing,
-        backbone: Backbone = "auto",
+        backbone: BackboneLike = "auto",
         *,
         seed: int = 0,
+        pretrained: bool = False,
     ) -> Self:
         """Build an untrained model.
 
@@ -104,22 +105,20 @@ class Model(nn.Module):
             method: Method, its name, or a dict with its name and hyperparameters.
             task: What is predicted.
             preprocessing: How inputs are read and normalized.
-            backbone: Name of a backbone or "auto", a dict with its name and options, or a function
+            backbone: Backbone, its name or "auto", a dict with its name and options, or a function
                 from the shape of an input to a module with `out_features`.
             seed: Seed of the initial weights; the global random state does not change.
+            pretrained: Whether the backbone loads weights from elsewhere, if it has any.
         """
-        method, shape, named = METHODS.build(method), preprocessing.shape, None
-        if not callable(backbone):
-            named = {"name": backbone} if isinstance(backbone, str) else dict(backbone)
-            if not isinstance(named.get("name"), str):
-                raise DubitoError(f"a backbone needs a name, but is {backbone!r}")
-            if named["name"] == "auto":
-                named["name"] = backbones.default_for(shape)
-            backbone = partial(_build_backbone, named, method)
+        method, shape, entry = METHODS.build(method), preprocessing.shape, None
+        if isinstance(backbone, Backbone | str | Mapping):
+            entry = resolve(backbone, shape, FORMATS.name_of(preprocessing.inputs))
+            entry = _with_dropout(entry, _dropout(method))
+            backbone = partial(entry.build, pretrained=pretrained)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             network = method.network(partial(backbone, shape), task)
-        return cls(network, method, task, preprocessing, backbone=named)
+        return cls(network, method, task, preprocessing, backbone=entry)
 
     @classmethod
     def from_network(
@@ -556,7 +555,7 @@ class Model(nn.Module):
             {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()},
             card(self),
             method=METHODS.to_dict(self.method),
-            backbone=self.backbone,
+            backbone=None if self.backbone is None else BACKBONES.to_dict(self.backbone),
             task=self.task,
             preprocessing=self.preprocessing,
             calibration=self.calibration,
@@ -570,34 +569,33 @@ class Model(nn.Module):
         cls,
         folder: str | os.PathLike[str],
         *,
-        network: nn.Module | Callable[[], nn.Module] | None = None,
+        network: nn.Module | Callable[..., nn.Module] | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
         """Load a model, in evaluation mode.
 
+        All weights come from the folder, and code that it names is never imported.
+
         Args:
             folder: Folder of the model.
             network: Custom network that the model was saved with: a module, or a function that
-                builds it.
+                builds it; for a backbone "module:...", the function that builds the backbone.
             device: Device of the network.
         """
         place = Path(folder)
         content, tensors = read(place)
-        if network is None and content.backbone is None:
-            raise DubitoError(
-                f"{place} has a custom network: pass network=..., a module or a function that "
-                "builds it"
-            )
-        if network is not None and content.backbone is not None:
-            raise DubitoError(
-                f"{place} names its backbone, {content.backbone['name']!r}: load it without network"
-            )
         try:
-            parts = (METHODS.build(content.method), content.task, content.preprocessing)
-            if network is None:
-                model = cls.build(*parts, content.backbone)  # type: ignore[arg-type]
+            method = METHODS.build(content.method)
+            entry = None if content.backbone is None else BACKBONES.build(content.backbone)
+            parts = (method, content.task, content.preprocessing)
+            _check_network(entry, network)
+            if entry is None:
+                model = cls(network if isinstance(network, nn.Module) else network(), *parts)  # type: ignore[misc]
+            elif isinstance(entry, UserModule):
+                model = cls.build(*parts, partial(entry.call, network))  # type: ignore[arg-type]
+                model.backbone = entry
             else:
-                model = cls(network if isinstance(network, nn.Module) else network(), *parts)
+                model = cls.build(*parts, entry)
             built = map(SCORES.build, content.scores)
             model.scores.update({SCORES.name_of(score): score for score in built})
         except DubitoError as error:
@@ -617,18 +615,33 @@ class Model(nn.Module):
         return import_module("dubito.onnx").export(self, path, **options)
 
 
-def _build_backbone(
-    described: Mapping[str, Any], method: Method, shape: tuple[int, ...]
-) -> nn.Module:
-    """Build a registered backbone, with the dropout rate of the method if it has one."""
-    options = dict(described)
-    rate = _dropout(method)
-    if rate is not None and options.setdefault("dropout", rate) != rate:
+def _check_network(entry: Backbone | None, network: Any) -> None:
+    """Raise unless there is a network, or a function that builds one, if the folder has none."""
+    if entry is None and network is None:
         raise DubitoError(
-            f"the backbone has dropout {options['dropout']}, but the method {rate}: set only that "
-            "of the method"
+            "it has a custom network: pass network=..., a module or a function that builds it"
         )
-    return backbones.build(shape=shape, **options)
+    if isinstance(entry, UserModule) and (network is None or isinstance(network, nn.Module)):
+        raise DubitoError(
+            f"its backbone is built by your function {entry.path!r}: pass network=..., this "
+            f"function (--network {entry.path})"
+        )
+    if network is not None and not isinstance(entry, UserModule | None):
+        raise DubitoError(
+            f"it names its backbone, {BACKBONES.name_of(entry)!r}: load it without network"
+        )
+
+
+def _with_dropout(entry: Backbone, rate: float | None) -> Backbone:
+    """Return a backbone with the dropout rate of the method, if it has one."""
+    if rate is None or entry.dropout == rate:
+        return entry
+    if entry.dropout is not None:
+        raise DubitoError(
+            f"the backbone has dropout {entry.dropout}, but the method {rate}: set only that of "
+            "the method"
+        )
+    return replace(entry, dropout=rate)
 
 
 def _dropout(method: Method) -> float | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dubito._extras import need
 from dubito._files import json_text
+from dubito.backbones import BACKBONES
 from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Prediction
@@ -72,6 +73,7 @@ def render(template: str, **content: Any) -> str:
     texts = (percent, number, duration, json_text, metric_name, format_metric, policy_text)
     environment.filters |= {function.__name__: function for function in texts}
     environment.filters |= {"method_name": METHODS.name_of, "method_dict": METHODS.to_dict}
+    environment.filters |= {"backbone_name": BACKBONES.name_of, "backbone_dict": BACKBONES.to_dict}
     page: str = environment.get_template(template).render(**content)
     return page
 

@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from dubito.backbones._spectral import SpectralConv2d
+from dubito.backbones.fourier import FourierConv2d
 
 
 @pytest.mark.parametrize("size", [(2, 2), (7, 7), (14, 9), (1, 32)])
 def test_values_and_two_derivatives(size):
-    layer, x = SpectralConv2d(8, 4, 5), torch.rand(16, 8, *size, requires_grad=True)
+    layer, x = FourierConv2d(8, 4, 5), torch.rand(16, 8, *size, requires_grad=True)
     inputs, results = [x, *layer.parameters()], []
     for y in (layer(x), conv2d(x, layer.weight, layer.bias, padding=2)):
         first = torch.autograd.grad(y.square().mean(), inputs, create_graph=True)
@@ -18,7 +18,7 @@ def test_values_and_two_derivatives(size):
 
 
 def test_other_modes_are_those_of_conv2d():
-    layer, x = SpectralConv2d(8, 4, 5), torch.rand(16, 8, 7, 7)
+    layer, x = FourierConv2d(8, 4, 5), torch.rand(16, 8, 7, 7)
     expected = conv2d(x, layer.weight, layer.bias, padding=2)
     assert "conv2d" in torch.export.export(layer, (x,)).graph_module.code
     assert torch.equal(torch.vmap(layer)(x[None])[0], expected)

@@ -18,7 +18,7 @@ SMALLEST_BATCH = 16
 LARGEST_SIDE = 32
 
 
-class SpectralConv2d(nn.Conv2d):
+class FourierConv2d(nn.Conv2d):
     """`nn.Conv2d` with stride 1 and padding "same", trained by Fourier transforms on a CPU.
 
     Parameters are those of `nn.Conv2d`, and results up to rounding. Evaluation, other devices,

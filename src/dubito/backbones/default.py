@@ -1,0 +1,54 @@
+"""The backbone that "auto" means."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dubito.backbones.base import BACKBONES, Backbone, Shape
+
+AUTO = "auto"
+#: names of backbones that "auto" may mean
+CHOSEN = ("mlp", "convnet", "resnet", "embedding")
+#: Pixels from which three poolings leave the convnet enough to see.
+SMALLEST_IMAGE = 20
+#: Pixels up to which three poolings leave the convnet's dense layers small.
+LARGEST_GRAY = 64
+
+
+def default_for(shape: Shape, kind: str = "array") -> str:
+    """Return the name of the backbone that "auto" means.
+
+    | inputs | backbone | because |
+    | --- | --- | --- |
+    | token ids of a text | embedding | ids are no quantities |
+    | tables, flat arrays | mlp | columns have no neighbors |
+    | images below 20 pixels | mlp | poolings leave nothing of them |
+    | gray images up to 64 pixels | convnet | enough for digits, and ten times faster |
+    | other images | resnet | photos need depth; any size, the same weights |
+
+    Args:
+        shape: Shape of one input.
+        kind: Kind of the input format.
+
+    >>> default_for((1, 28, 28)), default_for((3, 32, 32)), default_for((13,))
+    ('convnet', 'resnet', 'mlp')
+    """
+    if kind == "text":
+        return "embedding"
+    if len(shape) != 3 or min(shape[1:]) < SMALLEST_IMAGE:
+        return "mlp"
+    return "convnet" if shape[0] == 1 and max(shape[1:]) <= LARGEST_GRAY else "resnet"
+
+
+def resolve(value: Backbone | str | Mapping[str, Any], shape: Shape, kind: str) -> Backbone:
+    """Build an entry of the registry from its name, "auto" or a dict with a name.
+
+    Args:
+        value: Backbone, its name or "auto", or a dict with that name and options.
+        shape: Shape of one input.
+        kind: Kind of the input format.
+    """
+    if value == AUTO:
+        value = default_for(shape, kind)
+    elif isinstance(value, Mapping) and value.get("name") == AUTO:
+        value = {**value, "name": default_for(shape, kind)}
+    return BACKBONES.build(value)

@@ -1,0 +1,94 @@
+"""Residual network (He et al., CVPR 2016, https://arxiv.org/abs/1512.03385)."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+from torch import Tensor, nn
+
+from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, chain, image_shape
+
+#: number of blocks in each stage
+BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+#: largest side of images whose resolution the stem keeps
+LARGEST_KEPT = 64
+
+
+def _depth(depth: int) -> int:
+    if depth not in BLOCKS:
+        raise ValueError(f"depth must be 18 or 34, not {depth}")
+    return depth
+
+
+@BACKBONES.register("resnet")
+class ResNet(Backbone):
+    """ResNet-18 with global average pooling, for images of any size from 8x8.
+
+    The stem follows the image: up to 64 pixels a 3x3 convolution that keeps the resolution, as
+    usual for CIFAR; above, a 7x7 convolution with stride 2 and a max-pooling, as published.
+    Convolutions start from He et al. (2015). Dropout, if there is a rate, follows the pooling.
+
+    >>> ResNet().build((3, 32, 32)).out_features
+    512
+    """
+
+    depth: Annotated[int, AfterValidator(_depth)] = 18
+    """Number of layers, 18 or 34."""
+    width: Size = 64
+    """Channels of the first stage; each further stage doubles them."""
+    zero_init: bool = False
+    """Whether each block starts as the identity: the weight of its last batch norm is zero."""
+
+    def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
+        """Build the network for images from 8x8."""
+        channels, *size = image_shape(shape, 8, "resnet")
+        stages, inputs = nn.Sequential(), self.width
+        for number, count in enumerate(BLOCKS[self.depth]):
+            outputs, stage = self.width * 2**number, nn.Sequential()
+            for place in range(count):
+                stride = 2 if number and not place else 1
+                stage.append(_Block(inputs, outputs, stride, self.zero_init))
+                inputs = outputs
+            stages.append(stage)
+        parts = {"stem": _stem(channels, self.width, max(size) > LARGEST_KEPT), "stages": stages}
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        if self.dropout:
+            pool.append(nn.Dropout(self.dropout))
+        return chain(inputs, **parts, pool=pool).apply(_he_init)
+
+
+def _stem(channels: int, width: int, shrink: bool) -> nn.Sequential:
+    side, stride = (7, 2) if shrink else (3, 1)
+    convolution = nn.Conv2d(channels, width, side, stride, padding=side // 2, bias=False)
+    stem = nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+    return stem.append(nn.MaxPool2d(3, 2, padding=1)) if shrink else stem
+
+
+def _he_init(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+class _Block(nn.Module):
+    """3x3 convolution, norm, ReLU, 3x3 convolution and norm, added to the input; then ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, zero_init: bool) -> None:
+        super().__init__()
+        shortcut: list[nn.Module] = []
+        if inputs != outputs or stride != 1:
+            shortcut = [nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)]
+        self.shortcut = nn.Sequential(*shortcut)
+        last = nn.BatchNorm2d(outputs)
+        if zero_init:
+            nn.init.zeros_(last.weight)
+        self.residual = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            last,
+        )
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active: Tensor = self.relu(self.shortcut(x) + self.residual(x))
+        return active
