@@ -1,3 +1,4 @@
+import io
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,31 @@ def test_camera_orientation_is_applied(make: Any, put: Any) -> None:
     assert source.format.shape == (3, 4, 6)
     for image in source.load():
         np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), upright)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+def test_large_images_are_turned_too(kind: str) -> None:
+    pixels = np.zeros((1000, 1500, 3), np.uint8)
+    pixels[..., 0] = np.linspace(0, 255, 1500)
+    pixels[..., 1] = np.linspace(0, 255, 1000)[:, None]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(stream := io.BytesIO(), kind, exif=exif, quality=100)
+    inputs = ImageFormat(size=(30, 20), mode="RGB").encode([stream.getvalue()]).checked()
+    turned = Image.fromarray(np.rot90(pixels, -1)).resize((20, 30), Image.Resampling.BILINEAR)
+    torch.testing.assert_close(
+        inputs[0], torch.from_numpy(np.array(turned)).movedim(-1, 0), atol=3, rtol=0
+    )
+
+
+def test_untrusted_files_are_opened_before_they_are_decoded(make: Any) -> None:
+    format = ImageFormat(size=(4, 4), mode="L")
+    item, values = format.open(make.png(np.zeros((20, 30), np.uint8)))
+    assert values == 600
+    assert format.encode([item]).checked().shape == (1, 1, 4, 4)
+    for pixels, kind, problem in [((4, 4), "TIFF", "damaged"), ((1, 20_000), "PNG", "a side")]:
+        with pytest.raises(DubitoError, match=problem):
+            format.open(make.png(np.zeros(pixels, np.uint8), kind=kind))
 
 
 def test_unknown_pixel_range_is_an_error(make: Any) -> None:

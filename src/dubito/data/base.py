@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -64,6 +64,11 @@ class InputFormat(BaseModel, ABC, frozen=True, extra="forbid", use_attribute_doc
 
     kind: str
 
+    media_types: ClassVar[tuple[str, ...]] = ()
+    """Media types of files that `open` reads; the service accepts these."""
+    json_key: ClassVar[str] = "inputs"
+    """Name of the list of inputs in a request in JSON."""
+
     if TYPE_CHECKING:  # a field or a property of the subclasses
 
         @property
@@ -74,6 +79,22 @@ class InputFormat(BaseModel, ABC, frozen=True, extra="forbid", use_attribute_doc
     def is_pixels(self) -> bool:
         """Whether inputs are encoded as pixels, uint8."""
         return self.kind == "image" or getattr(self, "dtype", None) == "uint8"
+
+    @property
+    def json_type(self) -> Any:
+        """Type of an input in JSON, for pydantic; None: nested lists of `shape`, as encoded."""
+        return None
+
+    def open(self, content: bytes) -> tuple[Any, int]:
+        """Read the header of a file that is not trusted.
+
+        Args:
+            content: Content of a file of one of `media_types`.
+
+        Returns:
+            An item for `encode`, and the number of values that decoding it takes.
+        """
+        return content, len(content)
 
     @abstractmethod
     def encode(self, items: Any) -> Encoded:

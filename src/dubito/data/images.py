@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +37,17 @@ EXTENSIONS = (
     *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png"),
     *(".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp"),
 )
+#: media type -> Pillow's name; formats of files that are not trusted
+UNTRUSTED = {f"image/{name}": name.upper() for name in ("jpeg", "png", "webp", "gif", "bmp")}
+#: largest side of such a file in pixels; resizing takes memory for each
+MAX_SIDE = 16_384
+#: A decoder passes over all pixels for each scan of a JPEG: a small file could take hours.
+MAX_SCANS, START_OF_SCAN = 100, b"\xff\xda"
+#: tag of the orientation of a camera
+ORIENTATION = 0x0112
 GRAY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"}
+#: modes that can be reduced, and the pixels from which images are, to save memory and time
+REDUCIBLE, LARGE = ("L", "LA", "RGB", "RGBA"), 1 << 20
 #: side of decoded images whose own sizes differ or exceed LARGEST
 SIDE, LARGEST = 32, 64
 
@@ -50,6 +60,7 @@ class ImageFormat(InputFormat, frozen=True):
     """
 
     kind: Literal["image"] = "image"
+    media_types: ClassVar[tuple[str, ...]] = tuple(UNTRUSTED)
     size: tuple[PositiveInt, PositiveInt]
     """Height and width in pixels."""
     mode: Literal["L", "RGB"]
@@ -68,6 +79,29 @@ class ImageFormat(InputFormat, frozen=True):
     def shape(self) -> tuple[int, ...]:
         """Channels, height and width."""
         return (MODES[self.mode], *self.size)
+
+    def open(self, content: bytes) -> tuple[Any, int]:
+        """Read the header of an image that is not trusted, and count its pixels.
+
+        Args:
+            content: JPEG, PNG, WebP, GIF or BMP file.
+        """
+        formats = tuple(UNTRUSTED.values())
+        try:
+            image = need("PIL.Image", "data").open(io.BytesIO(content), formats=formats)
+            largest = max(image.size)
+            self._draft(image)
+        except Exception:  # decoders raise errors of many kinds
+            raise DubitoError(f"damaged, or not one of {', '.join(formats)}") from None
+        if largest > MAX_SIDE:
+            raise DubitoError(f"a side has {largest} pixels; at most {MAX_SIDE} are allowed")
+        if image.format in ("JPEG", "MPO") and content.count(START_OF_SCAN) > MAX_SCANS:
+            raise DubitoError(f"more than {MAX_SCANS} scans")
+        return image, math.prod(image.size)
+
+    def _draft(self, image: Any) -> None:
+        """Let a JPEG be decoded at a fraction of its size, which saves most of the time."""
+        image.draft(self.mode, (2 * max(self.size), 2 * max(self.size)))
 
     def encode(self, items: Any) -> Encoded:
         """Decode images to uint8 (N, C, H, W); see `InputFormat.encode`.
@@ -112,9 +146,9 @@ class ImageFormat(InputFormat, frozen=True):
     def _pixels(self, opened: Any) -> Array:
         """Convert the first frame of an image to (C, H, W)."""
         height, width = self.size
-        # A JPEG can be decoded at a fraction of its size, which saves most of the time.
-        opened.draft(self.mode, (2 * max(self.size), 2 * max(self.size)))
-        image = _eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened)).convert(self.mode)
+        self._draft(opened)
+        opened = _reduced(opened, 2 * max(self.size))
+        image = eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened)).convert(self.mode)
         bilinear = need("PIL.Image", "data").Resampling.BILINEAR
         pixels = np.array(image.resize((width, height), bilinear))
         return pixels.reshape(height, width, -1).transpose(2, 0, 1)
@@ -123,7 +157,18 @@ class ImageFormat(InputFormat, frozen=True):
         return f"{self.size[0]} x {self.size[1]} {self.mode} images"
 
 
-def _eight_bit(image: Any) -> Any:
+def _reduced(image: Any, side: int) -> Any:
+    """Average blocks of a large image, whose shorter side remains at least `side`."""
+    factor = min(image.size) // side
+    if factor < 2 or math.prod(image.size) < LARGE or image.mode not in REDUCIBLE:
+        return image
+    reduced = image.reduce(factor)
+    # `reduce` loses the orientation of some formats; a TIFF is turned when it is loaded.
+    reduced.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
+    return reduced
+
+
+def eight_bit(image: Any) -> Any:
     """Return an image that converts to any of MODES without clipping or guessing."""
     image_class = need("PIL.Image", "data")
     if image.mode.startswith("I;16"):
@@ -154,6 +199,9 @@ def each(function: Callable[[Any], T], items: Iterable[Any]) -> list[T | Excepti
         except Exception as error:  # decoders raise errors of many kinds for a damaged file
             return error
 
+    items = list(items)
+    if len(items) == 1:  # starting threads takes longer than decoding
+        return [attempt(items[0])]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(attempt, items))
 
@@ -291,7 +339,7 @@ def _header(path: Path) -> tuple[tuple[int, int], bool]:
         # A TIFF's own size: Pillow may have turned the other already.
         tags = getattr(image, "tag_v2", None)
         width, height = image.size if tags is None else (tags[256], tags[257])
-        turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # lies on its side
+        turned = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)  # lies on its side
         return ((width, height) if turned else (height, width)), image.mode in GRAY
 
 

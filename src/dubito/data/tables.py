@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat, Strict
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from dubito import _checks
 from dubito._extras import need
@@ -139,6 +140,7 @@ class TableFormat(InputFormat, frozen=True):
     """
 
     kind: Literal["table"] = "table"
+    json_key: ClassVar[str] = "rows"
     columns: tuple[Column, ...] = Field(min_length=1)
     """Input columns."""
     target: tuple[str, ...] = ()
@@ -178,6 +180,16 @@ class TableFormat(InputFormat, frozen=True):
     def shape(self) -> tuple[int, ...]:
         """Number of encoded inputs."""
         return (sum(column.width for column in self.columns),)
+
+    @property
+    def json_type(self) -> Any:
+        """A dict with a cell for each column."""
+        whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
+        number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+        text = Annotated[str, Strict()]
+        cell = Annotated[whole | number | text | None, Field(union_mode="left_to_right")]
+        names = [column.name for column in self.columns]
+        return TypedDict("Row", dict.fromkeys(names, cell))  # type: ignore[operator]
 
     def encode(self, items: Any) -> Encoded:
         """Convert rows; see `InputFormat.encode`.

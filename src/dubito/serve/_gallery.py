@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from dubito._extras import need
-from dubito.data.images import _eight_bit, image_files
+from dubito.data.images import eight_bit, image_files
 from dubito.errors import DubitoError
 
 DRAWING_FILE = "drawing.json"
@@ -93,7 +93,7 @@ def _drawing(path: Path) -> Drawing | None:
 def _png(path: Path) -> bytes:
     try:
         with need("PIL.Image", "data").open(path) as opened:
-            image = _eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened))
+            image = eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened))
             image = image.convert("L" if image.mode in ("1", "L") else "RGB")
             image.thumbnail((LARGEST, LARGEST))
             image.save(buffer := io.BytesIO(), "PNG")
