@@ -132,7 +132,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated_model(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Model:
-    monkeypatch.setattr("dubito.serve._service.measure", lambda *_: 60.0)  # it would block
+    monkeypatch.setattr("dubito.serve.service.measure", lambda *_: 60.0)  # it would block
     inputs = Preprocessing(inputs=data.ArrayFormat(shape=(2,)))
     return Model(gate, EDL(), Classification(classes=("a", "b", "c")), inputs)
 

@@ -251,7 +251,7 @@ def test_busy(gate: Gate, gated_model: Model, served: Serve) -> None:
 def test_a_request_waits_for_a_slot(
     gate: Gate, gated_model: Model, served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dubito.serve._service.BUSY_DELAY", 600)
+    monkeypatch.setattr("dubito.serve.service.BUSY_DELAY", 600)
     with served(gated_model, max_requests=1) as client, ThreadPoolExecutor(2) as pool:
         post = partial(client.post, "/v1/predict", json={"inputs": [[1, 2]]})
         first = pool.submit(post)
@@ -289,7 +289,7 @@ def test_a_failing_model(gate: Gate, gated_model: Model, served: Serve) -> None:
 def test_a_client_that_has_left_is_dropped(
     gate: Gate, gated_model: Model, served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dubito.serve._batcher.IMPATIENT", -1.0)
+    monkeypatch.setattr("dubito.serve.batcher.IMPATIENT", -1.0)
     body = {"inputs": [[1, 2]]}
     with served(gated_model, max_requests=2) as client:
         first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
@@ -364,4 +364,4 @@ def test_page(array_model: Model, served: Serve) -> None:
         page = client.get("/")
         assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
         assert client.get("/static/main.js").headers["content-type"].startswith("text/javascript")
-        assert client.get("/static/..%2F_app.py").status_code == 404
+        assert client.get("/static/..%2Fapp.py").status_code == 404

@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dubito import __version__
 from dubito.api import AnyModel, AnyPath
-from dubito.serve._config import ServeConfig
-from dubito.serve._gallery import Gallery, read
-from dubito.serve._inputs import media_type
-from dubito.serve._schema import ModelInfo, Refusal, describe_prediction
-from dubito.serve._service import BUSY_DELAY, Lease, Service
+from dubito.serve.config import ServeConfig
+from dubito.serve.gallery import Gallery, read
+from dubito.serve.inputs import media_type
+from dubito.serve.schema import ModelInfo, Refusal, describe_prediction
+from dubito.serve.service import BUSY_DELAY, Lease, Service
 
 log = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from dubito._extras import need
 from dubito.data.base import InputFormat
-from dubito.serve._config import ServeConfig
+from dubito.serve.config import ServeConfig
 
 JSON, FORM = "application/json", "multipart/form-data"
 #: media type -> Pillow's name of the format; other formats are refused

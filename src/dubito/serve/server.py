@@ -17,8 +17,8 @@ import uvicorn
 from dubito._extras import need
 from dubito.api import AnyPath
 from dubito.errors import DubitoError
-from dubito.serve._app import create_app
-from dubito.serve._config import TOKEN, ServeConfig
+from dubito.serve.app import create_app
+from dubito.serve.config import TOKEN, ServeConfig
 
 log = logging.getLogger(__name__)
 #: Seconds for the next request on a connection; longer than a proxy keeps idle connections.

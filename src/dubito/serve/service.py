@@ -25,11 +25,11 @@ from dubito.distributions import Distribution
 from dubito.model import Model
 from dubito.model._folder import MODEL
 from dubito.model.model import NOT_FINITE
-from dubito.serve._batcher import Batcher, Question
-from dubito.serve._config import ServeConfig
-from dubito.serve._engine import choose, measure
-from dubito.serve._inputs import JSON, InputReader, media_type
-from dubito.serve._schema import ModelInfo
+from dubito.serve.batcher import Batcher, Question
+from dubito.serve.config import ServeConfig
+from dubito.serve.engines import choose, measure
+from dubito.serve.inputs import JSON, InputReader, media_type
+from dubito.serve.schema import ModelInfo
 
 log = logging.getLogger(__name__)
 #: threads that read large bodies and images

@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute
 
 from dubito.data import AnyFormat
 from dubito.policy import Policy
-from dubito.serve._inputs import FORM, IMAGES, JSON, InputReader
+from dubito.serve.inputs import FORM, IMAGES, JSON, InputReader
 from dubito.tasks import AnyTask
 
 #: statuses of POST /v1/predict
