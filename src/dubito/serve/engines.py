@@ -6,26 +6,54 @@ writes, which compares it with torch on random and extreme inputs.
 
 import logging
 import tempfile
-import timeit
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dubito._extras import need
+from dubito.data.base import Encoded, InputFormat, Items
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.model import NOT_FINITE
 
-#: function from inputs to predictions
-Engine = Callable[[Any], Prediction]
+Name = Literal["torch", "onnx"]
 #: seconds of calls that measure an engine
 MEASURED = 0.1
+
+
+class Engine(Protocol):
+    """Predicts batches of encoded inputs."""
+
+    name: Name
+
+    def __call__(self, batch: Encoded) -> Prediction:
+        """Predict a batch."""
+
+
+class TorchEngine:
+    """Runs the model with torch, on its device.
+
+    Args:
+        model: Any model.
+    """
+
+    name: Name = "torch"
+
+    def __init__(self, model: Model) -> None:
+        self._model = model.eval()
+
+    def __call__(self, batch: Encoded) -> Prediction:
+        """Predict a batch."""
+        inputs, count = self._model.preprocessing.inputs, len(batch.inputs)
+        source = Items("batch", inputs, batch.inputs, encoded=batch)
+        prediction = self._model.predict(source, batch_size=count, on_error="report")
+        return replace(prediction, inputs=None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +74,10 @@ class OnnxEngine:
         threads: Threads of one computation.
     """
 
+    name: Name = "onnx"
+
     def __init__(self, model: Model, threads: int = 1) -> None:
-        self.model, runtime = model, need("onnxruntime", "onnx")
+        self._model, runtime = model, need("onnxruntime", "onnx")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         with tempfile.TemporaryDirectory() as folder:
@@ -59,64 +89,59 @@ class OnnxEngine:
         self._input = self._session.get_inputs()[0].name
         self._outputs = [output.name for output in self._session.get_outputs()]
 
-    def __call__(self, items: Any) -> Prediction:
-        """Predict inputs as users have them, or an encoded tensor (N, *shape)."""
-        model, encode = self.model, self.model.preprocessing.inputs.encode
-        inputs, errors, notes = (items, {}, {}) if isinstance(items, Tensor) else encode(items)
-        arrays = self._session.run(self._outputs, {self._input: inputs.numpy()})
+    def __call__(self, batch: Encoded) -> Prediction:
+        """Predict a batch."""
+        arrays = self._session.run(self._outputs, {self._input: batch.inputs.numpy()})
         known = dict(zip(self._outputs, map(torch.from_numpy, arrays), strict=True))
+        model, label = self._model, known["prediction"]
         dist = model.task.to_user_units(model.method.distribution(known.pop("outputs")))
-        label = known["prediction"]
-        for row in np.flatnonzero(np.isnan(known["total"].numpy())).tolist():
-            errors.setdefault(row, NOT_FINITE)
+        point = model.task.point(dist) if label.is_floating_point() else label.clamp_min(0)  # or -1
+        bad = np.flatnonzero(np.isnan(known["total"].numpy())).tolist()
         return _Computed(
             model.task,
             dist,
-            model.task.point(dist) if label.is_floating_point() else label.clamp_min(0),  # or -1
+            point,
             model.calibration,
-            known.get("reason"),
-            notes=notes,
-            errors=errors,
+            codes=known.get("reason"),
+            notes=batch.notes,
+            errors=dict.fromkeys(bad, NOT_FINITE) | batch.errors,
             known=known,
         )
 
 
-def choose(
-    model: Model, engine: Literal["auto", "torch", "onnx"], threads: int, batch_size: int
-) -> tuple[Literal["torch", "onnx"], Engine]:
-    """Return the name of an engine and the engine.
+def choose(model: Model, engine: Literal["auto", "torch", "onnx"], threads: int) -> Engine:
+    """Return an engine; it depends on the arguments and on what is installed alone.
+
+    Replicas that differ in their engine would differ by rounding, and in decisions at a threshold.
 
     Args:
         model: Model to run.
-        engine: Its name; "auto": on a CPU the faster one, else torch.
+        engine: Its name; "auto": on a CPU onnx if it is installed and takes the model, else torch.
         threads: Threads of one computation.
-        batch_size: Maximum number of inputs in a batch.
     """
-    if engine == "onnx":
-        return "onnx", OnnxEngine(model, threads)
-    by_torch: Engine = partial(model.eval().predict, on_error="report")
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    if engine == "torch" or not on_cpu:
-        return "torch", by_torch
-    try:
-        by_onnx = OnnxEngine(model, threads)
-    except DubitoError as error:  # such as a method that samples, or a missing package
-        logging.getLogger(__name__).info("engine torch: %s", error)
-        return "torch", by_torch
-    by_onnx_takes, by_torch_takes = (
-        measure(engine, model, 1) + measure(engine, model, batch_size)
-        for engine in (by_onnx, by_torch)
-    )
-    return ("onnx", by_onnx) if by_onnx_takes < by_torch_takes else ("torch", by_torch)
+    if engine == "onnx" or (engine == "auto" and on_cpu):
+        try:
+            return OnnxEngine(model, threads)
+        except DubitoError as error:  # such as a method that samples, or a missing package
+            if engine == "onnx":
+                raise
+            logging.getLogger(__name__).info("engine torch: %s", error)
+    return TorchEngine(model)
 
 
-def measure(engine: Engine, model: Model, count: int) -> float:
-    """Return the seconds that a prediction of some inputs takes, the least of several calls."""
-    format = model.preprocessing.inputs
+def blank(format: InputFormat, count: int) -> Encoded:
+    """Return inputs of zeros."""
     dtype = torch.uint8 if format.is_pixels else torch.float32
-    inputs = torch.zeros(count, *format.shape, dtype=dtype)
-    engine(inputs)  # the first call is slow
+    return Encoded(torch.zeros(count, *format.shape, dtype=dtype), {}, {})
+
+
+def measure(engine: Engine, batch: Encoded) -> float:
+    """Return the seconds that a prediction takes, the least of several after a first one."""
     times: list[float] = []
+    list(engine(batch).rows())  # slow
     while sum(times) < MEASURED:
-        times.append(timeit.timeit(lambda: list(engine(inputs).rows()), number=1))
+        start = time.perf_counter()
+        list(engine(batch).rows())
+        times.append(time.perf_counter() - start)
     return min(times)

@@ -1,36 +1,38 @@
-"""Read request bodies: JSON, images and forms of images.
+"""Read request bodies: JSON, files and forms of files.
 
 Bodies are not trusted. Their cost is bounded before they are parsed: the brackets and commas of
-JSON, the number of files, the pixels and sides of images.
+JSON, the number of files, and what their format says about each.
 """
 
-import io
 import math
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
+import torch
 from pydantic import FailFast, Field, Strict, ValidationError, create_model
 from starlette.exceptions import HTTPException
-from typing_extensions import TypedDict
 
 from dubito._extras import need
-from dubito.data.base import InputFormat
+from dubito.data import ArrayFormat
+from dubito.data.base import Array, Encoded, InputFormat
+from dubito.errors import DubitoError
 from dubito.serve.config import ServeConfig
 
 JSON, FORM = "application/json", "multipart/form-data"
-#: media type -> Pillow's name of the format; other formats are refused
-IMAGES = {f"image/{name}": name.upper() for name in ("jpeg", "png", "webp", "gif", "bmp")}
-FORMATS = tuple(IMAGES.values())
-START_OF_SCAN = b"\xff\xda"
-#: A decoder passes over all pixels for each scan of a JPEG: a small file could take hours.
-MAX_SCANS = 100
-#: Pixels from which images are decoded one at a time and reduced first.
+#: Values from which files are decoded one at a time.
 LARGE = 1 << 20
-REDUCIBLE = ("L", "LA", "RGB", "RGBA")
+#: an encoded input, the array of one, or JSON as `InputFormat.json_type` describes it
+Item = Array | str | dict[str, object]
+
+
+class _File(Protocol):
+    """File of a form."""
+
+    file_object: Any
 
 
 @lru_cache
@@ -42,23 +44,25 @@ def media_type(content_type: str) -> str:
 class InputReader:
     """Reads the inputs of requests for one model.
 
+    Formats of files encode each request, in the thread that reads it. The others encode the inputs
+    of a whole batch, which takes less time.
+
     Args:
         format: Inputs of the model.
         config: Limits.
     """
 
     def __init__(self, format: InputFormat, config: ServeConfig) -> None:
-        self.format, self.config = format, config
-        self.media_types = (JSON, FORM, *IMAGES) if format.kind == "image" else (JSON,)
-        self.columns = [column.name for column in getattr(format, "columns", ())]
-        self.key = "rows" if self.columns else "inputs"
-        several, item = Field(min_length=1, max_length=config.max_inputs), self._item_type()
+        self.format, self.config, self.key = format, config, format.json_key
+        self.media_types = (JSON, *((FORM, *format.media_types) if format.media_types else ()))
+        several = Field(min_length=1, max_length=config.max_inputs)
+        item = format.json_type or _numbers(format)
         fields: Any = {self.key: (Annotated[list[item], several, FailFast()], ...)}  # type: ignore[valid-type]
         self.body = create_model("PredictionRequest", **fields)
         self._large = threading.Lock()
 
-    def read(self, content_type: str, body: bytes) -> Sequence[Any]:
-        """Return the inputs of a request, as `InputFormat.encode` takes them.
+    def read(self, content_type: str, body: bytes) -> Sequence[Item]:
+        """Return the inputs of a request.
 
         Args:
             content_type: Header of the request, with one of `media_types`.
@@ -69,31 +73,23 @@ class InputReader:
             return self._read_json(body)
         return self._decode(self._files(content_type, body) if kind == FORM else [body])
 
-    def join(self, items: list[Any]) -> Any:
-        """Return inputs of several requests as one argument of `InputFormat.encode`."""
-        return items if self.columns else np.stack(items)
+    def encode(self, items: Sequence[Item]) -> Encoded:
+        """Encode inputs of several requests.
+
+        Args:
+            items: Inputs as `read` returns them.
+        """
+        if self.format.media_types:
+            return Encoded(torch.from_numpy(np.stack(items)), {}, {})  # type: ignore[arg-type]
+        values: Any = list(items) if self.format.json_type else np.stack(items)  # type: ignore[arg-type]
+        return self.format.encode(values)
 
     # --- JSON ---
 
-    def _item_type(self) -> Any:
-        """Return the type of one input in JSON, which validates and describes it."""
-        number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
-        if self.columns:
-            whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
-            text = Annotated[str, Strict()]
-            cell = Annotated[whole | number | text | None, Field(union_mode="left_to_right")]
-            return TypedDict("Row", dict.fromkeys(self.columns, cell))  # type: ignore[operator]
-        pixel = Annotated[int, Strict(), Field(ge=0, le=255)]
-        kind: Any = pixel if self.format.is_pixels else number
-        for size in reversed(self.format.shape):
-            kind = Annotated[list[kind], Field(min_length=size, max_length=size), FailFast()]
-        return kind
-
-    def _read_json(self, body: bytes) -> Sequence[Any]:
+    def _read_json(self, body: bytes) -> Sequence[Item]:
         marks = sum(map(body.count, (b"[", b"{", b",")))
         # Rows may have further columns, and texts with commas.
-        each = 4 * len(self.columns) + 64 if self.columns else 2 * math.prod(self.format.shape) + 2
-        allowed = self.config.max_inputs * each
+        allowed = self.config.max_inputs * (4 * math.prod(self.format.shape) + 64)
         if marks > allowed:
             raise HTTPException(413, f"{marks} brackets and commas; at most {allowed} are allowed")
         try:
@@ -102,17 +98,27 @@ class InputReader:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"])) or "body"
             raise HTTPException(422, f"{place}: {first['msg']}") from None
-        dtype = np.uint8 if self.format.is_pixels else np.float64
-        return values if self.columns else list(np.array(values, dtype))
+        if self.format.json_type is None:
+            values = list(np.array(values, np.uint8 if self.format.is_pixels else np.float64))
+        if not self.format.media_types:
+            return values
+        format = self.format
+        if format.json_type is None:
+            dtype: Literal["uint8", "float32"] = "uint8" if format.is_pixels else "float32"
+            format = ArrayFormat(shape=format.shape, dtype=dtype)
+        encoded = format.encode(values if self.format.json_type else np.stack(values))
+        for row, problem in encoded.errors.items():
+            raise HTTPException(422, f"{self.key}.{row}: {problem}")
+        return list(encoded.inputs.numpy())
 
-    # --- images ---
+    # --- files ---
 
     def _files(self, content_type: str, body: bytes) -> list[bytes]:
         """Return the files of a form; fields of other kinds are ignored."""
         multipart = need("python_multipart", "serve")
         files: list[bytes] = []
 
-        def add(file: Any) -> None:
+        def add(file: _File) -> None:
             if len(files) == self.config.max_inputs:
                 raise HTTPException(422, f"at most {self.config.max_inputs} files are allowed")
             files.append(file.file_object.getvalue())
@@ -129,42 +135,33 @@ class InputReader:
             raise HTTPException(422, "the form has no files")
         return files
 
-    def _decode(self, files: list[bytes]) -> list[Any]:
-        """Decode images to arrays (C, H, W)."""
-        images = [self._open(content, index) for index, content in enumerate(files)]
-        pixels, allowed = sum(math.prod(image.size) for image in images), self.config.max_pixels
-        if pixels > allowed:
-            raise HTTPException(413, f"{pixels} pixels; at most {allowed} are allowed")
-        return [self._pixels(image, index) for index, image in enumerate(images)]
-
-    def _open(self, content: bytes, index: int) -> Any:
-        """Read the header of an image."""
-        side, allowed = 2 * max(self.format.shape[1:]), self.config.max_side
-        try:
-            image = need("PIL.Image", "data").open(io.BytesIO(content), formats=FORMATS)
-            largest = max(image.size)
-            image.draft(None, (side, side))  # a JPEG is decoded at a fraction of its size
-        except Exception:  # decoders raise errors of many kinds
-            raise _unreadable(index) from None
-        if largest > allowed:
-            raise HTTPException(413, f"image {index} has a side of more than {allowed} pixels")
-        if image.format in ("JPEG", "MPO") and content.count(START_OF_SCAN) > MAX_SCANS:
-            raise HTTPException(422, f"image {index} has more than {MAX_SCANS} scans")
-        return image
-
-    def _pixels(self, image: Any, index: int) -> Any:
-        """Decode an image; large ones are reduced first, without copies at their full size."""
-        height, width = self.format.shape[1:]
-        factor = min(image.width // (2 * width), image.height // (2 * height))
-        large = math.prod(image.size) >= LARGE
-        with self._large if large else nullcontext():
+    def _decode(self, files: Sequence[bytes]) -> list[Item]:
+        """Open all files, and decode them if they are not too large together."""
+        opened, total, allowed = [], 0, self.config.max_pixels
+        for index, content in enumerate(files):
             try:
-                if large and factor > 1 and image.mode in REDUCIBLE:
-                    image = image.reduce(factor)
-                return self.format.encode([image]).checked()[0].numpy()
-            except Exception:
-                raise _unreadable(index) from None
+                item, values = self.format.open(content)
+            except DubitoError as error:
+                raise HTTPException(422, f"file {index}: {error}") from None
+            opened.append((item, values))
+            total += values
+        if total > allowed:
+            raise HTTPException(413, f"{total} pixels; at most {allowed} are allowed")
+        rows: list[Item] = []
+        for index, (item, values) in enumerate(opened):
+            with self._large if values >= LARGE else nullcontext():
+                encoded = self.format.encode([item])
+            if encoded.errors:
+                raise HTTPException(422, f"file {index}: {encoded.errors[0]}")
+            rows.append(encoded.inputs[0].numpy())
+        return rows
 
 
-def _unreadable(index: int) -> HTTPException:
-    return HTTPException(422, f"image {index} is damaged, or not one of {', '.join(FORMATS)}")
+def _numbers(format: InputFormat) -> Any:
+    """Return the type of an encoded input in JSON, which validates and describes it."""
+    pixel = Annotated[int, Strict(), Field(ge=0, le=255)]
+    number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+    kind: Any = pixel if format.is_pixels else number
+    for size in reversed(format.shape):
+        kind = Annotated[list[kind], Field(min_length=size, max_length=size), FailFast()]
+    return kind
