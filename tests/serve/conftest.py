@@ -107,7 +107,10 @@ def served() -> Serve:
 
 
 class Gate(torch.nn.Module):
-    """Network that blocks until its event is set, and fails on negative inputs."""
+    """Network that blocks until its event is set, and fails on negative inputs.
+
+    It does not block the zeros of the measurement at the start.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,6 +119,8 @@ class Gate(torch.nn.Module):
         self.linear = torch.nn.Linear(2, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.any():
+            return self.linear(x)
         self.sizes.append(len(x))
         self.entered.release()
         assert self.open.wait(600)
@@ -133,7 +138,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated_model(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Model:
-    monkeypatch.setattr("dubito.serve._service.measure", lambda *_: 60.0)  # it would block
+    monkeypatch.setattr("dubito.serve.service.BRIEF", 0)  # it would block the loop
     inputs = Preprocessing(inputs=data.ArrayFormat(shape=(2,)))
     return Model(gate, EDL(), Classification(classes=("a", "b", "c")), inputs)
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dubito.serve._batcher import Batcher
+from dubito.serve.batcher import Batcher
 
 
 class Doubler:
@@ -78,7 +78,7 @@ def test_a_cancelled_request_is_withdrawn() -> None:
 
 
 def test_a_request_without_client_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.serve._batcher.IMPATIENT", -1.0)
+    monkeypatch.setattr("dubito.serve.batcher.IMPATIENT", -1.0)
     double = Doubler()
     double.gate.set()
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dubito.errors import DubitoError
-from dubito.serve import _gallery
+from dubito.serve import gallery
 
 
 def write(path: Path, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_sub_folders_are_groups(folder: Path) -> None:
-    groups = _gallery.read(folder, ["cat", "dog"]).groups
+    groups = gallery.read(folder, ["cat", "dog"]).groups
     assert [(group["name"], group["kind"]) for group in groups] == [
         ("Known classes", "known"),
         ("cars", "unknown"),
@@ -38,15 +38,15 @@ def test_sub_folders_are_groups(folder: Path) -> None:
 def test_drawing(folder: Path) -> None:
     drawing = {"fill": 0.8, "center": "box", "stroke": 0.1}
     (folder / "drawing.json").write_text(json.dumps(drawing))
-    assert _gallery.read(folder).drawing == drawing
+    assert gallery.read(folder).drawing == drawing
     (folder / "drawing.json").write_text(json.dumps({**drawing, "fill": 2}))
     with pytest.raises(DubitoError, match="does not describe a drawing"):
-        _gallery.read(folder)
+        gallery.read(folder)
 
 
 def test_images_become_small_pngs(tmp_path: Path) -> None:
     write(tmp_path / "large" / "a.jpg", (2000, 1000))
-    (content,) = _gallery.read(tmp_path).pictures.values()
+    (content,) = gallery.read(tmp_path).pictures.values()
     with Image.open(io.BytesIO(content)) as image:
         assert (image.format, image.size) == ("PNG", (512, 256))
 
@@ -55,23 +55,23 @@ def test_sixteen_bits_are_shown_as_the_model_gets_them(tmp_path: Path) -> None:
     (tmp_path / "gray").mkdir()
     pixels = np.full((4, 4), 128 << 8, np.uint16)
     Image.fromarray(pixels).save(tmp_path / "gray" / "a.png")
-    (content,) = _gallery.read(tmp_path).pictures.values()
+    (content,) = gallery.read(tmp_path).pictures.values()
     with Image.open(io.BytesIO(content)) as image:
         assert image.convert("L").getpixel((0, 0)) == 128
 
 
 def test_no_images(tmp_path: Path) -> None:
     with pytest.raises(DubitoError, match="has 0 images; a gallery has 1 to 400"):
-        _gallery.read(tmp_path)
+        gallery.read(tmp_path)
 
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(DubitoError, match="there is no folder"):
-        _gallery.read(tmp_path / "nowhere")
+        gallery.read(tmp_path / "nowhere")
 
 
 def test_damaged_image(tmp_path: Path) -> None:
     write(tmp_path / "cars" / "a.png")
     (tmp_path / "cars" / "a.png").write_bytes(b"damaged")
     with pytest.raises(DubitoError, match="cannot be shown in the gallery"):
-        _gallery.read(tmp_path)
+        gallery.read(tmp_path)

@@ -1,10 +1,12 @@
 """The process: signals and logs."""
 
+import gc
 import json
 import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +20,8 @@ from torch import nn
 from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, Preprocessing
 from dubito.model import Model
-from dubito.serve import serve
+from dubito.serve import ServeConfig, create_app, serve
+from dubito.serve.server import reload
 from tests.serve.conftest import wait_until
 
 BODY = {"inputs": [[1.0, 2.0, 3.0, 4.0]]}
@@ -88,6 +91,27 @@ def test_sighup_reloads_the_model(
     running.send_signal(signal.SIGHUP)
     wait_for_line(log, "reloaded the model")
     assert version() != before
+
+
+def test_a_reload_frees_the_old_model(array_model: Model, tmp_path: Path) -> None:
+    config = ServeConfig(engine="torch")
+    service = create_app(array_model.save(tmp_path / "model"), config).state.service
+    gc.freeze()
+    old = weakref.ref(service.loaded)
+    try:
+        reload(service)
+        assert old() is None
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_an_application_does_not_freeze_objects(array_model: Model, tmp_path: Path) -> None:
+    config = ServeConfig(engine="torch")
+    service = create_app(array_model.save(tmp_path / "model"), config).state.service
+    before = gc.get_freeze_count()
+    service.reload()
+    assert gc.get_freeze_count() == before
 
 
 def test_token_comes_from_the_environment(

@@ -4,8 +4,8 @@ One process serves one model. Several processes behind a proxy serve many client
 configuration of nginx, which also withstands attacks that no Python process does.
 """
 
-from dubito.serve._app import create_app
-from dubito.serve._config import ServeConfig
-from dubito.serve._server import serve
+from dubito.serve.app import create_app
+from dubito.serve.config import ServeConfig
+from dubito.serve.server import serve
 
 __all__ = ["ServeConfig", "create_app", "serve"]

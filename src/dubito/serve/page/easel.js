@@ -120,8 +120,8 @@ export class Easel {
   #isSendable() {
     if (!this.#file || !this.sliders.atRest || this.surface.strokes.length) return false;
     const { blob, width, height } = this.#file;
-    const { max_body, max_pixels, max_side } = this.model.limits;
-    return blob.size < 0.9 * max_body && width * height <= max_pixels && Math.max(width, height) <= max_side;
+    const { max_body, max_pixels } = this.model.limits;
+    return blob.size < 0.9 * max_body && width * height <= max_pixels;
   }
 
   // There is an answer: traces may follow.

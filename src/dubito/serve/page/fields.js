@@ -1,4 +1,4 @@
-// Inputs that are not images: a form with a field for each column, or a box for JSON.
+// Inputs that are not images: a form with a field for each column, a file, or a box for JSON.
 
 const middle = ({ low, high }) => Number(((low + high) / 2).toPrecision(3));
 
@@ -81,8 +81,22 @@ function asText(form, shape, ask) {
   });
 }
 
+function asFile(form, types, ask) {
+  const label = document.createElement("label");
+  label.htmlFor = "input-file";
+  label.textContent = `A file: ${types.join(", ")}`;
+  const input = document.createElement("input");
+  Object.assign(input, { id: "input-file", type: "file", accept: types.join() });
+  form.append(label, input);
+  input.addEventListener("change", () => {
+    if (input.files.length) ask({ images: [input.files[0]] }, "");
+  });
+}
+
 // Calls ask(question, ""), or ask(null, why) if the input is not complete.
-export function build(form, { inputs, shape }, ask) {
+export function build(form, { inputs, shape, media_types }, ask) {
+  const files = media_types.filter((type) => !["application/json", "multipart/form-data"].includes(type));
   if (inputs.name === "table") asForm(form, inputs.columns, ask);
+  else if (files.length) asFile(form, files, ask);
   else asText(form, shape, ask);
 }

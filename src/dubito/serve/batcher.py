@@ -4,18 +4,20 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+T = TypeVar("T")
+R = TypeVar("R")
 Question = Callable[[], Awaitable[bool]]
 #: Seconds in the queue after which a request may have lost its client.
 IMPATIENT = 0.5
 
 
-class _Part(NamedTuple):
+class _Part(NamedTuple, Generic[T, R]):
     """Items of one request that are computed together."""
 
-    items: Sequence[Any]
-    results: asyncio.Future[Sequence[Any]]
+    items: Sequence[T]
+    results: asyncio.Future[Sequence[R]]
     is_gone: Question
     since: float
 
@@ -26,7 +28,7 @@ class _Part(NamedTuple):
             self.results.exception()
 
 
-class Batcher:
+class Batcher(Generic[T, R]):
     """Computes results for the items of concurrent requests in batches.
 
     One batch runs at a time. Requests that have arrived by its end form the next one: an idle
@@ -35,18 +37,19 @@ class Batcher:
     Args:
         compute: Function from a list of items to their results.
         batch_size: Maximum number of items in a batch.
-        in_thread: Compute in a thread. A function that takes little time is faster without one.
+        in_thread: Compute in a thread. A function that takes little time is faster without one;
+            its results are the same.
     """
 
     def __init__(
-        self, compute: Callable[[list[Any]], Sequence[Any]], batch_size: int, in_thread: bool = True
+        self, compute: Callable[[list[T]], Sequence[R]], batch_size: int, in_thread: bool = True
     ) -> None:
         self._compute, self._batch_size, self._in_thread = compute, batch_size, in_thread
-        self._queue: deque[_Part] = deque()
+        self._queue: deque[_Part[T, R]] = deque()
         self._thread = ThreadPoolExecutor(1, "dubito-model")
         self._worker: asyncio.Task[None] | None = None  # while there is something to compute
 
-    async def submit(self, items: Sequence[Any], is_gone: Question) -> list[Any]:
+    async def submit(self, items: Sequence[T], is_gone: Question) -> list[R]:
         """Return the results of some items; cancel the call to withdraw them.
 
         Args:
@@ -57,7 +60,7 @@ class Batcher:
             ConnectionError: If the client has left.
         """
         loop, size = asyncio.get_running_loop(), self._batch_size
-        parts = [
+        parts: list[_Part[T, R]] = [
             _Part(items[start : start + size], loop.create_future(), is_gone, loop.time())
             for start in range(0, len(items), size)
         ]
@@ -85,9 +88,9 @@ class Batcher:
         finally:
             self._worker = None
 
-    async def _next_batch(self) -> list[_Part]:
+    async def _next_batch(self) -> list[_Part[T, R]]:
         """Take parts from the queue, and drop those that nobody waits for."""
-        batch: list[_Part] = []
+        batch: list[_Part[T, R]] = []
         count, waiting, loop = 0, -1, asyncio.get_running_loop()
         while waiting < len(self._queue) < self._batch_size:  # let more requests join the batch
             waiting = len(self._queue)
@@ -102,7 +105,7 @@ class Batcher:
                 count += len(part.items)
         return batch
 
-    async def _run(self, batch: list[_Part]) -> None:
+    async def _run(self, batch: list[_Part[T, R]]) -> None:
         loop, items = asyncio.get_running_loop(), [item for part in batch for item in part.items]
         if self._in_thread:
             results = await loop.run_in_executor(self._thread, self._compute, items)

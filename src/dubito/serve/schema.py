@@ -1,14 +1,13 @@
-"""Response models, and the OpenAPI description of the route that is not FastAPI's."""
+"""Response models, and the OpenAPI description of requests for predictions."""
 
 from typing import Any, Literal
 
-from fastapi import APIRouter
-from pydantic import BaseModel
-from starlette.routing import BaseRoute
+from pydantic import BaseModel, JsonValue
 
 from dubito.formats import AnyFormat
 from dubito.policy import Policy
-from dubito.serve._inputs import FORM, IMAGES, JSON, InputReader
+from dubito.serve.gallery import Drawing
+from dubito.serve.inputs import FORM, JSON, InputReader
 from dubito.tasks import AnyTask
 
 #: statuses of POST /v1/predict
@@ -64,6 +63,7 @@ class ModelInfo(BaseModel):
     - task, inputs, method, policy: as in model.json
     - interval_level: coverage of the intervals of a regression
     - shape: shape of an encoded input
+    - media_types: types of bodies that POST /v1/predict takes
     - columns: columns that predictions may have
     - unit: unit of the uncertainty
     - evidence: whether `?evidence=true` adds columns
@@ -76,41 +76,30 @@ class ModelInfo(BaseModel):
     engine: Literal["torch", "onnx"]
     task: AnyTask
     inputs: AnyFormat
-    method: dict[str, Any]
+    method: dict[str, JsonValue]
     policy: Policy | None
     interval_level: float | None
     shape: tuple[int, ...]
+    media_types: list[str]
     columns: list[str]
     unit: str
     evidence: bool
-    drawing: dict[str, Any] | None
+    drawing: Drawing | None
     limits: dict[str, int]
 
 
-def describe_prediction(path: str, reader: InputReader, security: Any) -> BaseRoute:
-    """Return a route that describes predictions; it is for the OpenAPI document only.
+def describe_request(reader: InputReader) -> dict[str, Any]:
+    """Describe the requests for predictions of a model, as an operation of OpenAPI.
 
     Args:
-        path: Path of the route.
-        reader: Reader of the inputs, which determine the request.
-        security: Dependency that describes the token.
+        reader: Reader of the inputs.
     """
     binary = {"type": "string", "format": "binary"}
     form = {"type": "object", "additionalProperties": {"type": "array", "items": binary}}
-    schemas = {JSON: reader.body.model_json_schema(), FORM: form, **dict.fromkeys(IMAGES, binary)}
-    if rows := schemas[JSON].pop("$defs", None):
-        schemas[JSON]["properties"]["rows"]["items"] = rows["Row"]
-    content = {kind: {"schema": schemas[kind]} for kind in reader.media_types}
-    router = APIRouter()
-
-    @router.post(
-        path,
-        summary="Predict inputs",
-        dependencies=[security],
-        responses={status: {"model": Refusal} for status in REFUSALS},
-        openapi_extra={"requestBody": {"required": True, "content": content}},
-    )
-    async def predict(evidence: bool = False) -> Predictions:
-        raise NotImplementedError
-
-    return router.routes[0]
+    body = reader.body.model_json_schema()
+    if items := body.pop("$defs", None):
+        body["properties"][reader.key]["items"] = items["Row"]
+    schemas = {JSON: body, FORM: form}
+    content = {kind: {"schema": schemas.get(kind, binary)} for kind in reader.media_types}
+    evidence = {"name": "evidence", "in": "query", "schema": {"type": "boolean", "default": False}}
+    return {"requestBody": {"required": True, "content": content}, "parameters": [evidence]}

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 import uvicorn
@@ -17,8 +17,9 @@ import uvicorn
 from dubito._extras import need
 from dubito.api import AnyPath
 from dubito.errors import DubitoError
-from dubito.serve._app import create_app
-from dubito.serve._config import TOKEN, ServeConfig
+from dubito.serve.app import create_app
+from dubito.serve.config import TOKEN, ServeConfig
+from dubito.serve.service import Network, Service
 
 log = logging.getLogger(__name__)
 #: Seconds for the next request on a connection; longer than a proxy keeps idle connections.
@@ -32,7 +33,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    network: str | Callable[[], Any] | None = None,
+    network: Network = None,
     gallery: AnyPath | None = None,
     config: ServeConfig | None = None,
     on_start: Callable[[str], None] | None = None,
@@ -60,7 +61,7 @@ def serve(
     log.info("loading %s", model)
     app = create_app(model, config, network=network, gallery=gallery)
     service = app.state.service
-    log.info("engine: %s", service.loaded.engine)
+    log.info("engine: %s", service.loaded.engine.name)
     settings = uvicorn.Config(
         app,
         ws="none",
@@ -72,15 +73,32 @@ def serve(
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=DRAIN,
     )
-    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=service.reload).start())
+    again = partial(reload, service)
+    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=again).start())
     listener = _listen(host, port)
-    gc.collect()
-    gc.freeze()  # collections skip the objects that stay until the end
+    _freeze()
     gc.set_threshold(20_000)  # each collection visits the objects of all open requests
     if on_start is not None:
         on_start(f"http://{host}:{listener.getsockname()[1]}/")
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(settings).run([listener])
+
+
+def reload(service: Service) -> None:
+    """Load the model of the service of this process again.
+
+    Args:
+        service: Service.
+    """
+    gc.unfreeze()  # the present model is in cycles
+    service.reload()
+    _freeze()
+
+
+def _freeze() -> None:
+    """Let collections skip the objects that stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,7 +9,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -23,6 +23,7 @@ DRAWING_FILE = "drawing.json"
 MOST_ITEMS = 400
 #: largest side of a sample in pixels; larger images are reduced
 LARGEST = 512
+Kind = Literal["known", "unknown"]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -39,6 +40,22 @@ class Drawing(TypedDict):
     stroke: Share
 
 
+class Sample(TypedDict):
+    """A sample: its picture, and its class if that is known."""
+
+    id: str
+    src: str
+    truth: str | None
+
+
+class Group(TypedDict):
+    """Samples of the classes of the model, or samples of another kind."""
+
+    name: str
+    kind: Kind
+    items: list[Sample]
+
+
 class Gallery(NamedTuple):
     """Samples for the page.
 
@@ -48,7 +65,7 @@ class Gallery(NamedTuple):
         drawing: How the page prepares drawings; None for its defaults.
     """
 
-    groups: Sequence[dict[str, Any]] = ()
+    groups: Sequence[Group] = ()
     pictures: Mapping[str, bytes] = {}
     drawing: Drawing | None = None
 
@@ -63,19 +80,19 @@ def read(folder: str | os.PathLike[str], classes: Sequence[str] = ()) -> Gallery
     place = Path(folder)
     if not place.is_dir():
         raise DubitoError(f"there is no folder {place} for the gallery")
-    samples: dict[tuple[str, str], list[tuple[Path, str | None]]] = {}
+    samples: dict[tuple[Kind, str], list[tuple[Path, str | None]]] = {}
     for home in sorted(path for path in place.iterdir() if path.is_dir()):
         known = home.name in classes
-        group = ("known", "Known classes") if known else ("unknown", home.name)
+        group: tuple[Kind, str] = ("known", "Known classes") if known else ("unknown", home.name)
         files = [(file, home.name if known else None) for file in files_below([home], ImageFormat)]
         samples[group] = samples.get(group, []) + files
     count = sum(map(len, samples.values()))
     if not 1 <= count <= MOST_ITEMS:
         raise DubitoError(f"{place} has {count} images; a gallery has 1 to {MOST_ITEMS}")
-    groups: list[dict[str, Any]] = []
+    groups: list[Group] = []
     pictures: dict[str, bytes] = {}
     for (kind, name), files in sorted(samples.items()):
-        items: list[dict[str, Any]] = []
+        items: list[Sample] = []
         for file, truth in files:
             pictures[key := f"{len(groups)}-{len(items)}"] = _png(file)
             items.append({"id": key, "src": f"gallery/{key}.png", "truth": truth})

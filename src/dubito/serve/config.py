@@ -1,19 +1,23 @@
 """Configuration of the service."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from dubito._extras import need
+from dubito.api import find_device
 
 TOKEN = r"^[!-~]{16,}$"
+Host = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*/\s]+)$")]
 
 
 class ServeConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """Engine, limits and access rules of the service."""
 
     engine: Literal["auto", "torch", "onnx"] = "auto"
-    """Engine of the model; "auto": on a CPU the faster one, else torch."""
+    """Engine of the model; "auto": on a CPU onnx, if it is installed and takes the model."""
     device: str = "cpu"
-    """Device of the network."""
+    """Device of the network: "auto", "cpu" or "cuda"."""
     threads: PositiveInt = 1
     """Threads of one computation."""
     batch_size: PositiveInt = 64
@@ -24,8 +28,6 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Maximum size of a request's body in bytes."""
     max_pixels: PositiveInt = 16_000_000
     """Maximum number of pixels in a request; for a JPEG, at the size it is decoded to."""
-    max_side: PositiveInt = 16_384
-    """Maximum width and height of an image."""
     memory: PositiveInt = 128 << 20
     """Bytes that the bodies and inputs of all requests may take together."""
     max_requests: PositiveInt = 256
@@ -36,9 +38,22 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Seconds that a body may take to arrive."""
     timeout: PositiveFloat = 10.0
     """Seconds from the end of a body to its answer."""
-    allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
+    allowed_hosts: tuple[Host, ...] = ("localhost", "127.0.0.1", "[::1]")
     """Host names that requests may ask for, such as "*.example.com"; "*" allows all."""
     token: str | None = Field(default=None, pattern=TOKEN, repr=False)
     """Bearer token that clients must send; `serve` takes the environment variable DUBITO_TOKEN."""
     log_json: bool = False
     """Log JSON objects in place of text."""
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, device: str) -> str:
+        find_device(device)
+        return device
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "onnx":
+            for package in ("onnx", "onnxruntime", "onnxscript"):
+                need(package, "onnx")
+        return self

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import gc
 import hashlib
 import logging
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache, partial
@@ -16,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastapi import Header
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from starlette.exceptions import HTTPException
+from torch import nn
 
 from dubito.api import AnyModel, load_model
 from dubito.distributions import Distribution
@@ -26,11 +24,11 @@ from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.collector import NOT_FINITE
 from dubito.model.folder import MODEL
-from dubito.serve._batcher import Batcher, Question
-from dubito.serve._config import ServeConfig
-from dubito.serve._engine import choose, measure
-from dubito.serve._inputs import JSON, InputReader, media_type
-from dubito.serve._schema import ModelInfo
+from dubito.serve.batcher import Batcher, Question
+from dubito.serve.config import ServeConfig
+from dubito.serve.engines import blank, choose, measure
+from dubito.serve.inputs import JSON, InputReader, Item, media_type
+from dubito.serve.schema import ModelInfo
 
 log = logging.getLogger(__name__)
 #: threads that read large bodies and images
@@ -46,6 +44,7 @@ UNCERTAINTIES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 #: Seconds that a batch may take in the thread of the event loop. A thread would not be better: it
 #: keeps the interpreter for as long (`sys.getswitchinterval`), and waking it takes time.
 BRIEF = 0.005
+Network = str | Callable[[], nn.Module] | None
 Row = dict[str, Any]
 
 
@@ -131,27 +130,30 @@ def _busy(unit: str) -> HTTPException:
 class LoadedModel:
     """A model with its engine, the reader of its inputs and the batcher of its requests.
 
+    The first predictions, which are slow, are made here.
+
     Args:
         model: Model, or its folder.
         network: Factory of a custom network; see `load_model`.
         service: Service, whose configuration and metrics it uses.
     """
 
-    def __init__(self, model: AnyModel, network: Any, service: Service) -> None:
-        self.service, config = service, service.config
+    def __init__(self, model: AnyModel, network: Network, service: Service) -> None:
+        self._metrics, config = service.metrics, service.config
         self.model = load_model(model, config.device, network)
         self.name, self.version = "model", "unsaved"
         if not isinstance(model, Model):
             path = Path(model, MODEL).resolve()
             self.name = path.parent.name
             self.version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-        self.engine, self.run = choose(self.model, config.engine, config.threads, config.batch_size)
+        self.engine = choose(self.model, config.engine, config.threads)
         self.reader = InputReader(self.model.preprocessing.inputs, config)
-        takes = measure(self.run, self.model, config.batch_size)
+        takes = measure(self.engine, blank(self.reader.format, config.batch_size))
         self.batcher = Batcher(self._predict, config.batch_size, in_thread=takes > BRIEF)
         self.input_bytes = 4 * torch.Size(self.model.preprocessing.shape).numel()
+        self.info = self._info(config)
 
-    async def predict(self, items: Sequence[Any], evidence: bool, is_gone: Question) -> list[Row]:
+    async def predict(self, items: Sequence[Item], evidence: bool, is_gone: Question) -> list[Row]:
         """Return a row for each input.
 
         Args:
@@ -165,43 +167,38 @@ class LoadedModel:
                 raise HTTPException(422, f"{self.reader.key}.{index}: {row['error']}")
         return rows
 
-    def _predict(self, inputs: list[tuple[Any, bool]]) -> list[Row]:
+    def _predict(self, inputs: list[tuple[Item, bool]]) -> list[Row]:
         """Predict a batch of inputs, each with whether to add the evidence."""
         values, shown = zip(*inputs, strict=True)
-        prediction = self.run(self.reader.join(list(values)))
+        prediction = self.engine(self.reader.encode(values))
         rows = list(prediction.rows())
         if any(shown):
             evidence = _evidence(prediction.distribution, self.model.task.names)
             for row, show, more in zip(rows, shown, evidence, strict=False):
                 row.update(more if show and "error" not in row else {})
-        self.service.metrics.observe_batch(rows)
+        self._metrics.observe_batch(rows)
         return rows
 
-    def info(self, drawing: Any) -> ModelInfo:
-        """Describe the model.
-
-        Args:
-            drawing: How the page prepares drawings.
-        """
-        model, limits = self.model, ("max_body", "max_inputs", "max_pixels", "max_side")
-        with torch.no_grad():
-            example = model.prediction(model(torch.zeros(1, *model.preprocessing.shape)))
+    def _info(self, config: ServeConfig) -> ModelInfo:
+        model, limits = self.model, ("max_body", "max_inputs", "max_pixels")
+        example = self.engine(blank(self.reader.format, 1))
         names = (name.partition("probs.")[1].strip(".") or name for name in example.columns())
         return ModelInfo(
             name=self.name,
             version=self.version,
-            engine=self.engine,
+            engine=self.engine.name,
             task=model.task,  # type: ignore[arg-type]
             inputs=model.preprocessing.inputs,
             method=METHODS.to_dict(model.method),
             policy=model.policy,
             interval_level=next(iter(getattr(model.calibration, "levels", ())), None),
             shape=model.preprocessing.shape,
+            media_types=list(self.reader.media_types),
             columns=list(dict.fromkeys(names)),
             unit=example.distribution.unit,
             evidence=bool(_evidence(example.distribution, model.task.names)),
-            drawing=drawing,
-            limits={name: getattr(self.service.config, name) for name in limits},
+            drawing=None,
+            limits={name: getattr(config, name) for name in limits},
         )
 
 
@@ -226,7 +223,7 @@ class Service:
         config: Configuration.
     """
 
-    def __init__(self, model: AnyModel, network: Any, config: ServeConfig) -> None:
+    def __init__(self, model: AnyModel, network: Network, config: ServeConfig) -> None:
         self.config, self.metrics = config, Metrics()
         self.free_memory = config.memory
         self.slots = Slots(config.max_requests)
@@ -238,25 +235,11 @@ class Service:
         """Load the folder again; keep the present model if that fails."""
         try:
             self.loaded = self._load()
-            gc.freeze()
             log.info("reloaded the model, version %s", self.loaded.version)
         except Exception as error:  # of any kind: the present model still works
             log.error("the model was not reloaded: %s", error)
 
-    def authorize(self, authorization: str = Header("", include_in_schema=False)) -> None:
-        """Refuse a request without the token.
-
-        Args:
-            authorization: Header of the request.
-        """
-        if self.config.token is None:
-            return
-        scheme, _, token = authorization.partition(" ")
-        same = secrets.compare_digest(token.encode(), self.config.token.encode())
-        if scheme.lower() != "bearer" or not same:
-            raise HTTPException(401, "no token, or a wrong one", {"www-authenticate": "Bearer"})
-
-    async def read(self, reader: InputReader, content_type: str, body: bytes) -> Sequence[Any]:
+    async def read(self, reader: InputReader, content_type: str, body: bytes) -> Sequence[Item]:
         """Read inputs, in a thread if that may take long; see `InputReader.read`."""
         if media_type(content_type) == JSON and len(body) <= SMALL:
             return reader.read(content_type, body)

@@ -1,0 +1,149 @@
+"""Engines, which run a model.
+
+The engine "torch" is `Model.predict`. The engine "onnx" runs the file that `dubito.onnx.export`
+writes, which compares it with torch on random and extreme inputs.
+"""
+
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito._extras import need
+from dubito.data.base import Items
+from dubito.errors import DubitoError
+from dubito.formats import Encoded, InputFormat
+from dubito.model import Model, Prediction
+from dubito.model.collector import NOT_FINITE
+
+Name = Literal["torch", "onnx"]
+#: seconds of calls that measure an engine
+MEASURED = 0.1
+
+
+class Engine(Protocol):
+    """Predicts batches of encoded inputs."""
+
+    name: Name
+
+    def __call__(self, batch: Encoded) -> Prediction:
+        """Predict a batch."""
+
+
+class TorchEngine:
+    """Runs the model with torch, on its device.
+
+    Args:
+        model: Any model.
+    """
+
+    name: Name = "torch"
+
+    def __init__(self, model: Model) -> None:
+        self._model = model.eval()
+
+    def __call__(self, batch: Encoded) -> Prediction:
+        """Predict a batch."""
+        inputs, count = self._model.preprocessing.inputs, len(batch.inputs)
+        source = Items("batch", inputs, batch.inputs, encoded=batch)
+        prediction = self._model.predict(source, batch_size=count, on_error="report")
+        return replace(prediction, inputs=None)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Computed(Prediction):
+    """Prediction whose columns are computed already."""
+
+    known: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self, scores: Sequence[str] | None = None) -> dict[str, Tensor]:
+        return {**self.known, **{name: self.score(name) for name in scores or ()}}
+
+
+class OnnxEngine:
+    """Runs the exported model with onnxruntime, on the CPU.
+
+    Args:
+        model: Any model whose method does not sample.
+        threads: Threads of one computation.
+    """
+
+    name: Name = "onnx"
+
+    def __init__(self, model: Model, threads: int = 1) -> None:
+        self._model, runtime = model, need("onnxruntime", "onnx")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            model.export(path)
+            self._session = runtime.InferenceSession(
+                path.read_bytes(), options, providers=["CPUExecutionProvider"]
+            )
+        self._input = self._session.get_inputs()[0].name
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def __call__(self, batch: Encoded) -> Prediction:
+        """Predict a batch."""
+        arrays = self._session.run(self._outputs, {self._input: batch.inputs.numpy()})
+        known = dict(zip(self._outputs, map(torch.from_numpy, arrays), strict=True))
+        model, label = self._model, known["prediction"]
+        dist = model.task.to_user_units(model.method.distribution(known.pop("outputs")))
+        point = model.task.point(dist) if label.is_floating_point() else label.clamp_min(0)  # or -1
+        bad = np.flatnonzero(np.isnan(known["total"].numpy())).tolist()
+        return _Computed(
+            model.task,
+            dist,
+            point,
+            model.calibration,
+            codes=known.get("reason"),
+            notes=batch.notes,
+            errors=dict.fromkeys(bad, NOT_FINITE) | batch.errors,
+            known=known,
+        )
+
+
+def choose(model: Model, engine: Literal["auto", "torch", "onnx"], threads: int) -> Engine:
+    """Return an engine; it depends on the arguments and on what is installed alone.
+
+    Replicas that differ in their engine would differ by rounding, and in decisions at a threshold.
+
+    Args:
+        model: Model to run.
+        engine: Its name; "auto": on a CPU onnx if it is installed and takes the model, else torch.
+        threads: Threads of one computation.
+    """
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    if engine == "onnx" or (engine == "auto" and on_cpu):
+        try:
+            return OnnxEngine(model, threads)
+        except DubitoError as error:  # such as a method that samples, or a missing package
+            if engine == "onnx":
+                raise
+            logging.getLogger(__name__).info("engine torch: %s", error)
+    return TorchEngine(model)
+
+
+def blank(format: InputFormat, count: int) -> Encoded:
+    """Return inputs of zeros."""
+    dtype: torch.dtype = getattr(torch, format.dtype)
+    return Encoded(torch.zeros(count, *format.shape, dtype=dtype), {}, {})
+
+
+def measure(engine: Engine, batch: Encoded) -> float:
+    """Return the processor time of a prediction, the least of several after a first one."""
+    least, end = math.inf, math.inf
+    while time.perf_counter() < end:
+        start = time.process_time()  # does not depend on other processes
+        list(engine(batch).rows())
+        least = min(least, time.process_time() - start)
+        end = min(end, time.perf_counter() + MEASURED)
+    return least
