@@ -45,7 +45,7 @@ def row_of(alpha: tl.tensor, e: tl.tensor, own: tm.Gamma, rest: tl.tensor, C: tl
 
 
 @triton.jit
-def _parts(s: labels.Sums, r: Row) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def _parts(s: labels.Sums, r: Row) -> tl.tuple:
     """p and 1 - p of a class above 5/8 of alpha0, or 0, and sums of p and p^2 over the others."""
     top = s.top * r.inverse
     return top, (s.alpha + r.alpha) * r.inverse, s.alpha * r.inverse, s.squares
@@ -96,7 +96,7 @@ def _forward(s: labels.Sums, r: Row, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _integrals(s: labels.Sums, r: Row) -> tuple[tl.tensor, tl.tensor]:
+def _integrals(s: labels.Sums, r: Row) -> tl.tuple:
     """The integrals of psi_1 and -psi_2 from 1 + alpha to 1 + alpha0, where these are close."""
     first, second = tl.zeros_like(r.alpha), tl.zeros_like(r.alpha)
     for i in tl.static_range(2):
@@ -109,7 +109,7 @@ def _integrals(s: labels.Sums, r: Row) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
-def _steps(s: labels.Sums, r: Row, C: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def _steps(s: labels.Sums, r: Row, C: tl.constexpr) -> tl.tuple:
     """Of the label psi(alpha0) - psi(alpha) and psi_1(alpha) - psi_1(alpha0).
 
     Where alpha may be below 1, both are computed one step further; the difference is exact.
@@ -178,7 +178,7 @@ def terms(s: labels.Sums, r: Row, C: tl.constexpr) -> PerForm:
 
 
 @triton.jit
-def _fisher_slopes(s: labels.Sums, r: Row, w: PerForm) -> tuple[tl.tensor, tl.tensor]:
+def _fisher_slopes(s: labels.Sums, r: Row, w: PerForm) -> tl.tuple:
     """Of the Fisher-weighted errors: in common, and the label's."""
     first, second = r.inverse * s.first, r.inverse * (r.inverse * s.second)
     trigamma = r.own.trigamma
@@ -192,7 +192,7 @@ def _fisher_slopes(s: labels.Sums, r: Row, w: PerForm) -> tuple[tl.tensor, tl.te
 
 
 @triton.jit
-def _mse_slopes(s: labels.Sums, r: Row, w: PerForm) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _mse_slopes(s: labels.Sums, r: Row, w: PerForm) -> tl.tuple:
     """Of the squared errors: in common, the label's, and that of the class set apart."""
     p_top, q_top, sum1, sum2 = _parts(s, r)
     spread = w.mse_variance * r.share
@@ -210,9 +210,7 @@ def _mse_slopes(s: labels.Sums, r: Row, w: PerForm) -> tuple[tl.tensor, tl.tenso
 
 
 @triton.jit
-def _penalty_slopes(
-    s: labels.Sums, r: Row, weight: tl.tensor, C: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _penalty_slopes(s: labels.Sums, r: Row, weight: tl.tensor, C: tl.constexpr) -> tl.tuple:
     """The penalty's slopes: in common, the label's own, and its weight over the bracket."""
     bracket = weight * tm.inverse(_bracket(s, r, C))
     minus_dr0, minus_dr = r.total.minus_dr, r.own.minus_dr

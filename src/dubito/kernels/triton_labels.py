@@ -65,7 +65,7 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def alpha_of(x: tl.tensor, C: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def alpha_of(x: tl.tensor, C: tl.constexpr) -> tl.tuple:
     """alpha and alpha - base of values x."""
     e = tm.evidence(x, C)
     if C.spec.evidence is None:
@@ -95,9 +95,7 @@ def classes(x: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.con
 
 
 @triton.jit
-def bregman(
-    alpha: tl.tensor, e: tl.tensor, g: tm.Gamma, C: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def bregman(alpha: tl.tensor, e: tl.tensor, g: tm.Gamma, C: tl.constexpr) -> tl.tuple:
     """Parts of the divergence from `base`, from the threshold on minus e, and which are below."""
     if C.below_one:
         b: tl.constexpr = C.constants.base
@@ -124,7 +122,7 @@ def forward(
 @triton.jit
 def _add_alpha(
     given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     """A step of `sweep`: alpha and alpha - base."""
     c = classes(load(tile, j, END, C), tile, j, END, C)
     return (c.alpha if C.below_one else (), c.e), (c.here if C.below_one else ())
@@ -133,7 +131,7 @@ def _add_alpha(
 @triton.jit
 def _add_classes(
     given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     """A step of `sweep`: `Sums`."""
     c = classes(load(tile, j, END, C), tile, j, END, C)
     total = Total(*[x[:, None] for x in given])

@@ -182,7 +182,7 @@ def gamma(
 
 
 @triton.jit
-def bregman(e: tl.tensor, g: Gamma) -> tuple[tl.tensor, tl.tensor]:
+def bregman(e: tl.tensor, g: Gamma) -> tl.tuple:
     """A class's part of KL(Dir || Dir(1)), from _THRESHOLD on minus e, and which are below it."""
     near = e * (e * horner(_NEAR, 5, g.z))
     far = horner(_FAR, 5, g.z) - (0.5 * LN2) * log2(g.inverse_trigamma)
@@ -197,7 +197,7 @@ def gap_moment(z: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def remainders(a: tl.tensor, ANY: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def remainders(a: tl.tensor, ANY: tl.constexpr) -> tl.tuple:
     """Stirling's remainders: of ln Gamma(a), ln a - 1/(2a) - psi(a), psi_1(a) - 1/a - 1/(2 a^2)."""
     small = a < 1.0
     x = tl.where(small, a + 1.0, a) if ANY else a
@@ -249,7 +249,7 @@ def log_gap(t: tl.tensor, log: tl.tensor) -> tl.tensor:
 @triton.jit
 def bregman_parts(
     a: tl.tensor, b: tl.tensor, u: tl.tensor, d: tl.tensor, mu: tl.tensor, ANY: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+) -> tl.tuple:
     """ln Gamma(b) - ln Gamma(a) - psi(a) (b - a) in two parts; d = a - b, u = 1/b, mu = mu(b).
 
     The parts are b (t - ln(1 + t)) with t = d/b, and the positive remainder; last comes ln(1 + t).
@@ -285,9 +285,7 @@ def divergence(
 
 
 @triton.jit
-def divergence_slopes(
-    weight: tl.tensor, g0: Gamma, d0: tl.tensor, base: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def divergence_slopes(weight: tl.tensor, g0: Gamma, d0: tl.tensor, base: tl.constexpr) -> tl.tuple:
     """The same divergence's slopes: that of the total, and coefficients n_e and n_r of classes.
 
     A class has the slope d psi_1 = psi_1 (n_e d + n_r (b + r - 1/2)), d = alpha - b; where d0 is

@@ -203,9 +203,7 @@ def load(
 
 
 @triton.jit
-def load_evidence(
-    tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def load_evidence(tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tuple:
     """Evidence of classes j (C,), which end at END, and a mask of those that exist, or `()`."""
     here = ()
     if END > C.K:
@@ -239,12 +237,12 @@ def store(tile: Tile, grad: tl.tensor, j: tl.tensor, END: tl.constexpr, C: tl.co
 def _add4(
     a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor,
     e: tl.tensor, f: tl.tensor, g: tl.tensor, h: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+) -> tl.tuple:  # fmt: skip
     return a + e, b + f, c + g, d + h
 
 
 @triton.jit
-def _totals(x: tl.tuple) -> tuple[tl.tensor, ...]:
+def _totals(x: tl.tuple) -> tl.tuple:
     """The sums of tensors (N,), four at once: that takes the barriers of one."""
     out: tl.tensor = ()
     FOURS: tl.constexpr = len(x) // 4 if tm.COMPILED else 0  # interpreted, they are slow
@@ -262,7 +260,7 @@ def _combine(
     here: tl.tensor,
     TILE: tl.constexpr,
     TOP: tl.constexpr,
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     out: tl.tensor = ()
     for i in tl.static_range(len(s)):
         if isinstance(values[i], tl.tensor):
@@ -282,7 +280,7 @@ def _combine(
 def sweep(
     STEP: tl.constexpr, N: tl.constexpr, given: tl.tensor, tile: Tile, C: tl.constexpr,
     TOP: tl.constexpr = False,
-) -> tuple[tl.tensor, ...]:  # fmt: skip
+) -> tl.tuple:  # fmt: skip
     """Sums (R,) over all classes of N values (R, C); with TOP the first is the maximum instead.
 
     STEP(given, tile, j, END, C) returns the values of classes j (C,), `()` for those that are not
@@ -334,9 +332,7 @@ def sweep(
 
 
 @triton.jit
-def labels_of(
-    t: Tensors, rows: tl.tensor, inside: tl.tensor, C: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def labels_of(t: Tensors, rows: tl.tensor, inside: tl.tensor, C: tl.constexpr) -> tl.tuple:
     """Labels, or -1, and the weights of rows: 0 where ignored, NaN for other labels."""
     label = tl.load(t.target + rows, inside, 0)
     known = (label >= 0) & (label < C.K)
@@ -379,7 +375,7 @@ def factor_of(t: Tensors, n: Sizes, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def weights_of(t: Tensors, C: tl.constexpr) -> tuple[tl.tensor, ...]:
+def weights_of(t: Tensors, C: tl.constexpr) -> tl.tuple:
     """The weights of the terms."""
     out: tl.tensor = ()
     for i in tl.static_range(len(C.forms)):
@@ -403,7 +399,7 @@ def by_form(w: tl.tuple, weight: tl.tensor, C: tl.constexpr) -> PerForm:
 
 
 @triton.jit
-def select(forms: PerForm, C: tl.constexpr) -> tuple[tl.tensor, ...]:
+def select(forms: PerForm, C: tl.constexpr) -> tl.tuple:
     """The terms of the loss, in its order."""
     out: tl.tensor = ()
     for i in tl.static_range(len(C.forms)):
@@ -421,7 +417,7 @@ def weighted(w: tl.tuple, terms: tl.tuple) -> tl.tensor:
 
 
 @triton.jit
-def add(acc: tl.tuple, terms: tl.tuple, weight: tl.tensor) -> tuple[tl.tensor, ...]:
+def add(acc: tl.tuple, terms: tl.tuple, weight: tl.tensor) -> tl.tuple:
     """Add terms times the weights of rows (R,), and last the weights; 0 hides even NaN."""
     out: tl.tensor = ()
     for i in tl.static_range(len(terms)):

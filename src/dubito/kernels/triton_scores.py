@@ -38,7 +38,7 @@ class Sums(NamedTuple):
 @triton.jit
 def _first(
     given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     """A step of `sweep`: the largest evidence, and its sum."""
     e, here = load_evidence(tile, j, END, C)
     return (e, e), here
@@ -47,7 +47,7 @@ def _first(
 @triton.jit
 def _second(
     evidence0: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     """A step of `sweep`: `Sums`."""
     e, here = load_evidence(tile, j, END, C)
     alpha0 = evidence0 + C.K

@@ -56,9 +56,7 @@ def _is_top(m: Totals, e: tl.tensor, C: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _shares(
-    m: Totals, rest: tl.tensor, e: tl.tensor, y: tl.tensor, C: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def _shares(m: Totals, rest: tl.tensor, e: tl.tensor, y: tl.tensor, C: tl.constexpr) -> tl.tuple:
     """1/alpha0, p, 1 - p, y - p, and which class is above 5/8 of alpha0."""
     inverse = tm.inverse(m.evidence + C.K)[:, None]
     top = _is_top(m, e, C)
@@ -70,7 +68,7 @@ def _shares(
 @triton.jit
 def _first(
     given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     """A step of `sweep`: `Totals`."""
     e, here = load_evidence(tile, j, END, C)
     y = load_target(tile, j, C)
@@ -81,15 +79,13 @@ def _first(
 
 
 @triton.jit
-def _bregman(e: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def _bregman(e: tl.tensor) -> tl.tuple:
     value, small = tm.bregman(e, tm.gamma(1.0 + e, e))
     return value, tl.where(small, e, 0.0)
 
 
 @triton.jit
-def _second(
-    m: Totals, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tuple[tl.tensor, ...]:
+def _second(m: Totals, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr) -> tl.tuple:
     """A step of `sweep`: `Parts`."""
     e, here = load_evidence(tile, j, END, C)
     y = load_target(tile, j, C)
@@ -108,7 +104,7 @@ def _second(
 @triton.jit
 def _field(
     w: PerForm, trigamma: tl.tensor, p: tl.tensor, q: tl.tensor, d: tl.tensor, share: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
+) -> tl.tuple:
     """The weight of p q, and the field that the gradient of the squared errors centers."""
     spread = (w.mse_variance[:, None] + w.fisher_variance[:, None] * trigamma) * share
     field = (q - p) * spread
@@ -118,7 +114,7 @@ def _field(
 @triton.jit
 def _third(
     given: tl.tensor, tile: Tile, j: tl.tensor, END: tl.constexpr, C: tl.constexpr
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     """A step of `sweep`: `Sums`, for the terms and for the gradient."""
     m, rest, w = given
     e, here = load_evidence(tile, j, END, C)
