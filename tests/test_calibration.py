@@ -14,8 +14,9 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from dubito import calibration
-from dubito.calibration import Calibration
+from dubito.calibration import EXPONENTS, Calibration, interval_exponent
 from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma
+from dubito.errors import DubitoError
 from dubito.tasks import Classification, Regression
 
 N, K = 4000, 10
@@ -185,6 +186,35 @@ def test_the_order_of_classes_stays(theta: tuple[float, float], seed: int, prior
     assert bool(((probs[:, 0] <= probs[:, 1]) | (first > second)).all())
 
 
+def test_a_calibration_of_members_is_applied_to_each_before_mixing() -> None:
+    members = Dirichlet.from_logits(3 * torch.randn(200, 5, 3, generator=generator(0)).double())
+    label = torch.multinomial(members[:, 0].probs.sqrt(), 1, generator=generator(1))[:, 0]
+    calibration = Calibration.fit(members[:, 0], label, of_members=True)
+    assert Calibration.model_validate_json(calibration.model_dump_json()) == calibration
+    mixed = calibration(members.mixture())
+    each = torch.stack([calibration(members[:, m]).probs for m in range(5)])
+    point = members.mixture().probs.argmax(-1)
+    assert torch.equal(mixed.probs.argmax(-1), point)
+    same = each.mean(0).argmax(-1) == point
+    torch.testing.assert_close(mixed.probs[same], each.mean(0)[same])
+    assert 0.5 < same.double().mean() < 1  # elsewhere the mean of the probabilities has another
+    with pytest.raises(DubitoError, match=r"has 2 parameters, but .* needs 1"):
+        Calibration.fit(members[:, 0], label)(members.mixture())
+
+
+def test_a_calibration_of_members_applies_to_a_mixture_of_numbers() -> None:
+    g = generator(0)
+    members = NormalInverseGamma(*(torch.rand(4, 200, 5, 2, generator=g) + 0.1).double())
+    target = members.mean[:, 0] + torch.randn(200, 2, generator=g)
+    calibration = Calibration.fit(members[:, 0], target, of_members=True)
+    mixed = calibration(members.mixture())
+    each = [calibration(members[:, m]).log_prob(target) for m in range(5)]
+    expected = torch.stack(each).logsumexp(0) - math.log(5)
+    torch.testing.assert_close(mixed.log_prob(target), expected)
+    lower, upper = calibration.interval(members.mixture())
+    torch.testing.assert_close((lower + upper) / 2, members.mixture().mean)
+
+
 def test_all_correct_or_extreme_inputs_stay_finite() -> None:
     alpha = torch.full((30, 3), 1.5)
     alpha[:, 0] = 4
@@ -228,16 +258,21 @@ def test_the_prior_does_not_count_among_thousands() -> None:
     assert Calibration.fit(dist, target).theta[0] == pytest.approx(-math.log(1000), abs=0.05)
 
 
-def test_interval_quantiles_are_conformal() -> None:
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
+def test_interval_quantiles_are_conformal(exponent: float) -> None:
     dist, target = scaled_numbers(1.0, 99)
-    calibration = Calibration.fit(dist, target, levels=(0.5, 0.9))
-    deviations = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
+    calibration = Calibration.fit(dist, target, levels=(0.5, 0.9), exponent=exponent)
+    assert calibration.exponent == exponent
+    assert Calibration.model_validate_json(calibration.model_dump_json()) == calibration
+    power = dist.variance.sqrt() ** exponent
+    deviations = ((target - dist.mean).abs() / power).sort(0).values
     assert calibration.levels == (0.5, 0.9)
     assert calibration.quantiles[0] == tuple(deviations[49].tolist())  # the 50th of 100 places
     assert calibration.quantiles[1] == tuple(deviations[89].tolist())
     lower, upper = calibration.interval(dist, 0.9)
     inside = ((lower <= target) & (target <= upper)).double().mean(0)
     assert inside.min() >= 89 / 99 - 1e-9  # the sample at the end of its interval may round out
+    torch.testing.assert_close(upper - lower, 2 * power * torch.tensor(calibration.quantiles[1]))
 
 
 def test_intervals_cover_for_a_few_samples_of_a_miscalibrated_model() -> None:
@@ -248,6 +283,34 @@ def test_intervals_cover_for_a_few_samples_of_a_miscalibrated_model() -> None:
         shares.append(((lower <= target[19:]) & (target[19:] <= upper)).double().mean().item())
     # 18 of 20 places on average; the standard error is about 0.004
     assert np.mean(shares) == pytest.approx(0.9, abs=0.015)
+
+
+@pytest.mark.parametrize("exponent", [0.25, 1.0])
+def test_intervals_do_not_depend_on_the_unit(exponent: float) -> None:
+    dist, target = scaled_numbers(1.0, 99)
+    scale, shift = torch.tensor([1000.0, 0.01]).double(), torch.tensor([5.0, -3.0]).double()
+    other = dist.affine(scale, shift)
+    lower, upper = Calibration.fit(dist, target, exponent=exponent).interval(dist)
+    fitted = Calibration.fit(other, target * scale + shift, exponent=exponent)
+    torch.testing.assert_close(
+        fitted.interval(other), (lower * scale + shift, upper * scale + shift)
+    )
+
+
+@pytest.mark.parametrize(("truth", "expected"), [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
+def test_exponent_is_that_of_the_errors(truth: float, expected: float) -> None:
+    """Errors are as large as a power of the predicted deviation, whatever the units."""
+    rng = np.random.default_rng(0)
+    variance = torch.as_tensor(rng.lognormal(0, 2, size=(3000, 2)))
+    beta = 2 * variance / 3  # the variance is beta/2 (1 + 1/2)
+    dist = NormalInverseGamma(0 * beta, 0 * beta + 0.5, 0 * beta + 2, beta)
+    torch.testing.assert_close(dist.variance, variance)
+    target = variance ** (truth / 2) * torch.as_tensor(rng.normal(size=(3000, 2)))
+    assert interval_exponent(dist, target) == expected
+    scale, shift = torch.tensor([1e4, 1e-3]).double(), torch.zeros(2).double()
+    assert interval_exponent(dist.affine(scale, shift), target * scale) == expected
+    assert interval_exponent(dist[:8], target[:8]) == 0.5  # too few for 90 %
+    assert interval_exponent(dist, 0 * target) in EXPONENTS
 
 
 def test_too_few_samples_have_infinite_intervals() -> None:
@@ -275,6 +338,8 @@ NUMBERS, TARGET = scaled_numbers(1.0, 4)
         (lambda: Calibration.fit(NUMBERS, TARGET[:, 0]), r"shape \(4,\), expected \(4, 2\)"),
         (lambda: Calibration.fit(NUMBERS, TARGET * math.nan), "target must be finite"),
         (lambda: Calibration.fit(NUMBERS, TARGET, levels=(1.0,)), "levels must be in"),
+        (lambda: Calibration.fit(NUMBERS, TARGET, exponent=2.0), "exponent must be from 0 to 1"),
+        (lambda: interval_exponent(NUMBERS, TARGET, level=1.0), "level must be in"),
         (lambda: Calibration(theta=(0.0,))(DIRICHLET), "has 1 parameters, but .* needs 2"),
         (lambda: Calibration(theta=(0.0,)).interval(NUMBERS), "no interval of level 0.9; .* none"),
     ],

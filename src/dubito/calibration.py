@@ -4,11 +4,18 @@ Evidential losses keep evidence low: predictions rank well but are underconfiden
 defines a small family of calibrated predictives; `Calibration.fit` chooses its parameters on
 held-out data by maximum likelihood. The point prediction never changes.
 
-For regression a calibration also has intervals mean +- q * std. The q of a level is a conformal
-quantile: with n held-out samples, q is the ceil((n + 1) level)-th smallest :math:`|y - mean|/std`.
-A new target of the same distribution then lies in its interval with probability >= level, over the
-draws of both, whatever the model. Mean and std are those before calibration, which do not depend on
-the held-out targets.
+For regression a calibration also has intervals mean +- q * std**exponent. The q of a level is a
+conformal quantile: with n held-out samples, q is the ceil((n + 1) level)-th smallest
+:math:`|y - mean|/std^{exponent}`. A new target of the same distribution then lies in its interval
+with probability >= level, over the draws of both, whatever the model. Mean and std are those before
+calibration, which do not depend on the held-out targets. The same holds for the exponent, if it is
+fixed or chosen on other samples (`interval_exponent`). 0 gives each input the same width; networks
+that exaggerate differences in uncertainty do better with 1/2 than with 1. Intervals do not depend
+on the unit of the target: q has the unit that the power lacks.
+
+A calibration and intervals that were fitted to single networks, each on samples that it was not
+trained on, can be applied to the ensemble of these networks. That is approximate: an ensemble errs
+less than its members, so its intervals usually cover too much.
 """
 
 from __future__ import annotations
@@ -27,8 +34,10 @@ from dubito._files import ExtendedFloat
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 
-__all__ = ["Calibration"]
+__all__ = ["EXPONENTS", "Calibration", "interval_exponent"]
 
+#: exponents of the standard deviation that `interval_exponent` compares
+EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Points of the grid along the first and along further parameters.
 GRID = (25, 13)
 # The grid is evaluated on at least this many rows, and on more up to this many entries.
@@ -41,8 +50,11 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     Attributes:
         theta: Parameters of `Distribution.calibrated`.
         levels: Levels of the intervals.
-        quantiles: Half-width of the interval of each level, in standard deviations of each
-            target value.
+        quantiles: Half-width of the interval of each level over std**exponent, for each target
+            value.
+        exponent: Power of the standard deviation that the width of intervals is proportional to.
+        of_members: Whether it was fitted to single members of an ensemble. If so, each member is
+            calibrated before the members are mixed.
 
     >>> from dubito.distributions import Categorical
     >>> dist = Categorical.from_probs(torch.tensor([[0.99, 0.01]]).repeat(100, 1))
@@ -54,6 +66,8 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     theta: tuple[FiniteFloat, ...]
     levels: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
     quantiles: tuple[tuple[Annotated[ExtendedFloat, Field(ge=0)], ...], ...] = ()
+    exponent: float = Field(default=0.5, ge=0, le=1)
+    of_members: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -63,7 +77,13 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def fit(
-        cls, dist: Distribution, target: Tensor, levels: Sequence[float] = (0.9,)
+        cls,
+        dist: Distribution,
+        target: Tensor,
+        levels: Sequence[float] = (0.9,),
+        *,
+        exponent: float = 0.5,
+        of_members: bool = False,
     ) -> Calibration:
         """Fit to held-out data by maximum likelihood.
 
@@ -76,16 +96,29 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             dist: Predicted distribution, batch shape (N,).
             target: Class indices (N,), or numbers (N, T).
             levels: Levels of the intervals; regression only.
+            exponent: Power of the standard deviation that the width of intervals is proportional
+                to, from 0 to 1; it must not be chosen on these samples.
+            of_members: Whether the predictions are those of single members of the ensemble that
+                the calibration is for.
         """
         dist = dist.detach().to(torch.float64)
         target = _checked(dist, target)
         if not target.is_floating_point():
-            return cls(theta=_maximum_likelihood(*_with_added_error(dist, target)))
+            theta = _maximum_likelihood(*_with_added_error(dist, target))
+            return cls(theta=theta, of_members=of_members)
         for level in levels:
             _checks.in_open_unit_interval(levels=level)
         theta = _maximum_likelihood(dist, target, precision=1.0)
-        quantiles = tuple(_conformal_quantiles(dist, target, level) for level in levels)
-        return cls(theta=theta, levels=tuple(levels), quantiles=quantiles)
+        if not 0 <= exponent <= 1:
+            raise DubitoError(f"exponent must be from 0 to 1, not {exponent}")
+        scores = _scores(dist, target, exponent)
+        return cls(
+            theta=theta,
+            levels=tuple(levels),
+            quantiles=tuple(_conformal_quantiles(scores, level) for level in levels),
+            exponent=exponent,
+            of_members=of_members,
+        )
 
     def __call__(self, dist: Distribution) -> torch.distributions.Distribution:
         """Return the calibrated predictive.
@@ -93,12 +126,14 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         Args:
             dist: Distribution of the kind that the calibration was fitted to.
         """
-        if len(self.theta) != len(dist.calibration_bounds):
+        single: Distribution = getattr(dist, "members", dist) if self.of_members else dist
+        if len(self.theta) != len(single.calibration_bounds):
             raise DubitoError(
-                f"this calibration has {len(self.theta)} parameters, but {dist!r} needs "
-                f"{len(dist.calibration_bounds)}: was it fitted to another model?"
+                f"this calibration has {len(self.theta)} parameters, but {single!r} needs "
+                f"{len(single.calibration_bounds)}: was it fitted to another model?"
             )
-        return dist.calibrated(torch.tensor(self.theta, dtype=torch.float64, device=dist.device))
+        theta = torch.tensor(self.theta, dtype=torch.float64, device=dist.device)
+        return dist.with_calibrated_members(theta) if self.of_members else dist.calibrated(theta)
 
     def interval(self, dist: Any, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends of intervals, (..., T) each.
@@ -111,8 +146,35 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             known = ", ".join(map(str, self.levels)) or "none"
             raise DubitoError(f"there is no interval of level {level!r}; fitted levels: {known}")
         mean: Tensor = dist.mean
-        half = mean.new_tensor(self.quantiles[self.levels.index(level)]) * dist.variance.sqrt()
+        half = mean.new_tensor(self.quantiles[self.levels.index(level)])
+        half = half * dist.variance ** (self.exponent / 2)
         return mean - half, mean + half
+
+
+def interval_exponent(dist: Any, target: Tensor, level: float = 0.9) -> float:
+    """Return the exponent of `EXPONENTS` whose intervals have the lowest interval score.
+
+    The score of an interval is its width, plus 2/(1 - level) times the distance of targets outside
+    of it (Gneiting and Raftery, 2007). With too few samples for the level the exponent is 1/2.
+
+    Args:
+        dist: Distribution about numbers, batch shape (N,), before calibration.
+        target: Numbers (N, T). Intervals must be fitted to other samples.
+        level: Level of the intervals.
+    """
+    _checks.in_open_unit_interval(level=level)
+    dist = dist.detach().to(torch.float64)
+    target = _checked(dist, target)
+    if conformal_rank(len(dist), level) > len(dist):
+        return 0.5
+    distance, costs = (target - dist.mean).abs(), []
+    for exponent in EXPONENTS:
+        quantiles = _conformal_quantiles(_scores(dist, target, exponent), level)
+        half = distance.new_tensor(quantiles) * dist.variance ** (exponent / 2)
+        costs.append((half + (distance - half).clamp(min=0) / (1 - level)).mean(0))
+    # Targets may have different units: compare each with its own intervals of one width.
+    ratios = torch.stack(costs) / costs[0].clamp_min(torch.finfo(torch.float64).tiny)
+    return EXPONENTS[int(ratios.mean(-1).argmin())]
 
 
 def _checked(dist: Distribution, target: Tensor) -> Tensor:
@@ -145,13 +207,18 @@ def conformal_rank(count: int, share: float) -> int:
     return math.ceil(round((count + 1) * share, 9))
 
 
-def _conformal_quantiles(dist: Any, target: Tensor, level: float) -> tuple[float, ...]:
+def _scores(dist: Any, target: Tensor, exponent: float) -> Tensor:
+    """Return the distances of targets from their means over std**exponent: (N, T)."""
+    scores: Tensor = (target - dist.mean).abs() / dist.variance ** (exponent / 2)
+    return scores
+
+
+def _conformal_quantiles(scores: Tensor, level: float) -> tuple[float, ...]:
     """Return the quantile for each target value; infinite if there are too few samples."""
-    scores: Tensor = ((target - dist.mean).abs() / dist.variance.sqrt()).sort(0).values
     rank = conformal_rank(len(scores), level)
     if rank > len(scores):
         return (math.inf,) * scores.shape[-1]
-    return tuple(scores[rank - 1].tolist())
+    return tuple(scores.sort(0).values[rank - 1].tolist())
 
 
 def _maximum_likelihood(

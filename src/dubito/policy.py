@@ -8,34 +8,58 @@ A policy accepts a prediction or abstains, and gives the reason:
 
 **Risk control.** `Policy.control_error` takes validation samples and their errors, any 0/1 loss:
 wrong classes, or numbers that are off by more than a tolerance. Sort the N samples by confidence,
-the most confident first. Rank k means accepting the k most confident samples. With delta = 1 -
-`confidence`, the exact binomial test (Clopper and Pearson, 1934) rejects the hypothesis "error rate
->= level" for the first k samples if x or fewer errors are improbable under it:
+the most confident first. Rank k means accepting the k most confident samples; x_k of them are
+errors. The exact binomial test (Clopper and Pearson, 1934) of "error rate > level" has the p-value
 
-.. math:: p_k = P(\mathrm{Bin}(k, \mathrm{level}) \le x) \le \delta
+.. math:: p_k = P(\mathrm{Bin}(k, \mathrm{level}) \le x_k)
 
-Ranks are tested one after the other, from a start that depends on N only, and the first failure
-ends the search: fixed-sequence testing, which needs no correction for the number of thresholds. An
-early error would end a single search, so three searches are run if N is large enough (N >= 3 n,
-where n error-free samples suffice): from a share of 0.1, from 0.6, and from all samples but one.
-They get 40 %, 40 % and 20 % of delta. A search that passes another's start also uses its share. The
-longest search determines the threshold. Then, for any model and score, under the assumptions below,
-with probability >= `confidence` over the draw of the validation samples, the error rate among
-accepted predictions is at most `level`.
+Rank k passes if p_k <= c w_k. The weights w_k = (k/N)^2 exp(-6 k/N) prefer no error rate and depend
+on nothing but k/N. For a set S of ranks, c is (nearly) the largest number with
 
-*Proof.* Let R(u) be the error rate among the most confident share u of all inputs, a continuous
-function. Let v be the share above the first tested rank. If R(v) > level, the samples above that
-rank are independent draws with that rate, and the first test passes with probability at most its
-level. Otherwise let u* be the first point after v where R rises through `level`, and k* its rank. A
-wrong choice lies beyond u*. Every rank up to the choice was tested, including k*. Between points
-where R equals `level` samples err at exactly that rate, so however many of them lie between, the
-test at k* passes with probability at most its level. R need not be monotone. Ties are ordered at
-random, independently of the errors and reproducibly; a threshold never divides them.
+.. math:: P(p_k \le c\,w_k \text{ for a rank } k \in S) \le \delta = 1 - \mathrm{confidence}
 
-So each search that goes wrong passes one decisive test, at its start or at k*. Searches that start
-before the same u* share that test, whose level is at most the sum of their shares. A search that
-starts after u* contributes nothing to levels tested before u*. Each share thus counts once, and all
-of them sum to delta.
+for samples that err independently with probability `level`, a probability that is computed rank by
+rank. S begins with all ranks. Ranks that pass leave S, which raises c, until no longer rank passes
+(step-down testing). The longest rank that passed and does not divide tied confidences determines
+the threshold. Ranks at which not even p_k(0 errors) <= delta are left out. If N exceeds 1,000,
+ranks form blocks, and p_k has the first rank of its block in place of k, which makes it larger.
+
+Then, for any model, any score and any risk curve, under the assumptions below, with probability >=
+`confidence` over the draw of the validation samples, the error rate among accepted predictions is
+at most `level`.
+
+*Proof.* Let U be the share of inputs that are more confident than a given input, with ties in
+random order: uniform on (0, 1). Let p(u) be the probability of an error at U = u, and G(u) the
+integral of p - level from 0 to u. Accepting the share u breaks the guarantee if G(u) > 0. These u
+form intervals. Consider finitely many of them, (a_i, b_i); more are the limit. G is 0 at their
+ends, except perhaps at b_i = 1.
+
+1. *Each sample (U, E) has a partner (V, E'): V is uniform on (0, 1), and E' is 1 with probability
+   level, independently of V.* Let V be in (a, b) = (a_i, b_i) if and only if U is. If G(b) = 0, a
+   share level of these samples are errors, so that E' = E has the right distribution. Errors have
+   the distribution function F(u) = (level (u - a) + G(u)) / (level (b - a)) >= (u - a)/(b - a), so
+   V = a + (b - a) F(U) >= U is uniform on (a, b). In the same way V <= U for correct samples. If
+   b = 1 and G(1) > 0, let V be a + (integral of p from a to U)/level for errors, while that is less
+   than 1, and a + (integral of 1 - p)/(1 - level) for correct samples. The errors that remain get
+   E' = 0 and a V that fills the rest evenly. Before and between intervals a share level are errors
+   as well: let E' = E, and draw V there. Behind the last one, let V = U and draw E'. Hence up to
+   the last b_i E' = 1 implies E = 1, E = 0 implies E' = 0, and within an interval V >= U if
+   E' = 1, V <= U if E = 0.
+2. *Let x'_k be the sum of E' over the k smallest V, n(u) the number of samples with U <= u, and K
+   all ranks from n(a_i) to n(b_i) for any i. Then x'_k <= x_k for all k in K.* Let u be the larger
+   of a_i and the k-th smallest U. By 1., at most x_k samples have V <= u and E' = 1, and at least
+   k - x_k have V <= u and E' = 0. If k or more samples have V <= u, the first gives x'_k <= x_k;
+   otherwise the second does.
+3. K follows from the V, so given K the E' still are independent with rate level. A wrong choice
+   accepts a share v in an interval, and its rank n(v) is in K. While no rank of K has passed, S
+   contains K. So if one ever passes, p_k <= c w_k for a k in K and the c of a set that contains K.
+   Then the same holds for the p-value of x'_k, because p_k increases with x_k. Take the largest of
+   these c: as its set contains K, the probability of this is at most delta. ∎
+
+With `ood_score`, the samples above the OOD threshold, an order statistic, are independent draws of
+the inputs above it, and their number is fixed. If that value is tied, further inputs pass; their
+errors count at each rank that accepts them, their correct predictions never do. The proof is for
+OOD values without ties.
 
 **Assumptions.** Validation samples are independent, have the distribution of future inputs, and
 were not used for anything that shapes the scores or point predictions: neither for training, nor
@@ -45,6 +69,7 @@ for early stopping, nor for choosing among models.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -52,7 +77,7 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 from torch import Tensor
 
-from dubito import _binomial, _checks
+from dubito import _checks, binomial
 from dubito._files import ExtendedFloat
 from dubito.calibration import conformal_rank
 from dubito.distributions import Distribution
@@ -65,12 +90,10 @@ Array = np.ndarray[Any, Any]
 REASONS = ("accepted", "ambiguous", "unfamiliar", "out_of_range")
 #: error rates of `Policy.table`
 TABLE_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2)
-#: shares of the samples where the searches start
-STARTS = (0.1, 0.6, 1.0)
-#: their shares of delta
-DELTA_SHARES = (0.4, 0.4, 0.2)
-#: multiple of the needed samples from which several searches pay
-MIN_SAMPLES_FACTOR = 3
+#: number of blocks of ranks that a search distinguishes
+BLOCKS = 1000
+#: share of accepted predictions below which a policy gives advice
+LITTLE = 0.25
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -219,9 +242,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     ) -> Policy:
         """Accept as many predictions as possible at a guaranteed error rate.
 
-        The first search needs at least ln(delta)/ln(1 - level) samples: 59 for a level of 5 %, 299
-        for 1 %; more with three searches, which divide delta. If no search succeeds, the policy
-        accepts nothing.
+        At least ln(delta)/ln(1 - level) samples are needed: 59 for a level of 5 %, 299 for 1 %. If
+        no rank passes, the policy accepts nothing; see `advice`.
 
         With `ood_score`, the share `false_alarms` of least familiar inputs is rejected first, and
         the guarantee is about predictions that pass both thresholds.
@@ -239,17 +261,20 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         _checks.one_batch_axis(dist)
         wrong: Array = _checks.errors(errors, dist.batch_shape).cpu().numpy()
         ood_threshold, above, tied = _ood_threshold(dist, ood_score, false_alarms)
-        rows = np.append(above, tied[wrong[tied]])
-        values = _confidences(dist, score)[rows]
-        order = _most_confident_first(values)
-        values, cumulative_errors = values[order], wrong[rows][order].cumsum()
+        values = _confidences(dist, score)
+        order = above[_most_confident_first(values[above])]
+        # Errors that are tied at the OOD threshold count at every rank that would accept them.
+        extra = np.sort(-values[tied[wrong[tied]]])
+        errors_up_to = wrong[order].cumsum() + np.searchsorted(extra, -values[order], "right")
         delta = 1 - confidence
-        rank = _longest_search(values, cumulative_errors, level, delta)
-        count = int(cumulative_errors[rank - 1]) if rank else 0
-        bound = _binomial.upper_bound(count, rank, delta)
+        rank = _longest(values[order], errors_up_to, level, delta)
+        count = int(errors_up_to[rank - 1]) if rank else 0
+        bound = binomial.upper_bound(count, rank, delta)
         alarms = None if ood_score is None else false_alarms
         return cls(
-            threshold=Threshold.at_confidence(dist, score, values[rank - 1] if rank else math.inf),
+            threshold=Threshold.at_confidence(
+                dist, score, values[order[rank - 1]] if rank else math.inf
+            ),
             ood_threshold=ood_threshold,
             guarantee=Guarantee(
                 controls="error", level=level, confidence=confidence, false_alarms=alarms
@@ -354,6 +379,34 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         """Whether no threshold was found, so that every prediction is rejected."""
         return self.threshold.passes_nothing
 
+    @property
+    def advice(self) -> str:
+        """Why less than a quarter is accepted, and which error rate would answer more; else ""."""
+        guarantee, validation = self.guarantee, self.validation
+        if guarantee is None or validation is None or guarantee.confidence is None:
+            return ""
+        if validation.coverage >= LITTLE:
+            return ""
+        rate, samples = guarantee.level, validation.samples
+        least = _needed(rate, 1 - guarantee.confidence)
+        needed = least
+        while _familiar(needed, guarantee.false_alarms) < least:
+            needed += 1
+        if samples < needed:
+            cause = (
+                f"{samples:,} validation samples are too few for an error rate of {rate:g}: "
+                f"it needs {needed:,}, even without an error"
+            )
+        else:
+            cause = (
+                f"the predictions are not accurate enough for an error rate of {rate:g} "
+                f"with {samples:,} validation samples"
+            )
+        for point in self.table:
+            if point.error_rate > rate and point.coverage >= LITTLE:
+                return f"{cause}; at {point.error_rate:g}, {point.coverage:.1%} would be answered"
+        return cause
+
     def __repr__(self) -> str:
         samples = f"{self.validation.samples} samples" if self.validation else "no samples"
         goal = repr(self.guarantee) if self.guarantee else "no guarantee"
@@ -367,50 +420,106 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     __str__ = __repr__
 
 
-def _longest_search(values: Array, errors: Array, level: float, delta: float) -> int:
-    """Return how many of the most confident samples to accept: the end of the longest search.
+def _longest(values: Array, errors: Array, level: float, delta: float) -> int:
+    """Return how many of the most confident samples to accept.
 
-    `values` are sorted in decreasing order, `errors` is cumulative. An accepted rank must exceed
-    the first tested rank, as the proof requires.
+    Args:
+        values: Confidences in decreasing order, (N,).
+        errors: Number of errors up to each rank, (N,).
+        level: Largest error rate.
+        delta: Probability that the search may fail.
     """
-    count = len(values)
-    if count < 2:
+    if len(values) < _needed(level, delta):
         return 0
-    starts, shares = _starts(count, level, delta)
-    first = int(starts.min())
-    p_values = _binomial.running_cdf(errors[first - 1 :], first, level)
-    # Ranks where the value changes: a threshold between tied values is impossible.
-    ends = np.append(0, np.append(values[1:] < values[:-1], True).nonzero()[0] + 1)
-    longest = 0
-    for begin in starts:
-        levels = np.full(count + 1 - begin, shares[starts == begin].sum())
-        for later, share in zip(starts, shares, strict=True):
-            if later > begin:  # from the rank behind its start on, as the proof needs it
-                levels[later + 1 - begin :] += share
-        passed = p_values[begin - first :] <= levels
-        reached = count if passed.all() else begin - 1 + int(passed.argmin())
-        end = int(ends[np.searchsorted(ends, reached, side="right") - 1])
-        longest = max(longest, end if end > begin else 0)
-    return longest
+    shown = _search(len(values), level, delta)(errors)
+    ends = np.append(values[1:] < values[:-1], True)  # no threshold lies between tied values
+    return int((shown & ends).nonzero()[0].max(initial=-1)) + 1
 
 
-def _starts(count: int, level: float, delta: float) -> tuple[Array, Array]:
-    """Return the rank where each search starts, and its share of delta.
+class _Search:
+    """Search for ranks whose error rate is at most a level; see the module.
 
-    >>> _starts(400, 0.05, 0.05)
-    (array([ 77, 240, 399]), array([0.02, 0.02, 0.01]))
+    Args:
+        count: Number N of samples, >= `_needed`.
+        level: Largest error rate.
+        delta: Probability that the search may fail.
     """
-    several = count >= MIN_SAMPLES_FACTOR * math.log(delta) / math.log1p(-level)
-    places = np.array(STARTS if several else STARTS[:1])
-    shares = delta * np.array(DELTA_SHARES if several else [1.0])
-    needed = np.maximum(np.log(shares) / math.log1p(-level), places * count)
-    return np.ceil(needed).clip(1, count - 1).astype(int), shares
+
+    def __init__(self, count: int, level: float, delta: float) -> None:
+        self.level, self.delta, self.least = level, delta, _needed(level, delta)
+        ranks = np.arange(self.least, count + 1)
+        size = math.ceil(count / BLOCKS)
+        self.block, self.starts = np.arange(len(ranks)) // size, ranks[::size]
+        share = self.starts / count
+        weight = share**2 * np.exp(-6 * share)
+        self.first, tails = binomial.tails(self.starts, level)
+        self.statistics = tails * (weight.max() / weight)[:, None]
+        self.critical = self._critical(np.ones(len(self.starts), bool), 0.0)
+
+    def __call__(self, errors: Array) -> Array:
+        """Return which ranks have been shown to have a low error rate: bool (N,).
+
+        Args:
+            errors: Number of errors up to each rank, (N,).
+        """
+        column = errors[self.least - 1 :] - self.first[self.block]
+        inside = column.clip(0, self.statistics.shape[1] - 1)
+        values = np.where(column > inside, np.inf, self.statistics[self.block, inside])
+        values[column < 0] = 0.0
+        critical = self.critical
+        while True:
+            shown = values <= critical
+            longest = shown.nonzero()[0].max(initial=-1)
+            following = values[longest + 1 :].min(initial=np.inf)
+            remaining = np.bincount(self.block, ~shown) > 0
+            if following == np.inf or self._probability(following, remaining) > self.delta:
+                return np.append(np.zeros(self.least - 1, bool), shown)
+            critical = self._critical(remaining, following)
+
+    def _critical(self, blocks: Array, low: float) -> float:
+        """Return nearly the largest c with a `_probability` of at most delta; it is >= `low`."""
+        least, high = float(self.statistics.min()), float(self.statistics.max())
+        value = max(1.5 * low, self.delta / 6)
+        while high > max(1.001 * low, least):
+            probability = self._probability(value, blocks)
+            low, high = (value, high) if probability <= self.delta else (low, value)
+            if 0.98 * self.delta <= probability <= self.delta:
+                break
+            value *= 0.99 * self.delta / max(probability, 0.2 * self.delta)
+            if not low < value < high or low == 0:
+                value = math.sqrt(low * high) if low else min(value, high / 2)
+        return low
+
+    def _probability(self, critical: float, blocks: Array) -> float:
+        """Return P(statistic <= critical in a block) if each sample errs with the level."""
+        limits = self.first + (self.statistics <= critical).sum(1) - 1
+        limits[~blocks] = -1
+        # Having at most as many errors as were allowed before implies having passed before.
+        rises = np.diff(np.maximum.accumulate(limits), prepend=-1) > 0
+        return binomial.crossing(self.starts[rises], limits[rises], self.level)
+
+
+@lru_cache(maxsize=8)
+def _search(count: int, level: float, delta: float) -> _Search:
+    """Prepare a search once for each number of samples."""
+    return _Search(count, level, delta)
+
+
+def _needed(level: float, delta: float) -> int:
+    """Return how many samples without an error show the level."""
+    return math.ceil(math.log(delta) / math.log1p(-level))
 
 
 def _most_confident_first(values: Array) -> Array:
     """Return indices in decreasing order, ties in random order: data is often sorted by label."""
     shuffled = np.random.default_rng(0).permutation(len(values))
     return shuffled.take(np.argsort(-values[shuffled], kind="stable"))
+
+
+def _familiar(count: int, false_alarms: float | None) -> int:
+    """Return how many of the validation samples are above the OOD threshold."""
+    rank = count + 1 if false_alarms is None else conformal_rank(count, 1 - false_alarms)
+    return min(rank - 1, count)
 
 
 def _ood_threshold(

@@ -149,6 +149,14 @@ class Distribution(ABC):
             theta: One value per entry of `calibration_bounds`; zeros leave `predictive` unchanged.
         """
 
+    def with_calibrated_members(self, theta: Tensor) -> td.Distribution:
+        """Predictive whose members have been calibrated; the only member is the distribution.
+
+        Args:
+            theta: One value per entry of the members' `calibration_bounds`.
+        """
+        return self.calibrated(theta)
+
     def kernel_input(self) -> tuple[Tensor, str | None, float] | None:
         """What a fused kernel reads in place of this distribution; None if there is no kernel.
 

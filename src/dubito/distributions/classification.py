@@ -150,6 +150,12 @@ class ClassMixture(Mixture, ClassDistribution):  # type: ignore[override]
         value = self.members.divergence(self.members.probs, self.probs.unsqueeze(-2))
         return value.mean(-1)
 
+    def with_calibrated_members(self, theta: Tensor) -> CategoricalPredictive:
+        """Mix the members' calibrated predictives; the most probable class never changes."""
+        logs = self.members.calibrated(theta).logits
+        mean = logs.logsumexp(-2) - math.log(logs.shape[-2])
+        return CategoricalPredictive(mean, ranking=self.probs)
+
     def divergence(self, p: Tensor, q: Tensor) -> Tensor:  # type: ignore[override]
         """Divergence of the members' kind."""
         return self.members.divergence(p, q)
