@@ -14,9 +14,10 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 #: lowest first; units on one line do not import each other
 LAYERS: list[list[str]] = [
     ["errors"],
-    ["_binomial", "_extras", "_files", "_threads", "plugins"],
+    ["_extras", "_files", "_threads", "plugins"],
     ["registry"],
     ["_checks"],
+    ["binomial"],
     ["numerics"],
     ["kernels"],
     ["distributions"],
@@ -45,8 +46,8 @@ LAYERS: list[list[str]] = [
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 SPECIAL_FUNCTIONS = {"lgamma", "digamma", "polygamma", "gammaln", "psi", "mvlgamma", "multigammaln"}
-#: `_binomial` has factorials only
-SPECIAL_HOMES = {"numerics", "kernels", "_binomial"}
+#: `binomial` has factorials only
+SPECIAL_HOMES = {"numerics", "kernels", "binomial"}
 
 
 def rank(unit: str) -> int:
