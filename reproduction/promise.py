@@ -256,7 +256,7 @@ class Trained:
         own = slice(repetition * self.each, (repetition + 1) * self.each)
         outputs = self.networks.outputs((x - self.mean[own]) / self.std[own], own)
         dist = self.method.distribution(outputs.transpose(0, 1))
-        if self.classes:
+        if not isinstance(dist, NormalInverseGamma):
             return dist
         return dist.affine(self.scale[own, 0], self.shift[own, 0])
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from dubito import data as datasets
 from dubito.backbones import BACKBONES
 from dubito.backbones.base import BackboneLike
+from dubito.calibration import interval_exponent
 from dubito.config import Parts, PolicyConfig, RunConfig
 from dubito.data import Source
 from dubito.distributions import Distribution
@@ -38,6 +39,8 @@ __all__ = ["Pipeline", "Prepared"]
 
 #: streamed inputs that determine means and deviations
 MAX_FITTED = 4096
+#: power of the deviation for the width of intervals, where no samples choose it
+DEFAULT_EXPONENT = 0.5
 #: plural of a sample by the kind of its format
 SAMPLES = {"image": "images", "table": "rows"}
 
@@ -325,8 +328,19 @@ class Pipeline:
         self.add_scores(model, self.config.posthoc, prepared)
         if prepared.calibration is None:
             return None
-        prediction = self.held_out(model, prepared)
-        return fit_held_out(model, prediction, prepared.calibration.target, self.config.policy)
+        prediction, target = self.held_out(model, prepared), prepared.calibration.target
+        exponent = self._exponent(model, prepared)
+        return fit_held_out(model, prediction, target, self.config.policy, exponent=exponent)
+
+    def _exponent(self, model: Model, prepared: Prepared) -> float:
+        """Choose the width of intervals on the selection samples."""
+        parts = [part.selection for part in prepared.parts if part.selection is not None]
+        if model.task.kind != "regression" or not parts:
+            return DEFAULT_EXPONENT
+        members = (self._member(model, fold) for fold in range(len(parts)))
+        chosen = _joined([own.predict(part) for own, part in zip(members, parts, strict=True)])
+        target = torch.cat([model.task.encode(part.target) for part in parts])
+        return interval_exponent(chosen.distribution, target)
 
     def add_scores(self, model: Model, scores: Sequence[Score], prepared: Prepared) -> None:
         """Add post-hoc scores, fitted to the training samples in one pass.
@@ -456,6 +470,7 @@ def fit_held_out(
     target: Any,
     policy: PolicyConfig,
     coverage: float | None = None,
+    exponent: float | None = None,
 ) -> Prediction:
     """Fit calibration and policy to a prediction of held-out samples; return it with both.
 
@@ -465,8 +480,11 @@ def fit_held_out(
         target: Their targets.
         policy: Guarantee of the policy.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
+        exponent: Power of the deviation for the width of intervals; None keeps that of the model.
     """
-    model.calibrate(prediction, target)
+    if exponent is None:
+        exponent = DEFAULT_EXPONENT if model.calibration is None else model.calibration.exponent
+    model.calibrate(prediction, target, exponent=exponent)
     if model.task.defines_errors or coverage is not None:
         model.fit_policy(prediction, target, coverage=coverage, **policy.model_dump())
     return prediction.reread(model)
@@ -517,6 +535,7 @@ def _joined(predictions: Sequence[Prediction]) -> Prediction:
         in_range=torch.cat(ranges),
         notes={},
         inputs=[name for part in predictions for name in part.inputs or ()] or None,
+        out_of_fold=True,
     )
 
 

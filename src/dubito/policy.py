@@ -155,17 +155,21 @@ class Guarantee(BaseModel, frozen=True, extra="forbid"):
             sets.
         false_alarms: Largest expected share of inputs rejected as unfamiliar; None without an
             OOD threshold.
+        approximate: Whether the policy is of an ensemble and was fitted to out-of-fold predictions,
+            for which there is no proof.
     """
 
     controls: Literal["error", "coverage"]
     level: float = Field(gt=0, lt=1)
     confidence: float | None = Field(default=None, gt=0, lt=1)
     false_alarms: float | None = Field(default=None, gt=0, lt=1)
+    approximate: bool = False
 
     def __repr__(self) -> str:
         sign = ">=" if self.controls == "coverage" else "<="
         confidence = "" if self.confidence is None else f" with confidence {self.confidence:g}"
-        return f"{self.controls} {sign} {self.level:g}{confidence}"
+        approximate = ", approximate (cross-fitted)" if self.approximate else ""
+        return f"{self.controls} {sign} {self.level:g}{confidence}{approximate}"
 
     __str__ = __repr__
 
@@ -359,6 +363,13 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             points.append(OperatingPoint(error_rate=level, coverage=policy._coverage(dist) * share))
         validation = self.validation.model_copy(update={"out_of_range": out_of_range})
         return self.model_copy(update={"validation": validation, "table": tuple(points)})
+
+    def as_approximate(self) -> Policy:
+        """Return this policy with a guarantee that is called approximate."""
+        if self.guarantee is None:
+            return self
+        guarantee = self.guarantee.model_copy(update={"approximate": True})
+        return self.model_copy(update={"guarantee": guarantee})
 
     def decide(self, dist: Distribution, in_range: Tensor | None = None) -> Tensor:
         """Accept or reject each sample: indices into `REASONS`, (...) int64; 0 means accepted.

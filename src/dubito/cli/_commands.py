@@ -258,9 +258,9 @@ def _print_policy(model: Model, console: Console) -> None:
         console.print(text)
         return
     text = repr(policy).removeprefix("Policy(").removesuffix(")")
-    if policy.accepts_nothing:
-        text += "; hold out more samples (--calibration) or allow more errors (--error-rate)"
     console.print(Text(f"policy: {text}"), style="yellow" if policy.accepts_nothing else "")
+    if policy.advice:
+        console.print(Text(f"{policy.advice} (--error-rate, --calibration)"), style="yellow")
 
 
 #: name -> module of the function, and the function that calls it and prints its result

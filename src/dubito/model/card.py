@@ -13,6 +13,7 @@ from dubito.backbones import BACKBONES
 from dubito.methods import METHODS
 
 if TYPE_CHECKING:
+    from dubito.calibration import Calibration
     from dubito.model.model import Model
     from dubito.policy import Guarantee, Policy
 
@@ -29,6 +30,12 @@ METRICS = {
     "coverage90": "Coverage of central 90% intervals",
     "loss": "Loss",
 }
+#: what promises assume
+EXACT = "for inputs like the calibration samples, if these served no other purpose."
+CROSS_FITTED = (
+    "This is approximate: each calibration sample was predicted by the network that was not trained "
+    "on it, and there is no finite-sample proof for the ensemble of these networks."
+)
 PERCENT = ("accuracy", "ece", "coverage90")
 
 
@@ -75,8 +82,22 @@ def policy_text(policy: Policy | None) -> str:
     conditions = [policy.threshold, policy.ood_threshold]
     answers = " and ".join(str(threshold) for threshold in conditions if threshold)
     text = f"The model answers if {answers} (before calibration) and abstains otherwise."
-    more = f" It guarantees {guarantee}, for inputs like the calibration samples."
-    return text + more if guarantee else text
+    if policy.guarantee is None:
+        return text
+    if policy.guarantee.approximate:
+        return f"{text} It aims at {guarantee}. {CROSS_FITTED}"
+    return f"{text} It guarantees {guarantee}, {EXACT}"
+
+
+def interval_text(calibration: Calibration | None) -> str:
+    """Word what intervals promise; empty without intervals."""
+    if calibration is None or not calibration.levels:
+        return ""
+    levels = " and ".join(f"{100 * level:g}%" for level in calibration.levels)
+    text = f"Intervals of {levels} contain the target with at least this probability"
+    return (
+        f"{text}, approximately. {CROSS_FITTED}" if calibration.of_members else f"{text}, {EXACT}"
+    )
 
 
 def _guarantee_text(guarantee: Guarantee) -> str:
@@ -105,6 +126,10 @@ def _results(model: Model) -> Iterator[str]:
     if model.calibration is None:
         yield "The model is not calibrated."
     yield policy_text(policy)
+    if policy is not None and policy.advice:
+        yield f"Why so little is answered: {policy.advice}."
+    if text := interval_text(model.calibration):
+        yield text
     if policy is not None and policy.table:
         rows = {f"at most {p.error_rate:.0%}": f"{p.coverage:.1%}" for p in policy.table}
         yield _table({"Guaranteed error rate": "Share answered"} | rows)

@@ -348,15 +348,19 @@ class Model(nn.Module):
 
     # --- fitting on held-out data ---
 
-    def calibrate(self, items: object, target: object = None) -> Self:
+    def calibrate(self, items: object, target: object = None, *, exponent: float = 0.5) -> Self:
         """Fit the calibration on held-out data.
 
         Args:
             items: Inputs, see `predict`; or their prediction.
             target: Targets as users have them; None: those of the source.
+            exponent: Power of the standard deviation that the width of intervals is proportional
+                to; it must not be chosen on these samples.
         """
-        dist = self._predicted(items).distribution
-        self.calibration = Calibration.fit(dist, self._target(items, target, len(dist)))
+        predicted = self._predicted(items)
+        dist, of_members = predicted.distribution, predicted.out_of_fold
+        expected = self._target(items, target, len(dist))
+        self.calibration = Calibration.fit(dist, expected, exponent=exponent, of_members=of_members)
         return self
 
     def _predicted(self, items: object) -> Prediction:
@@ -402,12 +406,14 @@ class Model(nn.Module):
         dist, score = predicted.distribution[rows], score or self.method.error_score
         ood: Any = {"ood_score": ood_score or self.method.ood_score, "false_alarms": false_alarms}
         if coverage is not None:
-            self.policy = Policy.control_coverage(dist, coverage, score, **ood)
+            policy = Policy.control_coverage(dist, coverage, score, **ood)
+            self.policy = policy.as_approximate() if predicted.out_of_fold else policy
             return self
         expected = self._target(items, target, len(predicted))
         errors = self.task.errors(predicted.point, expected)[rows]
         policy = Policy.control_error(dist, errors, error_rate, confidence, score, **ood)
-        self.policy = policy.with_table(dist, errors, len(predicted) - len(rows))
+        policy = policy.with_table(dist, errors, len(predicted) - len(rows))
+        self.policy = policy.as_approximate() if predicted.out_of_fold else policy
         return self
 
     def add_score(

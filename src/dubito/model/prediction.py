@@ -63,6 +63,8 @@ class Prediction:
         notes: Values outside the range of the training data, by row.
         errors: Why a row could not be read or predicted, by row.
         inputs: Names of the inputs for users: file names, numbers of rows; None if unknown.
+        out_of_fold: Whether each input was predicted by the member of an ensemble that was not
+            trained on it, in place of all members.
     """
 
     task: Task
@@ -74,6 +76,7 @@ class Prediction:
     notes: Mapping[int, str] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
     inputs: Sequence[str] | None = None
+    out_of_fold: bool = False
 
     @property
     def predictive(self) -> td.Distribution:

@@ -15,7 +15,7 @@ from dubito.backbones import BACKBONES
 from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Prediction
-from dubito.model.card import format_metric, metric_name, policy_text
+from dubito.model.card import format_metric, interval_text, metric_name, policy_text
 
 #: image, and texts by name: truth, prediction and further columns
 Example = tuple[str | None, dict[str, str]]
@@ -70,7 +70,16 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = (percent, number, duration, json_text, metric_name, format_metric, policy_text)
+    texts = (
+        percent,
+        number,
+        duration,
+        json_text,
+        metric_name,
+        format_metric,
+        policy_text,
+        interval_text,
+    )
     environment.filters |= {function.__name__: function for function in texts}
     environment.filters |= {"method_name": METHODS.name_of, "method_dict": METHODS.to_dict}
     environment.filters |= {"backbone_name": BACKBONES.name_of, "backbone_dict": BACKBONES.to_dict}
