@@ -20,8 +20,8 @@ from dubito.distributions import Categorical, Dirichlet, Distribution
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification, Task
 from dubito.training import Progress, Trainer
-from dubito.training._run import History
 from dubito.training.callbacks import Callback
+from dubito.training.run import History
 from reproduction import quick
 from reproduction.humans import human_counts
 from reproduction.recipes import Cell, Recipe

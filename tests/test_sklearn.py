@@ -23,7 +23,7 @@ import dubito
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.sklearn import EvidentialClassifier, EvidentialRegressor
-from dubito.training._run import NonFiniteLoss
+from dubito.training.run import NonFiniteLoss
 
 SMALL: Any = {"name": "mlp", "hidden": (16,)}
 QUICK: dict[str, Any] = {"backbone": SMALL, "epochs": 10, "lr": 1e-2, "random_state": 0}

@@ -9,7 +9,7 @@ from torch import Tensor
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import TrainConfig, Trainer
-from dubito.training._run import averaged
+from dubito.training.run import averaged
 from tests.training.helpers import SHORT, TRAIN, VALIDATION, Normed, Stream, blobs, weights, wrap
 
 AVERAGED = SHORT.model_copy(update={"average_epochs": 2, "epochs": 2})

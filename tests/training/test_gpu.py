@@ -12,7 +12,7 @@ from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification, Regression
 from dubito.training import TrainConfig, Trainer
-from dubito.training._run import NonFiniteLoss
+from dubito.training.run import NonFiniteLoss
 from tests.training.helpers import Stream, stop_in, weights
 
 pytestmark = [

@@ -9,9 +9,9 @@ from dubito.data import ArrayFormat
 from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification
-from dubito.training._batches import Reader
-from dubito.training._graph import compiled, gather
-from dubito.training._run import add_step, loss_function
+from dubito.training.batches import Reader
+from dubito.training.graph import compiled, gather
+from dubito.training.run import add_step, loss_function
 from tests.training.helpers import SHORT
 
 TASK = Classification(classes=tuple("abcd"), counts=(5, 5, 5, 5))

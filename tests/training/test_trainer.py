@@ -9,7 +9,7 @@ from dubito import methods
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import Progress, TrainConfig, Trainer
-from dubito.training._run import History, NonFiniteLoss
+from dubito.training.run import History, NonFiniteLoss
 from tests.training.helpers import (
     SHORT,
     TRAIN,

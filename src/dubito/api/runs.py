@@ -23,9 +23,9 @@ from dubito.model import Model, Prediction, Preprocessing
 from dubito.model._folder import MODEL, TrainingRecord
 from dubito.plugins import load_plugins
 from dubito.tasks import Classification, Regression, Task
-from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
-from dubito.training._run import CHECKPOINT, History
+from dubito.training import JSONLines, TensorBoard, Trainer, parallel
 from dubito.training.callbacks import Callback
+from dubito.training.run import CHECKPOINT, History
 
 __all__ = ["calibrate", "evaluate", "train"]
 
@@ -93,7 +93,7 @@ def train(
         runs = {Path(out) / f"seed-{s}": RunConfig.merge(run, {"seed": s}) for s in seeds}
         if len(runs) < max(1, len(seeds)):
             raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
-    with _parallel.process_group() as own_device:
+    with parallel.process_group() as own_device:
         place = own_device or find_device(device)
         prepared = _prepare(run, source)
         models: Any = {folder: _finished(folder, runs[folder], prepared) for folder in runs}
@@ -146,7 +146,7 @@ def _finished(folder: Path, run: RunConfig, prepared: _Prepared) -> Model | None
                 f"{folder} contains another run: its {key} is {saved.get(key)!r}, not {value!r}; "
                 "choose another folder"
             )
-    if before.policy != run.policy and _parallel.rank() == 0:
+    if before.policy != run.policy and parallel.rank() == 0:
         _refit(model, prepared.validation, run.policy)
         model.save(folder)
     return model
@@ -181,7 +181,7 @@ def _fit(
         class_weight=_class_weight(run.data, task), out=list(runs),
     )  # fmt: skip
     for folder, model, history in zip(runs, models, histories, strict=True):
-        if _parallel.rank() == 0:
+        if parallel.rank() == 0:
             _finish(model, folder, runs[folder], prepared, history, report)
     return dict(zip(runs, models, strict=True))
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.training import _parallel
-from dubito.training._batches import Reader, Samples
-from dubito.training._graph import GraphedRun, capture, is_graphed
-from dubito.training._run import History, Record, Run
+from dubito.training import parallel
+from dubito.training.batches import Reader, Samples
 from dubito.training.callbacks import Callback, Progress
 from dubito.training.config import TrainConfig
+from dubito.training.graph import GraphedRun, capture, is_graphed
+from dubito.training.run import History, Record, Run
 
 __all__ = ["Trainer"]
 
@@ -190,7 +190,7 @@ class Trainer:
 
     def _report(self, run: Run, step: int, seconds: float, record: Record | None = None) -> None:
         """Call the callbacks, in the first process only."""
-        if not self.callbacks or _parallel.rank() != 0:
+        if not self.callbacks or parallel.rank() != 0:
             return
         steps, epochs, history = len(run.counts), self.config.epochs, run.history
         per_epoch = history.seconds / run.epoch if run.epoch else seconds * steps / step

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError
-from dubito.training import _parallel
-from dubito.training._batches import Reader
-from dubito.training._run import Run
+from dubito.training import parallel
+from dubito.training.batches import Reader
 from dubito.training.config import FUSED, TrainConfig
+from dubito.training.run import Run
 
 _WARM_UP = 3
 
@@ -29,7 +29,7 @@ def is_graphed(config: TrainConfig, train: Reader) -> bool:
     """
     needed = {
         "a GPU": train.device.type == "cuda",
-        "one process": _parallel.world() == 1,
+        "one process": parallel.world() == 1,
         "data in memory": train.in_memory,
         "at least one full batch": len(train) >= config.batch_size,
         f"one of the optimizers {', '.join(FUSED)}": config.optimizer in FUSED,

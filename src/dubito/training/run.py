@@ -19,8 +19,8 @@ from dubito._files import remove_partial
 from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
-from dubito.training import _checkpoint, _parallel
-from dubito.training._batches import Reader
+from dubito.training import checkpoint, parallel
+from dubito.training.batches import Reader
 from dubito.training.config import TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -148,7 +148,7 @@ class Run:
         self.device = device = train.device
         if config.channels_last:
             model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network = _parallel.wrapped(model.network).train()
+        self.network = parallel.wrapped(model.network).train()
         #: network for full batches; a graph may replace it by a compiled one
         self.forward: Callable[[Tensor], Tensor] = self.network
         epochs = config.averaged_epochs
@@ -170,7 +170,7 @@ class Run:
         self.mode = _checks.entry(modes, self.metric, "metric to keep")
         self.history = History()
         self.best: dict[str, Tensor] = {}
-        self.batch_size = config.batch_size * _parallel.world()
+        self.batch_size = config.batch_size * parallel.world()
         self.counts = self._counts()
         # Tensors on the device, for a captured step: it reads nothing from the host.
         self.order = torch.zeros(len(train), dtype=torch.long, device=train.index_device)
@@ -185,7 +185,7 @@ class Run:
 
     def _counts(self) -> list[int]:
         """Return the number of samples of each step, over all processes."""
-        world, count = _parallel.world(), len(self.train)
+        world, count = parallel.world(), len(self.train)
         norms = (m for m in self.model.network.modules() if isinstance(m, _BatchNorm))
         # Batch norm needs two samples: a single one that is left over waits for the next epoch.
         least = world * (2 if any(n.training for n in norms) and count >= 2 * world else 1)
@@ -211,7 +211,7 @@ class Run:
         config, count = self.config, len(self.train)
         seed = (config.seed * 1_000_003 + self.epoch) % (1 << 62)
         #: seed of the epoch in this process, far from that of any other epoch
-        self.process_seed = (seed + _parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
+        self.process_seed = (seed + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
         drawn = torch.Generator().manual_seed(seed)
         self.order.copy_(torch.randperm(count, generator=drawn))
         if config.augment is not None:
@@ -227,7 +227,7 @@ class Run:
 
     def steps(self) -> Iterator[None]:
         """Take the steps of the epoch, one per iteration."""
-        rank, world, total = _parallel.rank(), _parallel.world(), sum(self.counts)
+        rank, world, total = parallel.rank(), parallel.world(), sum(self.counts)
         rows, changes = (
             [part[rank::world] for part in values[:total].split(self.counts)]
             for values in (self.order, self.changes)
@@ -256,7 +256,7 @@ class Run:
         total, sums = self.loss(outputs, target, self.weights)
         self.add_step(self.table, self.step_number, total.detach(), outputs.detach(), sums)
         # The mean over the batch; gradients are averaged over the processes.
-        total.backward(torch.full_like(total, _parallel.world() / count))
+        total.backward(torch.full_like(total, parallel.world() / count))
         self.optimizer.step()
 
     def check_finite(self, start: int = 0, stop: int | None = None) -> None:
@@ -264,7 +264,7 @@ class Run:
         for step, (loss, low, high, *sums) in enumerate(self.table[start:stop].tolist(), start):
             if all(map(math.isfinite, (loss, low, high))):
                 continue
-            count = self.counts[step] / _parallel.world()
+            count = self.counts[step] / parallel.world()
             means = zip(self.terms, sums, strict=True)
             terms = ", ".join(f"{name} {value / count:g}" for name, value in means)
             raise NonFiniteLoss(
@@ -280,7 +280,7 @@ class Run:
             seconds: Time of the steps.
         """
         epoch, count = self.epoch + 1, sum(self.counts)
-        means = (_parallel.summed(self.table[:, 3:].sum(0)) / count).tolist()
+        means = (parallel.summed(self.table[:, 3:].sum(0)) / count).tolist()
         record: Record = {
             "epoch": epoch,
             "loss": sum(w * mean for w, mean in zip(self.weights.tolist(), means, strict=True)),
@@ -304,7 +304,7 @@ class Run:
         reader, method, task = self.validation, self.model.method, self.model.task
         if self.average is not None:
             self._update_batch_norm()
-        _parallel.share_buffers(self.evaluated)
+        parallel.share_buffers(self.evaluated)
         self.evaluated.eval()
         outputs = self._outputs()
         low, high = (value.item() for value in outputs.aminmax())
@@ -327,7 +327,7 @@ class Run:
 
     def _outputs(self) -> Tensor:
         """Return the outputs of validation samples, then those of OOD inputs if there are any."""
-        reader, rank, world = self.validation, _parallel.rank(), _parallel.world()
+        reader, rank, world = self.validation, parallel.rank(), parallel.world()
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         rows = torch.arange(rank, len(reader), world, device=reader.index_device)
         batches = []
@@ -336,7 +336,7 @@ class Run:
                 outputs = self.evaluated(self.train.with_ood(x, generator))
             batches.append(outputs.split(len(x)))
         parts = [torch.cat(part) for part in zip(*batches, strict=True)]
-        return torch.cat([_parallel.gathered(part, len(reader)) for part in parts])
+        return torch.cat([parallel.gathered(part, len(reader)) for part in parts])
 
     def _update_batch_norm(self) -> None:
         """Recompute the statistics of batch norm for averaged weights, on inputs of the epoch.
@@ -382,21 +382,21 @@ class Run:
             "network": self.model.network.state_dict(),
             "average": {} if self.average is None else self.average.state_dict(),
             "best": self.best,
-            "optimizer": _checkpoint.optimizer_tensors(self.optimizer),
+            "optimizer": checkpoint.optimizer_tensors(self.optimizer),
         }
         return {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
 
     def save(self) -> None:
         """Save a checkpoint, if there is a folder for it."""
-        if self.folder is not None and _parallel.rank() == 0:
+        if self.folder is not None and parallel.rank() == 0:
             state = {"history": asdict(self.history), "identity": self._identity()}
-            _checkpoint.save(self.folder / CHECKPOINT, self.tensors(), state)
+            checkpoint.save(self.folder / CHECKPOINT, self.tensors(), state)
 
     def _resume(self, path: Path) -> None:
         """Continue from a checkpoint."""
-        if _parallel.rank() == 0:
+        if parallel.rank() == 0:
             remove_partial(path)
-        tensors, state = _checkpoint.load(path)
+        tensors, state = checkpoint.load(path)
         self._check_identity(state["identity"])
         parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in tensors.items():
@@ -406,7 +406,7 @@ class Run:
         if self.average is not None:
             self.average.load_state_dict(parts["average"])
         self.best = {name: value.to(self.device) for name, value in parts["best"].items()}
-        _checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
+        checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
         self.history = History(**state["history"])
 
     def _identity(self) -> dict[str, Any]:
@@ -416,7 +416,7 @@ class Run:
             "method": repr(self.model.method),
             "data": self.train.fingerprint,
             "class_weight": None if weight is None else weight.tolist(),
-            "processes": _parallel.world(),
+            "processes": parallel.world(),
             "network": {name: list(value.shape) for name, value in network.items()},
             **self.config.identity(),
         }
