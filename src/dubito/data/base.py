@@ -137,9 +137,17 @@ class Source(ABC):
         index = range(len(self))[index]
         return self.encode([index]).checked(lambda _: self.item(index))[0]
 
-    def load(self) -> Tensor:
-        """Return all inputs: (N, *shape)."""
-        return self.encode(range(len(self))).checked(self.item)
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        return self.load(indices).unbind()
+
+    def load(self, indices: Sequence[int] | None = None) -> Tensor:
+        """Return inputs at once: (N, *shape).
+
+        Args:
+            indices: Positions of the inputs; None for all.
+        """
+        rows = range(len(self)) if indices is None else indices
+        return self.encode(rows).checked(lambda row: self.item(rows[row]))
 
     def subset(self, indices: Sequence[int] | Tensor) -> Subset:
         """Return some of the samples, in the order of their indices.
