@@ -94,7 +94,7 @@ def train_new(case: Case, report: Report) -> None:
     models = [Model.build("iedl", task, preprocessing, case.backbone, seed=seed) for seed in seeds]
     config = TrainConfig(
         epochs=case.epochs, validate_every=1, patience=0,
-        augment={} if case.augmented else None, **(case.options or {}),
+        augment="shift" if case.augmented else None, **(case.options or {}),
     )  # fmt: skip
 
     def callback(progress: Progress) -> None:

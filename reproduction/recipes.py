@@ -76,8 +76,11 @@ class Recipe:
         from dubito.api import RunConfig
 
         sections = {name: dict(self.sections[name]) for name in TRAINING_SECTIONS}
-        if sections["training"].get("augment") == "none":
-            del sections["training"]["augment"]
+        training = sections["training"]
+        if training.get("augment") == "none":
+            del training["augment"]
+        elif "augment" in training:
+            training["augment"] = {"name": "shift", **training["augment"]}
         return RunConfig.merge(sections, {})
 
     def cells(self, seeds: Sequence[int] | None = None) -> list[Cell]:

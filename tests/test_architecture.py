@@ -26,7 +26,7 @@ LAYERS: list[list[str]] = [
     ["calibration"],
     ["policy"],
     ["evaluation"],
-    ["data", "backbones"],
+    ["data", "backbones", "augmentations"],
     ["model"],
     ["training"],
     ["onnx", "report"],

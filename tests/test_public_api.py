@@ -21,6 +21,7 @@ PUBLIC = {
     "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
     "predict train uce",
     "dubito.api": "RunConfig calibrate evaluate export load predict train",
+    "dubito.augmentations": "AUGMENTATIONS Augmentation Photo Shift",
     "dubito.backbones": "BACKBONES register",
     "dubito.calibration": "Calibration",
     "dubito.data": "DATASETS ArrayFormat ImageFormat Source TableFormat open register split",
@@ -45,9 +46,10 @@ PUBLIC = {
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
     "dubito.tasks": "Classification Regression",
-    "dubito.training": "JSONLines Progress TensorBoard TrainConfig Trainer",
+    "dubito.training": "History JSONLines NonFiniteLoss Progress "
+    "TensorBoard TrainConfig Trainer",
 }
-MOST = 100
+MOST = 120
 #: parameters that need no words: `kind` discriminates the classes of a union in a file
 IMPLICIT = ("self", "cls", "kind")
 

@@ -37,7 +37,7 @@ EPOCHS = 60
 #: kind of training -> values of its configuration
 KINDS: dict[str, dict[str, Any]] = {
     "in memory": {"optimizer": "adamw", "schedule": "cosine"},
-    "streamed": {"augment": {"padding": 1}},
+    "streamed": {"augment": {"name": "shift", "padding": 1}},
     "averaged": {"average_epochs": 5},
     "several seeds": {"average_epochs": 0},
 }

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dubito.augmentations import Shift
 from dubito.data import ArrayFormat
-from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
@@ -12,7 +12,7 @@ from tests.training.helpers import SHORT, TRAIN, VALIDATION, Stream, small_model
 TASK = Classification(classes=tuple("abc"))
 PIXELS = torch.randint(256, (90, 1, 8, 8), dtype=torch.uint8, generator=torch.manual_seed(0))
 TARGET = torch.arange(90) % 3
-AUGMENT = Augment(flip=0.5, padding=1, degrees=10)
+AUGMENT = Shift(flip=0.5, padding=1, degrees=10)
 
 
 def image_model(dtype: str, standardized: bool = False) -> Model:

@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from dubito.data._augment import Augment
+from dubito.augmentations import Shift
 from dubito.training import TrainConfig
 
 
@@ -27,7 +27,7 @@ def test_bad_values_are_named(values: dict[str, Any], message: str) -> None:
 
 
 def test_config_is_json() -> None:
-    config = TrainConfig(augment=Augment(flip=0.0), optimizer_options={"weight_decay": 0.1})
+    config = TrainConfig(augment=Shift(flip=0.0), optimizer_options={"weight_decay": 0.1})
     assert TrainConfig.model_validate_json(config.model_dump_json()) == config
 
 

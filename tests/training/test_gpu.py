@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dubito.augmentations import Shift
 from dubito.data import ArrayFormat
-from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification, Regression
 from dubito.training import TrainConfig, Trainer
@@ -72,7 +72,7 @@ def assert_close(one: Model, other: Model) -> None:
     "values",
     [
         {},
-        {"augment": Augment(padding=1)},
+        {"augment": Shift(padding=1)},
         {"optimizer": "sgd", "lr": 0.1, "optimizer_options": {"momentum": 0.9}},
         {"schedule": "cosine", "average_epochs": 2, "epochs": 6},  # learns less in an epoch
     ],

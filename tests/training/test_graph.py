@@ -5,8 +5,8 @@ import copy
 import torch
 
 from dubito import methods
+from dubito.augmentations import Shift
 from dubito.data import ArrayFormat
-from dubito.data._augment import Augment
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification
 from dubito.training.batches import Reader
@@ -46,7 +46,7 @@ def test_one_compilation_serves_all_networks() -> None:
 
 
 def test_gather_compiles_without_breaks_and_reads_the_order() -> None:
-    config = SHORT.model_copy(update={"augment": Augment()})
+    config = SHORT.model_copy(update={"augment": Shift()})
     pixels = torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8)
     target = torch.arange(20) % 4
     reader = Reader((pixels, target), model(), config, torch.device("cpu"), "training")

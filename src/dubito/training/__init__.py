@@ -2,6 +2,15 @@
 
 from dubito.training.callbacks import JSONLines, Progress, TensorBoard
 from dubito.training.config import TrainConfig
+from dubito.training.run import History, NonFiniteLoss
 from dubito.training.trainer import Trainer
 
-__all__ = ["JSONLines", "Progress", "TensorBoard", "TrainConfig", "Trainer"]
+__all__ = [
+    "History",
+    "JSONLines",
+    "NonFiniteLoss",
+    "Progress",
+    "TensorBoard",
+    "TrainConfig",
+    "Trainer",
+]

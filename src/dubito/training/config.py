@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from dubito import _checks
-from dubito.data._augment import Augment
+from dubito.augmentations.base import AnyAugmentation
 from dubito.methods import Method
 
 __all__ = ["TrainConfig"]
@@ -56,8 +56,8 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Validations without improvement before stopping; 0 disables."""
     average_epochs: int | None = Field(default=None, ge=0)
     """Epochs of weight averaging; None chooses, 0 disables."""
-    augment: Augment | None = None
-    """Random flips, crops and rotations of images."""
+    augment: AnyAugmentation | None = None
+    """Random changes of images: "shift", "photo", or a dict with the name and options."""
     precision: Literal["tf32", "float32", "bfloat16"] = "tf32"
     """Precision of convolutions and matrix products; tf32 is float32 on a CPU."""
     channels_last: bool = True

@@ -38,7 +38,7 @@ class NonFiniteLoss(DubitoError):
 class History:
     """History of a training.
 
-    Attributes:
+    Args:
         records: One dict per epoch: epoch (from 1), loss, terms, lr, seconds (of the steps),
             samples_per_second, and after a validation its metrics under "validation".
         best_epoch: Epoch with the best weights; 0 before the first validation.
@@ -174,7 +174,8 @@ class Run:
         self.counts = self._counts()
         # Tensors on the device, for a captured step: it reads nothing from the host.
         self.order = torch.zeros(len(train), dtype=torch.long, device=train.index_device)
-        self.changes = torch.zeros(len(train), 4, device=device)  # of the augmentation
+        columns = 0 if config.augment is None else config.augment.columns
+        self.changes = torch.zeros(len(train), columns, device=device)  # of the augmentation
         self.weights = torch.zeros(len(self.terms), device=device)
         self.step_number = torch.zeros(1, dtype=torch.long, device=device)
         shape = len(self.counts), 3 + len(self.terms)  # see `add_step`
