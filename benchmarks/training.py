@@ -84,7 +84,7 @@ def train_new(case: Case, report: Report) -> None:
     from dubito.data import ArrayFormat
     from dubito.model import Model, Preprocessing
     from dubito.tasks import Classification
-    from dubito.training import Progress, TrainConfig, Trainer
+    from dubito.training import Callback, Progress, TrainConfig, Trainer
 
     train, validation = samples(case)
     task = Classification(classes=tuple("0123456789"))
@@ -97,11 +97,12 @@ def train_new(case: Case, report: Report) -> None:
         augment="shift" if case.augmented else None, **(case.options or {}),
     )  # fmt: skip
 
-    def callback(progress: Progress) -> None:
-        if progress.record is not None and progress.seed == case.seeds - 1:
-            report(progress.epoch, progress.record["seconds"])
+    class Reporting(Callback):
+        def on_epoch_end(self, progress: Progress) -> None:
+            if progress.record is not None and progress.seed == case.seeds - 1:
+                report(progress.epoch, progress.record["seconds"])
 
-    trainer = Trainer(config, callbacks=[callback], device=case.device)
+    trainer = Trainer(config, callbacks=[Reporting()], device=case.device)
     trainer.fit_many(models, train, validation, seeds=seeds)
 
 

@@ -46,7 +46,7 @@ PUBLIC = {
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
     "dubito.tasks": "Classification Regression",
-    "dubito.training": "History JSONLines NonFiniteLoss Progress "
+    "dubito.training": "Callback History JSONLines NonFiniteLoss Progress "
     "TensorBoard TrainConfig Trainer",
 }
 MOST = 120

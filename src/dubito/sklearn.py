@@ -47,8 +47,7 @@ from dubito.methods import METHODS, Method
 from dubito.methods.posterior_network import DensityHead
 from dubito.model import Model, Prediction, Preprocessing
 from dubito.tasks import Classification, Regression, Task, class_names
-from dubito.training import TrainConfig, Trainer
-from dubito.training.callbacks import Callback
+from dubito.training import Callback, TrainConfig, Trainer
 
 __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
 
@@ -349,7 +348,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         class_weight: "balanced", a dict from class to weight, or None.
         random_state: Seed; equal seeds give equal networks.
         device: Device of the training: "cpu", "cuda", or "auto" for a GPU if there is one.
-        callbacks: Functions that are called with the `dubito.training.Progress` of the training.
+        callbacks: Objects of subclasses of `dubito.training.Callback`, or None.
 
     Attributes:
         classes_: Classes, (K,).
@@ -459,7 +458,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         validation_fraction: Share of the data that is held out.
         random_state: Seed; equal seeds give equal networks.
         device: Device of the training: "cpu", "cuda", or "auto" for a GPU if there is one.
-        callbacks: Functions that are called with the `dubito.training.Progress` of the training.
+        callbacks: Objects of subclasses of `dubito.training.Callback`, or None.
 
     Attributes:
         model_: Trained `Model`.

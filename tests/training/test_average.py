@@ -10,7 +10,17 @@ from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import TrainConfig, Trainer
 from dubito.training.run import averaged
-from tests.training.helpers import SHORT, TRAIN, VALIDATION, Normed, Stream, blobs, weights, wrap
+from tests.training.helpers import (
+    SHORT,
+    TRAIN,
+    VALIDATION,
+    AtEpochEnd,
+    Normed,
+    Stream,
+    blobs,
+    weights,
+    wrap,
+)
 
 AVERAGED = SHORT.model_copy(update={"average_epochs": 2, "epochs": 2})
 
@@ -34,7 +44,7 @@ def test_averaged_weights_are_kept() -> None:
     config = SHORT.model_copy(update={"epochs": 4, "validate_every": 4})
     model = wrap(torch.nn.Linear(4, 2))
     start = {name: value.clone() for name, value in model.network.state_dict().items()}
-    trainer = Trainer(config, callbacks=[lambda _: snapshots.append(weights(model))])
+    trainer = Trainer(config, callbacks=[AtEpochEnd(lambda _: snapshots.append(weights(model)))])
     trainer.fit(model, TRAIN, VALIDATION)
     model.network.load_state_dict(start)
     fit(model, config.model_copy(update={"average_epochs": 4}))

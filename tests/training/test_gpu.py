@@ -11,9 +11,8 @@ from dubito.augmentations import Shift
 from dubito.data import ArrayFormat
 from dubito.model import Model, Preprocessing
 from dubito.tasks import Classification, Regression
-from dubito.training import TrainConfig, Trainer
-from dubito.training.run import NonFiniteLoss
-from tests.training.helpers import Stream, stop_in, weights
+from dubito.training import NonFiniteLoss, TrainConfig, Trainer
+from tests.training.helpers import StopIn, Stream, weights
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -147,7 +146,7 @@ def test_interrupted_training_ends_with_the_same_weights(tmp_path: Path, average
     config = with_values(epochs=5, average_epochs=average)
     expected = fitted(build(backbone=normed), config)
     with pytest.raises(KeyboardInterrupt):
-        Trainer(config, device="cuda", callbacks=[stop_in(3)]).fit(
+        Trainer(config, device="cuda", callbacks=[StopIn(3)]).fit(
             build(backbone=normed), TRAIN, VALIDATION, out=tmp_path
         )
     resumed = fitted(build(backbone=normed), config, out=tmp_path)

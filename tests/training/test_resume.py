@@ -15,10 +15,11 @@ from tests.training.helpers import (
     SHORT,
     TRAIN,
     VALIDATION,
+    AtEpochEnd,
     Normed,
+    StopIn,
     Stream,
     small_model,
-    stop_in,
     weights,
     wrap,
 )
@@ -34,7 +35,7 @@ def with_values(**values: Any) -> TrainConfig:
 def resumed(make: Any, config: TrainConfig, out: Path, train: Any = TRAIN) -> Model:
     """Train with an interruption in the third epoch."""
     with pytest.raises(KeyboardInterrupt):
-        Trainer(config, callbacks=[stop_in(3)]).fit(make(), train, VALIDATION, out=out)
+        Trainer(config, callbacks=[StopIn(3)]).fit(make(), train, VALIDATION, out=out)
     model: Model = make()
     nn.init.zeros_(next(model.network.parameters()))  # the checkpoint has the weights
     Trainer(config).fit(model, train, VALIDATION, out=out)
@@ -109,7 +110,7 @@ def test_folder_of_another_training_is_refused(
 def test_options_of_speed_may_change(tmp_path: Path) -> None:
     config = with_values(epochs=4)
     with pytest.raises(KeyboardInterrupt):
-        Trainer(config, callbacks=[stop_in(2)]).fit(
+        Trainer(config, callbacks=[StopIn(2)]).fit(
             small_model(), TRAIN, VALIDATION, out=tmp_path
         )  # fmt: skip
     other = config.model_copy(update={"workers": 2, "channels_last": False, "compile": True})
@@ -133,13 +134,15 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
 
     try:
         with pytest.raises(DubitoError, match=f"cannot write {tmp_path / CHECKPOINT}"):
-            Trainer(SHORT, callbacks=[fill]).fit(small_model(), TRAIN, VALIDATION, out=tmp_path)
+            Trainer(SHORT, callbacks=[AtEpochEnd(fill)]).fit(
+                small_model(), TRAIN, VALIDATION, out=tmp_path
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     expected = small_model()
     Trainer(SHORT).fit(expected, TRAIN, VALIDATION)
     model, epochs = small_model(seed=1), []
-    Trainer(SHORT, callbacks=[lambda p: epochs.append(p.epoch)]).fit(
+    Trainer(SHORT, callbacks=[AtEpochEnd(lambda p: epochs.append(p.epoch))]).fit(
         model, TRAIN, VALIDATION, out=tmp_path
     )
     assert epochs == [2, 3]

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from dubito import methods
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.training import Progress, TrainConfig, Trainer
-from dubito.training.run import History, NonFiniteLoss
+from dubito.training import History, NonFiniteLoss, Progress, TrainConfig, Trainer
 from tests.training.helpers import (
     SHORT,
     TRAIN,
     VALIDATION,
+    AtEpochEnd,
     Normed,
     blobs,
     regression,
@@ -41,7 +41,7 @@ def calls() -> list[Progress]:
 @pytest.fixture(scope="module")
 def history(model: Model, calls: list[Progress]) -> History:
     config = TrainConfig(epochs=7, batch_size=16, lr=0.01, patience=0)
-    return Trainer(config, callbacks=[calls.append]).fit(model, TRAIN, VALIDATION)
+    return Trainer(config, callbacks=[AtEpochEnd(calls.append)]).fit(model, TRAIN, VALIDATION)
 
 
 def test_fit_learns(history: History) -> None:
@@ -65,23 +65,12 @@ def test_loss_is_weighted_sum_of_terms(history: History) -> None:
 
 
 def test_callbacks_see_each_epoch_once(history: History, calls: list[Progress]) -> None:
-    ended = [progress for progress in calls if progress.record is not None]
-    assert [progress.record for progress in ended] == history.records
-    assert [(p.epoch, p.epochs, p.step, p.steps) for p in ended] == [
+    assert [progress.record for progress in calls] == history.records
+    assert [(p.epoch, p.epochs, p.step, p.steps) for p in calls] == [
         (epoch, 7, 8, 8) for epoch in range(1, 8)
     ]
-    assert ended[-1].seconds_left == 0 < ended[0].seconds_left
+    assert calls[-1].seconds_left == 0 < calls[0].seconds_left
     assert history.seconds > sum(record["seconds"] for record in history.records)
-
-
-def test_callbacks_run_during_a_long_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.training.trainer._MIN_INTERVAL", 0.0)
-    calls: list[Progress] = []
-    Trainer(with_values(epochs=1), callbacks=[calls.append]).fit(small_model(), TRAIN, VALIDATION)
-    assert [(p.step, p.record is None) for p in calls] == [
-        (1, True), (2, True), (3, True), (4, True), (4, False),
-    ]  # fmt: skip
-    assert all(p.epoch == 1 and p.samples_per_second > 0 for p in calls)
 
 
 # --- the best weights ---

@@ -23,9 +23,8 @@ from dubito.model import Model, Prediction, Preprocessing
 from dubito.model._folder import MODEL, TrainingRecord
 from dubito.plugins import load_plugins
 from dubito.tasks import Classification, Regression, Task
-from dubito.training import JSONLines, TensorBoard, Trainer, parallel
-from dubito.training.callbacks import Callback
-from dubito.training.run import CHECKPOINT, History
+from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
+from dubito.training.run import CHECKPOINT
 
 __all__ = ["calibrate", "evaluate", "train"]
 
@@ -72,7 +71,7 @@ def train(
         device: "auto", "cpu" or "cuda".
         report: Write report.html.
         tensorboard: Write scalars for TensorBoard.
-        callbacks: Functions that are called during training.
+        callbacks: Objects whose methods are called at the events of the training.
         on_start: Function that is called with a line about data and model, such as `print`.
         **settings: Fields of the sections of `RunConfig`: `epochs=5`, `method="edl"`,
             `error_rate=0.01`, or with the section: `{"training.epochs": 5}`.

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from dubito.methods import Method
 from dubito.model import Model
 from dubito.training import checkpoint, parallel
 from dubito.training.batches import Reader
+from dubito.training.callbacks import Callback, callback_states, load_callback_states
 from dubito.training.config import TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -131,7 +132,7 @@ class Run:
         train: Training samples.
         validation: Validation samples.
         class_weight: Weight of each class, (K,).
-        folder: Folder of the checkpoint, from which the run resumes; None saves none.
+        folder: Folder of the checkpoint; None saves none.
     """
 
     def __init__(
@@ -181,8 +182,6 @@ class Run:
         shape = len(self.counts), 3 + len(self.terms)  # see `add_step`
         self.table = torch.zeros(shape, dtype=torch.float64, device=device)
         self.generator = torch.Generator(device)
-        if folder is not None and (folder / CHECKPOINT).exists():
-            self._resume(folder / CHECKPOINT)
 
     def _counts(self) -> list[int]:
         """Return the number of samples of each step, over all processes."""
@@ -387,14 +386,28 @@ class Run:
         }
         return {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
 
-    def save(self) -> None:
-        """Save a checkpoint, if there is a folder for it."""
+    def save(self, callbacks: Sequence[Callback]) -> None:
+        """Save a checkpoint, if there is a folder for it.
+
+        Args:
+            callbacks: Callbacks whose states are saved, too.
+        """
         if self.folder is not None and parallel.rank() == 0:
-            state = {"history": asdict(self.history), "identity": self._identity()}
+            state = {
+                "history": asdict(self.history),
+                "identity": self._identity(),
+                "callbacks": callback_states(callbacks),
+            }
             checkpoint.save(self.folder / CHECKPOINT, self.tensors(), state)
 
-    def _resume(self, path: Path) -> None:
-        """Continue from a checkpoint."""
+    def resume(self, callbacks: Sequence[Callback]) -> None:
+        """Continue from the checkpoint in the folder, if there is one.
+
+        Args:
+            callbacks: Callbacks whose states are restored, too.
+        """
+        if self.folder is None or not (path := self.folder / CHECKPOINT).exists():
+            return
         if parallel.rank() == 0:
             remove_partial(path)
         tensors, state = checkpoint.load(path)
@@ -409,6 +422,7 @@ class Run:
         self.best = {name: value.to(self.device) for name, value in parts["best"].items()}
         checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
         self.history = History(**state["history"])
+        load_callback_states(callbacks, state["callbacks"])
 
     def _identity(self) -> dict[str, Any]:
         """Return the properties that a checkpoint shares with the run that continues it."""

@@ -32,7 +32,7 @@ class Trainer:
 
     Args:
         config: Training configuration.
-        callbacks: Functions that are called with a `Progress` during and after each epoch.
+        callbacks: Objects whose methods are called at the events of a training.
         device: Device to train on; None is the device of the model.
 
     >>> from dubito import data
@@ -58,6 +58,12 @@ class Trainer:
         device: torch.device | str | None = None,
     ) -> None:
         self.config = TrainConfig() if config is None else config
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise DubitoError(
+                    f"callbacks must be objects of subclasses of dubito.training.Callback, not "
+                    f"{callback!r}"
+                )
         self.callbacks, self.device = tuple(callbacks), device
 
     def fit(
@@ -138,7 +144,9 @@ class Trainer:
         runs: list[Run] = []
         for model, seed, folder in zip(models, seeds, folders, strict=True):
             seeded = config.model_copy(update={"seed": seed})
-            runs.append(kind(model.to(device), seeded, reader, held_out, class_weight, folder))
+            run = kind(model.to(device), seeded, reader, held_out, class_weight, folder)
+            run.resume(self.callbacks)
+            runs.append(run)
         groups = [runs] if graphed else [[run] for run in runs]
         gpus = [device] if device.type == "cuda" else []
         # Restore the caller's random state on exit.
@@ -147,27 +155,34 @@ class Trainer:
 
     def _train(self, runs: Sequence[Run]) -> list[History]:
         """Train runs that advance together, until all are finished."""
-        active = [run for run in runs if not run.finished]
+        active = trained = [run for run in runs if not run.finished]
         if graphed := [run for run in active if isinstance(run, GraphedRun)]:
             capture(graphed)
+        for run in active:
+            self._call("on_train_begin", run, run.epoch + 1)
         next_save = -math.inf
         while active:
             self._epoch(active)
             start = time.perf_counter()
             for run in active:
                 if start >= next_save or run.finished:
-                    run.save()
+                    run.save(self.callbacks)
             end = time.perf_counter()
             if end - start > _FREE:
                 next_save = max(next_save, end) + (end - start) / _SHARE
             active = [run for run in active if not run.finished]
-        return [run.finish() for run in runs]
+        histories = [run.finish() for run in runs]
+        for run in trained:
+            last = run.history.records[-1]
+            self._call("on_train_end", run, run.epoch, len(run.counts), last["seconds"], last)
+        return histories
 
     def _epoch(self, runs: Sequence[Run]) -> None:
         """Train one epoch."""
         epoch_start = time.perf_counter()
         for run in runs:
             run.begin_epoch()
+            self._call("on_epoch_begin", run, run.epoch + 1)
         steps_start = last_report = time.perf_counter()
         # Each item takes one step of every run. strict=True exhausts all generators: the code
         # after their last yield waits for the CUDA streams.
@@ -175,7 +190,8 @@ class Trainer:
             if time.perf_counter() - last_report > _MIN_INTERVAL:
                 last_report = time.perf_counter()
                 for run in runs:
-                    self._report(run, step, last_report - steps_start)
+                    seconds = last_report - steps_start
+                    self._call("on_progress", run, run.epoch + 1, step, seconds)
         for run in runs:
             run.check_finite()
         seconds = time.perf_counter() - steps_start
@@ -184,29 +200,40 @@ class Trainer:
         for run, record in zip(runs, records, strict=True):
             # Before the checkpoint: a resumed run repeats an epoch that is not in it, and its log
             # replaces the entry.
-            self._report(run, len(run.counts), seconds, record)
+            self._call("on_epoch_end", run, run.epoch + 1, len(run.counts), seconds, record)
             run.history.records.append(record)
             run.history.seconds += elapsed
 
-    def _report(self, run: Run, step: int, seconds: float, record: Record | None = None) -> None:
-        """Call the callbacks, in the first process only."""
+    def _call(
+        self,
+        event: str,
+        run: Run,
+        epoch: int,
+        step: int = 0,
+        seconds: float = 0.0,
+        record: Record | None = None,
+    ) -> None:
+        """Call a method of the callbacks, in the first process only."""
         if not self.callbacks or parallel.rank() != 0:
             return
-        steps, epochs, history = len(run.counts), self.config.epochs, run.history
-        per_epoch = history.seconds / run.epoch if run.epoch else seconds * steps / step
+        steps, history = len(run.counts), run.history
+        if run.epoch:
+            per_epoch = history.seconds / run.epoch
+        else:
+            per_epoch = seconds * steps / step if step else math.inf
         progress = Progress(
             seed=run.config.seed,
-            epoch=run.epoch + 1,
-            epochs=epochs,
+            epoch=epoch,
+            epochs=self.config.epochs,
             step=step,
             steps=steps,
             record=record,
-            samples_per_second=sum(run.counts[:step]) / seconds,
-            seconds_left=per_epoch * (epochs - run.epoch - step / steps),
+            samples_per_second=sum(run.counts[:step]) / seconds if step else 0.0,
+            seconds_left=per_epoch * (self.config.epochs - (epoch - 1 + step / steps)),
             network=run.evaluated,
         )
         for callback in self.callbacks:
-            callback(progress)
+            getattr(callback, event)(progress)
 
 
 def _check_alike(models: Sequence[Model]) -> None:
