@@ -60,6 +60,7 @@ def capture(runs: Sequence[GraphedRun]) -> None:
 def gather(reader: Reader, order: Tensor, changes: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Return prepared inputs and targets of the samples at places of an order."""
     rows = order.index_select(0, places)
+    assert isinstance(reader.inputs, Tensor)
     x = reader.inputs.index_select(0, rows)
     return reader.prepare(x, changes.index_select(0, places)), reader.target.index_select(0, rows)
 
