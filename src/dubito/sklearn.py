@@ -205,15 +205,14 @@ class _Estimator(BaseEstimator):
             "lr": self.lr,
             "optimizer_options": {"weight_decay": self.weight_decay},
             "schedule": "cosine",
-            "validate_every": index(epochs),  # keeps the last weights
-            "patience": 0,
+            "keep": "last",
             "seed": self._seed + self._epochs,
         }
         config, device = validated(TrainConfig, values), find_device(self.device)
         trainer = Trainer(config, callbacks=self.callbacks or (), device=device)
         samples, weights = (_tensor(X), model.task.encode(y)), self._class_weights(y)
         try:
-            self.history_ = trainer.fit(model.float(), samples, samples, class_weight=weights)
+            self.history_ = trainer.fit(model.float(), samples, class_weight=weights)
         finally:
             # In float64 the prediction of a sample does not depend on others in its batch.
             model.cpu().double()

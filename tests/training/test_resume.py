@@ -81,6 +81,32 @@ def test_interrupted_training_ends_with_the_same_weights(
     assert restored.best["validation"] == history.best["validation"]
 
 
+@pytest.mark.parametrize("keep", ["nll", "last"])
+def test_interrupted_training_can_be_finished(tmp_path: Path, keep: str) -> None:
+    config = with_values(epochs=9, average_epochs=3, keep=keep)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, callbacks=[StopIn(4)]).fit(wrap(Normed()), TRAIN, VALIDATION, out=tmp_path)
+    model = wrap(Normed())
+    trainer = Trainer(config, callbacks=[StopIn(4)])
+    history = trainer.fit(model, TRAIN, VALIDATION, out=tmp_path, finish=True)
+    assert len(history.records) == 3
+    assert not model.network.training
+    dist = model(VALIDATION[0]).predictive
+    metrics = model.task.metrics(dist, VALIDATION[1])
+    assert metrics == pytest.approx({k: history.best["validation"][k] for k in metrics})
+    assert history.best_epoch == 3 if keep == "last" else history.best_epoch > 0
+    resumed = wrap(Normed())
+    Trainer(config).fit(resumed, TRAIN, VALIDATION, out=tmp_path)  # may still be trained on
+    whole = wrap(Normed())
+    Trainer(config).fit(whole, TRAIN, VALIDATION)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_training_without_a_checkpoint_cannot_be_finished(tmp_path: Path) -> None:
+    with pytest.raises(DubitoError, match=f"{tmp_path} has no weights to finish with: .*validati"):
+        Trainer(SHORT).fit(small_model(), TRAIN, VALIDATION, out=tmp_path, finish=True)
+
+
 @pytest.mark.parametrize("kind", resume_proof.KINDS)
 def test_killed_training_ends_with_the_same_weights(kind: str, tmp_path: Path) -> None:
     chance = random.Random(time.time_ns())

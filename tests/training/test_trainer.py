@@ -90,6 +90,36 @@ def test_best_weights_are_loaded(keep: str | None, best: Any) -> None:
     assert right == pytest.approx(history.best["validation"]["accuracy"])
 
 
+@pytest.mark.parametrize("average", [0, 3])
+def test_last_weights_are_kept(average: int) -> None:
+    values = {"keep": "last", "average_epochs": average, "patience": 1, "lr": 0.1}
+    config, without = with_values(epochs=6, **values), wrap(Normed())
+    history = Trainer(config).fit(without, TRAIN)
+    assert history.best_epoch == len(history.records) == 6
+    assert "validation" not in history.best
+    model = wrap(Normed())
+    validated = Trainer(config).fit(model, TRAIN, blobs(60, seed=5, shift=0.0))
+    assert torch.equal(weights(model), weights(without))
+    assert [record["epoch"] for record in validated.records if "validation" in record] == [
+        1, 2, 3, 4, 5, 6,
+    ]  # fmt: skip
+    x, target = blobs(60, seed=5, shift=0.0)
+    right = (model(x).probs.argmax(-1) == target).double().mean().item()
+    assert right == pytest.approx(validated.best["validation"]["accuracy"])
+
+
+def test_best_weights_need_validation_samples() -> None:
+    with pytest.raises(DubitoError, match=r"keep='accuracy' needs validation .*keep='last'"):
+        Trainer(SHORT).fit(small_model(), TRAIN)
+
+
+def test_last_weights_that_are_not_finite_are_an_error() -> None:
+    config, model = with_values(keep="last", epochs=1, batch_size=1000), small_model()
+    next(model.network.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(NonFiniteLoss, match=r"weights are not finite after epoch 1: lower lr="):
+        Trainer(config).fit(model, TRAIN)
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_patience_counts_validations_without_improvement(every: int) -> None:
     config = with_values(epochs=50, patience=3, keep="accuracy", lr=1e-12, validate_every=every)

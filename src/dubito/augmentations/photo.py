@@ -134,5 +134,5 @@ def gray(x: Tensor) -> Tensor:
     """Return the brightness of each pixel: (N, 1, H, W)."""
     if x.shape[1] != len(RGB):
         return x.mean(1, keepdim=True)
-    red, green, blue = x.split(1, 1)
-    return RGB[0] * red + RGB[1] * green + RGB[2] * blue
+    shares = zip(RGB, x.split(1, 1), strict=True)
+    return torch.stack([share * channel for share, channel in shares]).sum(0)

@@ -25,6 +25,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 #: optimizers with a fused step, which a CUDA graph can capture
 FUSED = ("adam", "adamw", "sgd")
+#: value of `keep` for the last weights
+LAST = "last"
 #: fields that change the speed of a training and not its result
 _SPEED_ONLY = {"channels_last", "graph", "compile", "workers"}
 
@@ -51,9 +53,10 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     validate_every: int = Field(default=2, ge=1)
     """Epochs between two validations; the last epoch is always validated."""
     keep: str | None = None
-    """Validation metric that selects the best weights, or "loss"; None is the task's choice."""
+    """Validation metric that selects the best weights, "loss", or "last" for those of the last
+    epoch, however they validate; None is the task's choice."""
     patience: int = Field(default=10, ge=0)
-    """Validations without improvement before stopping; 0 disables."""
+    """Validations without improvement before stopping; 0, or to keep the last, disables."""
     average_epochs: int | None = Field(default=None, ge=0)
     """Epochs of weight averaging; None chooses, 0 disables."""
     augment: AnyAugmentation | None = None

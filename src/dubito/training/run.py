@@ -22,7 +22,7 @@ from dubito.model import Model
 from dubito.training import checkpoint, parallel
 from dubito.training.batches import Reader
 from dubito.training.callbacks import Callback, callback_states, load_callback_states
-from dubito.training.config import TrainConfig
+from dubito.training.config import LAST, TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
 #: training samples that determine the batch norm statistics of averaged weights
@@ -42,7 +42,8 @@ class History:
     Args:
         records: One dict per epoch: epoch (from 1), loss, terms, lr, seconds (of the steps),
             samples_per_second, and after a validation its metrics under "validation".
-        best_epoch: Epoch with the best weights; 0 before the first validation.
+        best_epoch: Epoch with the weights that are kept: those of the best validation, or the last;
+            0 before there are any.
         seconds: Time of all epochs, validations included; shared by runs that train together.
     """
 
@@ -52,7 +53,7 @@ class History:
 
     @property
     def best(self) -> Record:
-        """Record of the best epoch."""
+        """Record of the epoch whose weights are kept."""
         return self.records[self.best_epoch - 1]
 
 
@@ -130,7 +131,7 @@ class Run:
         model: Model on the device.
         config: Configuration, with the seed of this run.
         train: Training samples.
-        validation: Validation samples.
+        validation: Validation samples; None only to keep the last weights.
         class_weight: Weight of each class, (K,).
         folder: Folder of the checkpoint; None saves none.
     """
@@ -140,7 +141,7 @@ class Run:
         model: Model,
         config: TrainConfig,
         train: Reader,
-        validation: Reader,
+        validation: Reader | None,
         class_weight: Tensor | None,
         folder: Path | None,
     ) -> None:
@@ -167,8 +168,12 @@ class Run:
         self.add_step: Callable[..., None] = add_step
         self.terms = (*model.method.terms, *model.method.ood_terms)
         self.metric = config.keep or model.task.monitor
-        modes = {**model.task.modes, "loss": "min"}
+        modes = {**model.task.modes, "loss": "min", LAST: ""}
         self.mode = _checks.entry(modes, self.metric, "metric to keep")
+        if validation is None and self.metric != LAST:
+            raise DubitoError(
+                f"keep={self.metric!r} needs validation samples: pass some, or keep={LAST!r}"
+            )
         self.history = History()
         self.best: dict[str, Tensor] = {}
         self.batch_size = config.batch_size * parallel.world()
@@ -200,7 +205,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all epochs are done, or validations have not improved for long enough."""
-        records, best = self.history.records, self.history.best_epoch
+        records, best = self.history.records, self.history.best_epoch  # the last, if that is kept
         stale = sum("validation" in record for record in records[best:])
         return self.epoch >= self.config.epochs or 0 < self.config.patience <= stale
 
@@ -208,14 +213,8 @@ class Run:
 
     def begin_epoch(self) -> None:
         """Draw the order and the augmentation; set the learning rate and the loss weights."""
-        config, count = self.config, len(self.train)
-        seed = (config.seed * 1_000_003 + self.epoch) % (1 << 62)
-        #: seed of the epoch in this process, far from that of any other epoch
-        self.process_seed = (seed + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
-        drawn = torch.Generator().manual_seed(seed)
-        self.order.copy_(torch.randperm(count, generator=drawn))
-        if config.augment is not None:
-            self.changes.copy_(config.augment.draw(count, drawn))
+        config = self.config
+        self._draw(self.epoch)
         seed_generators(self.device, self.process_seed)  # of dropout
         self.generator.manual_seed(self.process_seed)
         for group in self.optimizer.param_groups:
@@ -224,6 +223,17 @@ class Run:
         self.weights.copy_(config.loss_weights(self.model.method, self.epoch))
         self.step_number.zero_()
         self.network.train()
+
+    def _draw(self, epoch: int) -> None:
+        """Draw the order and the augmentation of an epoch."""
+        config, count = self.config, len(self.train)
+        seed = (config.seed * 1_000_003 + epoch) % (1 << 62)
+        #: seed of the epoch in this process, far from that of any other epoch
+        self.process_seed = (seed + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
+        drawn = torch.Generator().manual_seed(seed)
+        self.order.copy_(torch.randperm(count, generator=drawn))
+        if config.augment is not None:
+            self.changes.copy_(config.augment.draw(count, drawn))
 
     def steps(self) -> Iterator[None]:
         """Take the steps of the epoch, one per iteration."""
@@ -291,22 +301,20 @@ class Run:
         }
         if self.average is not None:
             self.average.update_parameters(self.model.network)
-        if epoch % self.config.validate_every == 0 or epoch == self.config.epochs:
-            record["validation"] = self._validate()
-            self._keep_best(record)
+        last = epoch == self.config.epochs
+        if self.validation is not None and (last or epoch % self.config.validate_every == 0):
+            record["validation"] = self._validate(self.validation)
+        self._keep(record)
         return record
 
     # --- validation ---
 
     @torch.no_grad()
-    def _validate(self) -> dict[str, float]:
+    def _validate(self, reader: Reader) -> dict[str, float]:
         """Compute the metrics of the task and the loss, from one pass over the samples."""
-        reader, method, task = self.validation, self.model.method, self.model.task
-        if self.average is not None:
-            self._update_batch_norm()
-        parallel.share_buffers(self.evaluated)
-        self.evaluated.eval()
-        outputs = self._outputs()
+        method, task = self.model.method, self.model.task
+        self._settle()
+        outputs = self._outputs(reader)
         low, high = (value.item() for value in outputs.aminmax())
         if not (math.isfinite(low) and math.isfinite(high)):
             raise NonFiniteLoss(
@@ -325,9 +333,9 @@ class Run:
                 raise NonFiniteLoss(f"validation {name} is NaN after epoch {self.epoch + 1}")
         return metrics
 
-    def _outputs(self) -> Tensor:
+    def _outputs(self, reader: Reader) -> Tensor:
         """Return the outputs of validation samples, then those of OOD inputs if there are any."""
-        reader, rank, world = self.validation, parallel.rank(), parallel.world()
+        rank, world = parallel.rank(), parallel.world()
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         rows = torch.arange(rank, len(reader), world, device=reader.index_device)
         batches = []
@@ -337,6 +345,14 @@ class Run:
             batches.append(outputs.split(len(x)))
         parts = [torch.cat(part) for part in zip(*batches, strict=True)]
         return torch.cat([parallel.gathered(part, len(reader)) for part in parts])
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Make the network ready for evaluation: the same in all processes."""
+        if self.average is not None:
+            self._update_batch_norm()
+        parallel.share_buffers(self.evaluated)
+        self.evaluated.eval()
 
     def _update_batch_norm(self) -> None:
         """Recompute the statistics of batch norm for averaged weights, on inputs of the epoch.
@@ -359,18 +375,36 @@ class Run:
             with self.autocast:
                 network(self.train.with_ood(x, generator))
 
-    def _keep_best(self, record: Record) -> None:
-        """Keep the validated weights if they are the best so far; the first of equals stays."""
-        value, history = record["validation"][self.metric], self.history
-        best = history.best["validation"][self.metric] if history.best_epoch else None
-        if best is None or (value < best if self.mode == "min" else value > best):
-            self.best = {k: v.clone() for k, v in self.evaluated.state_dict().items()}
+    def _keep(self, record: Record) -> None:
+        """Keep the weights if they are the last or the best; the first of equals stays."""
+        history = self.history
+        if self.metric == LAST:
             history.best_epoch = record["epoch"]
+        elif "validation" in record:
+            value = record["validation"][self.metric]
+            best = history.best["validation"][self.metric] if history.best_epoch else None
+            if best is None or (value < best if self.mode == "min" else value > best):
+                self.best = {k: v.clone() for k, v in self.evaluated.state_dict().items()}
+                history.best_epoch = record["epoch"]
 
     def finish(self) -> History:
-        """Load the best weights, and fit the parts of the method that are fitted after training."""
+        """Load the kept weights, and fit the parts of the method that are fitted after training."""
+        if not self.history.best_epoch:
+            raise DubitoError(
+                f"{self.folder} has no weights to finish with: train until the first "
+                f"{'epoch' if self.metric == LAST else 'validation'} is in its checkpoint"
+            )
         network = self.model.network
-        network.load_state_dict(self.best)
+        if self.metric == LAST:
+            self._draw(self.epoch - 1)  # a resumed run has not drawn what batch norm sees
+            self._settle()
+            if not all(weight.isfinite().all() for weight in self.evaluated.parameters()):
+                raise NonFiniteLoss(
+                    f"weights are not finite after epoch {self.epoch}: lower lr={self.config.lr:g}"
+                )
+            network.load_state_dict(self.evaluated.state_dict())
+        else:
+            network.load_state_dict(self.best)
         self.model.method.finish(network.eval(), self.train)
         return self.history
 

@@ -70,13 +70,14 @@ class Trainer:
         self,
         model: Model,
         train: Samples,
-        validation: Samples,
+        validation: Samples | None = None,
         *,
         ood: Tensor | None = None,
         class_weight: Tensor | None = None,
         out: Path | None = None,
+        finish: bool = False,
     ) -> History:
-        """Train a model in place, and load the weights of the best validation.
+        """Train a model in place, and load the weights of the best validation or the last ones.
 
         If `out` has a checkpoint of the same configuration and data, training resumes from it and
         ends with the weights of a run without interruption.
@@ -85,11 +86,13 @@ class Trainer:
             model: Model to train.
             train: Training samples: encoded inputs (N, *shape) or a source to stream them from,
                 and their targets as the task encodes them.
-            validation: Samples that select the best weights.
+            validation: Samples that select the best weights; None needs `keep="last"`.
             ood: Encoded out-of-distribution inputs (M, *shape), for methods that train with them;
                 None uses noise.
             class_weight: Weight of each class, (K,).
             out: Folder of the checkpoint; None saves none.
+            finish: End an interrupted training now, with the weights of its checkpoint that a
+                finished one would keep.
 
         Returns:
             Record of each epoch.
@@ -99,7 +102,7 @@ class Trainer:
         """
         (history,) = self.fit_many(
             [model], train, validation, seeds=[self.config.seed], ood=ood,
-            class_weight=class_weight, out=None if out is None else [out],
+            class_weight=class_weight, out=None if out is None else [out], finish=finish,
         )  # fmt: skip
         return history
 
@@ -107,12 +110,13 @@ class Trainer:
         self,
         models: Sequence[Model],
         train: Samples,
-        validation: Samples,
+        validation: Samples | None = None,
         *,
         seeds: Sequence[int],
         ood: Tensor | None = None,
         class_weight: Tensor | None = None,
         out: Sequence[Path] | None = None,
+        finish: bool = False,
     ) -> list[History]:
         """Train several models in place.
 
@@ -123,11 +127,12 @@ class Trainer:
             models: Models with the same method, task and preprocessing, and different initial
                 weights.
             train: Training samples, see `fit`.
-            validation: Validation samples.
+            validation: Validation samples, see `fit`.
             seeds: Seed of each model, in place of that of the configuration.
             ood: Out-of-distribution inputs, see `fit`.
             class_weight: Weight of each class, (K,).
             out: Folder of each model's checkpoint; None saves none.
+            finish: End interrupted trainings now, see `fit`.
         """
         _check_alike(models)
         first, config = models[0], self.config
@@ -137,7 +142,7 @@ class Trainer:
             classes = torch.zeros(first.task.size, device=device)
             class_weight = _checks.class_weight(class_weight, classes)
         reader = Reader(train, first, config, device, "training", ood)
-        held_out = Reader(validation, first, config, device, "validation")
+        held_out = validation and Reader(validation, first, config, device, "validation")
         graphed = is_graphed(config, reader)
         kind = GraphedRun if graphed else Run
         folders = [None] * len(models) if out is None else [Path(folder) for folder in out]
@@ -151,11 +156,11 @@ class Trainer:
         gpus = [device] if device.type == "cuda" else []
         # Restore the caller's random state on exit.
         with _tf32(config.precision != "float32", device), torch.random.fork_rng(gpus):
-            return [history for group in groups for history in self._train(group)]
+            return [history for group in groups for history in self._train(group, finish)]
 
-    def _train(self, runs: Sequence[Run]) -> list[History]:
+    def _train(self, runs: Sequence[Run], finish: bool) -> list[History]:
         """Train runs that advance together, until all are finished."""
-        active = trained = [run for run in runs if not run.finished]
+        active = trained = [run for run in runs if not (finish or run.finished)]
         if graphed := [run for run in active if isinstance(run, GraphedRun)]:
             capture(graphed)
         for run in active:
