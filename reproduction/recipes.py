@@ -81,6 +81,7 @@ class Recipe:
             del training["augment"]
         elif "augment" in training:
             training["augment"] = {"name": "shift", **training["augment"]}
+        training["schedule_by"] = "epoch"
         return RunConfig.merge(sections, {})
 
     def cells(self, seeds: Sequence[int] | None = None) -> list[Cell]:

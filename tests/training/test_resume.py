@@ -8,11 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dubito.augmentations import AUGMENTATIONS
+from dubito.data import ArrayFormat
 from dubito.errors import DubitoError
-from dubito.model import Model
+from dubito.model import Model, Preprocessing
 from dubito.training import TrainConfig, Trainer
+from dubito.training.config import GroupOptions
 from tests.training.helpers import (
     SHORT,
+    TASK,
     TRAIN,
     VALIDATION,
     AtEpochEnd,
@@ -32,14 +36,37 @@ def with_values(**values: Any) -> TrainConfig:
     return SHORT.model_copy(update=values)
 
 
-def resumed(make: Any, config: TrainConfig, out: Path, train: Any = TRAIN) -> Model:
+def resumed(
+    make: Any, config: TrainConfig, out: Path, train: Any, validation: Any = VALIDATION
+) -> Model:
     """Train with an interruption in the third epoch."""
     with pytest.raises(KeyboardInterrupt):
-        Trainer(config, callbacks=[StopIn(3)]).fit(make(), train, VALIDATION, out=out)
+        Trainer(config, callbacks=[StopIn(3)]).fit(make(), train, validation, out=out)
     model: Model = make()
     nn.init.zeros_(next(model.network.parameters()))  # the checkpoint has the weights
-    Trainer(config).fit(model, train, VALIDATION, out=out)
+    Trainer(config).fit(model, train, validation, out=out)
     return model
+
+
+PHOTOS = torch.randint(256, (128, 3, 8, 8), dtype=torch.uint8, generator=torch.manual_seed(0))
+FINE_TUNING: dict[str, Any] = {
+    "optimizer": "adamw", "schedule": "cosine", "warmup_steps": 0.1, "max_grad_norm": 0.1,
+    "ema_decay": 0.9, "layer_decay": 0.5, "augment": AUGMENTATIONS.build("photo"),
+    "param_groups": {"*.bias": GroupOptions(weight_decay=0.0)},
+}  # fmt: skip
+
+
+def photo_backbone(shape: tuple[int, ...]) -> nn.Module:
+    layers = [nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)]
+    backbone = nn.Sequential(*layers)
+    backbone.out_features = 8  # type: ignore[assignment]
+    return backbone
+
+
+def photo_model() -> Model:
+    """Build a network with batch norm and dropout for photos."""
+    format = ArrayFormat(shape=(3, 8, 8), dtype="uint8")
+    return Model.build("iedl", TASK, Preprocessing(inputs=format), photo_backbone)
 
 
 class Tied(nn.Module):
@@ -64,19 +91,21 @@ class Tied(nn.Module):
         (lambda: wrap(Normed()), {"optimizer": "sgd"}, (Stream(TRAIN[0]), TRAIN[1])),
         (lambda: small_model("kl_pn"), {"keep": "nll"}, TRAIN),
         (lambda: wrap(Tied()), {"optimizer": "nadam"}, TRAIN),
+        (photo_model, FINE_TUNING, (PHOTOS, TRAIN[1])),
     ],
-    ids=["dropout", "averaged", "streamed", "ood", "tied"],
+    ids=["dropout", "averaged", "streamed", "ood", "tied", "fine-tuning"],
 )
 def test_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, make: Any, values: dict[str, Any], train: Any
 ) -> None:
     config = with_values(epochs=5, **values)
+    validation = train if train[0] is PHOTOS else VALIDATION
     model = make()
-    history = Trainer(config).fit(model, train, VALIDATION)
-    again = resumed(make, config, tmp_path, train)
+    history = Trainer(config).fit(model, train, validation)
+    again = resumed(make, config, tmp_path, train, validation)
     assert torch.equal(weights(again), weights(model))
     finished = make()
-    restored = Trainer(config).fit(finished, train, VALIDATION, out=tmp_path)
+    restored = Trainer(config).fit(finished, train, validation, out=tmp_path)
     assert torch.equal(weights(finished), weights(model))
     assert restored.best["validation"] == history.best["validation"]
 

@@ -71,10 +71,10 @@ def compiled(
     """Compile networks of one architecture once.
 
     Weights and buffers are arguments of the compiled function: each network by itself would be
-    recompiled, and torch gives up after eight.
+    recompiled, and torch gives up after eight. Layers stay in the mode of the first network.
     """
     # Without weights: a network with its own would be compiled a second time for other weights.
-    skeleton = copy.deepcopy(networks[0]).to("meta").train()
+    skeleton = copy.deepcopy(networks[0]).to("meta")
 
     def forward(tensors: dict[str, Tensor], x: Tensor) -> Any:
         return torch.func.functional_call(skeleton, tensors, (x,))

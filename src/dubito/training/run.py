@@ -20,9 +20,11 @@ from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
 from dubito.training import checkpoint, parallel
+from dubito.training.average import averaged, moving_average, update_moving_average
 from dubito.training.batches import Reader
 from dubito.training.callbacks import Callback, callback_states, load_callback_states
 from dubito.training.config import LAST, TrainConfig
+from dubito.training.optimizer import build_optimizer, read_rates
 
 CHECKPOINT = "checkpoint.safetensors"
 #: training samples that determine the batch norm statistics of averaged weights
@@ -40,8 +42,8 @@ class History:
     """History of a training.
 
     Args:
-        records: One dict per epoch: epoch (from 1), loss, terms, lr, seconds (of the steps),
-            samples_per_second, and after a validation its metrics under "validation".
+        records: One dict per epoch: epoch (from 1), loss, terms, lr (of the last step), seconds (of
+            the steps), samples_per_second, and after a validation its metrics under "validation".
         best_epoch: Epoch with the weights that are kept: those of the best validation, or the last;
             0 before there are any.
         seconds: Time of all epochs, validations included; shared by runs that train together.
@@ -62,31 +64,6 @@ def seed_generators(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).default_generators[device.index].manual_seed(seed)
-
-
-def averaged(network: nn.Module, epochs: int) -> AveragedModel:
-    """Create an average of a network's weights, to be updated after each epoch.
-
-    The first epochs count alike; later on the share of an epoch falls by the factor 1 - 1/epochs
-    with each that follows.
-
-    Args:
-        network: Network in training.
-        epochs: Number of epochs that the average covers.
-    """
-
-    def update(average: Any, weights: Any, updates: Tensor | int) -> None:
-        torch._foreach_lerp_(average, weights, 1 / min(int(updates) + 1, epochs))
-
-    try:
-        average = AveragedModel(network, multi_avg_fn=update)
-    except Exception as error:
-        raise DubitoError(
-            f"{type(network).__name__} cannot be copied ({error}), as weight averaging needs: "
-            "train it with average_epochs=0"
-        ) from error
-    average.eval().requires_grad_(False)
-    return average
 
 
 def loss_function(method: Method, class_weight: Tensor | None = None) -> Loss:
@@ -121,6 +98,20 @@ def add_step(table: Tensor, step: Tensor, loss: Tensor, outputs: Tensor, sums: T
     step += 1
 
 
+def train_mode(network: nn.Module, *, freeze_batch_norm: bool) -> nn.Module:
+    """Set a network to training mode, possibly without its batch norm.
+
+    Args:
+        network: Network.
+        freeze_batch_norm: Whether batch norm uses its statistics and keeps them.
+    """
+    network.train()
+    for module in network.modules():
+        if freeze_batch_norm and isinstance(module, _BatchNorm):
+            module.eval()
+    return network
+
+
 class Run:
     """A network in training.
 
@@ -150,12 +141,12 @@ class Run:
         self.device = device = train.device
         if config.channels_last:
             model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network = parallel.wrapped(model.network).train()
+        self.network = parallel.wrapped(model.network)
+        train_mode(self.network, freeze_batch_norm=config.freeze_batch_norm)
         #: network for full batches; a graph may replace it by a compiled one
         self.forward: Callable[[Tensor], Tensor] = self.network
-        epochs = config.averaged_epochs
-        self.average = averaged(model.network, epochs) if epochs else None
-        self.optimizer = config.build_optimizer(model.network, device)
+        self.average = self._new_average()
+        self.optimizer = build_optimizer(config, model.network, device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         #: precision of the network; losses are computed in float32
         self.autocast: AbstractContextManager[Any] = nullcontext()
@@ -183,10 +174,21 @@ class Run:
         columns = 0 if config.augment is None else config.augment.columns
         self.changes = torch.zeros(len(train), columns, device=device)  # of the augmentation
         self.weights = torch.zeros(len(self.terms), device=device)
+        #: learning rate of each group in each step, on the host and on the device
+        self.rates: list[list[float]] = []
+        groups = len(self.optimizer.param_groups)
+        self.rate_table = torch.zeros(groups, len(self.counts), device=device)
+        self.lr_on_device = isinstance(self.optimizer.param_groups[0]["lr"], Tensor)
         self.step_number = torch.zeros(1, dtype=torch.long, device=device)
         shape = len(self.counts), 3 + len(self.terms)  # see `add_step`
         self.table = torch.zeros(shape, dtype=torch.float64, device=device)
         self.generator = torch.Generator(device)
+
+    def _new_average(self) -> AveragedModel | None:
+        if self.config.ema_decay is not None:
+            return moving_average(self.model.network, self.device)
+        epochs = self.config.averaged_epochs
+        return averaged(self.model.network, epochs) if epochs else None
 
     def _counts(self) -> list[int]:
         """Return the number of samples of each step, over all processes."""
@@ -212,17 +214,19 @@ class Run:
     # --- an epoch ---
 
     def begin_epoch(self) -> None:
-        """Draw the order and the augmentation; set the learning rate and the loss weights."""
-        config = self.config
+        """Draw the order and the augmentation; set learning rates and the loss weights."""
+        config, groups = self.config, self.optimizer.param_groups
         self._draw(self.epoch)
         seed_generators(self.device, self.process_seed)  # of dropout
         self.generator.manual_seed(self.process_seed)
-        for group in self.optimizer.param_groups:
-            lr = config.lr_at(self.epoch)
-            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+        factors = config.lr_factors(self.epoch, len(self.counts))
+        self.rates = [[group["initial_lr"] * factor for factor in factors] for group in groups]
+        self.rate_table.copy_(torch.tensor(self.rates))
+        for group, rates in zip(groups, self.rates, strict=True):
+            group["lr"] = group["lr"].fill_(rates[0]) if self.lr_on_device else rates[0]
         self.weights.copy_(config.loss_weights(self.model.method, self.epoch))
         self.step_number.zero_()
-        self.network.train()
+        train_mode(self.network, freeze_batch_norm=config.freeze_batch_norm)
 
     def _draw(self, epoch: int) -> None:
         """Draw the order and the augmentation of an epoch."""
@@ -244,6 +248,9 @@ class Run:
         )
         batches = self.train.read(rows, changes, self.process_seed)
         for step, ((x, target), count) in enumerate(zip(batches, self.counts, strict=True)):
+            if self.config.changes_lr and not self.lr_on_device:
+                for group, rates in zip(self.optimizer.param_groups, self.rates, strict=True):
+                    group["lr"] = rates[step]
             self.step(x, target, count)
             if self.device.type == "cpu":  # reading a value does not wait
                 self.check_finite(step, step + 1)
@@ -257,6 +264,9 @@ class Run:
             target: Their targets in training units.
             count: Number of samples over all processes.
         """
+        config = self.config
+        if config.changes_lr and self.lr_on_device:
+            read_rates(self.optimizer, self.rate_table, self.step_number)
         for parameter in self.parameters:  # Optimizer.zero_grad takes much longer
             parameter.grad = None
         x = self.train.with_ood(x, self.generator)
@@ -267,7 +277,11 @@ class Run:
         self.add_step(self.table, self.step_number, total.detach(), outputs.detach(), sums)
         # The mean over the batch; gradients are averaged over the processes.
         total.backward(torch.full_like(total, parallel.world() / count))
+        if config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
         self.optimizer.step()
+        if self.average is not None and config.ema_decay is not None:
+            update_moving_average(self.average, self.model.network, config.ema_decay)
 
     def check_finite(self, start: int = 0, stop: int | None = None) -> None:
         """Raise if a step of the epoch was not finite; waits for the steps of a GPU."""
@@ -295,17 +309,28 @@ class Run:
             "epoch": epoch,
             "loss": sum(w * mean for w, mean in zip(self.weights.tolist(), means, strict=True)),
             "terms": dict(zip(self.terms, means, strict=True)),
-            "lr": self.config.lr_at(self.epoch),
+            "lr": self.config.lr * self.config.lr_factors(self.epoch, len(self.counts))[-1],
             "seconds": seconds,
             "samples_per_second": count / seconds,
         }
-        if self.average is not None:
-            self.average.update_parameters(self.model.network)
+        self._average_epoch()
         last = epoch == self.config.epochs
         if self.validation is not None and (last or epoch % self.config.validate_every == 0):
             record["validation"] = self._validate(self.validation)
         self._keep(record)
         return record
+
+    @torch.no_grad()
+    def _average_epoch(self) -> None:
+        """Average the weights over epochs, or give a moving average the current buffers."""
+        if self.average is None:
+            return
+        if self.config.ema_decay is None:
+            self.average.update_parameters(self.model.network)
+            return
+        current = self.model.network.buffers()
+        for buffer, value in zip(self.average.module.buffers(), current, strict=True):
+            buffer.copy_(value)
 
     # --- validation ---
 
@@ -360,7 +385,7 @@ class Run:
         Unlike `torch.optim.swa_utils.update_bn`, layers that the network keeps in evaluation mode
         keep their statistics. Batches count alike and have nearly one size.
         """
-        network = self.evaluated.train()
+        network = train_mode(self.evaluated, freeze_batch_norm=self.config.freeze_batch_norm)
         norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training]
         if not norms:
             return

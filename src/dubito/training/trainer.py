@@ -17,6 +17,7 @@ from dubito.training.batches import Reader, Samples
 from dubito.training.callbacks import Callback, Progress
 from dubito.training.config import TrainConfig
 from dubito.training.graph import GraphedRun, capture, is_graphed
+from dubito.training.optimizer import frozen
 from dubito.training.run import History, Record, Run
 
 __all__ = ["Trainer"]
@@ -146,16 +147,20 @@ class Trainer:
         graphed = is_graphed(config, reader)
         kind = GraphedRun if graphed else Run
         folders = [None] * len(models) if out is None else [Path(folder) for folder in out]
-        runs: list[Run] = []
-        for model, seed, folder in zip(models, seeds, folders, strict=True):
-            seeded = config.model_copy(update={"seed": seed})
-            run = kind(model.to(device), seeded, reader, held_out, class_weight, folder)
-            run.resume(self.callbacks)
-            runs.append(run)
-        groups = [runs] if graphed else [[run] for run in runs]
         gpus = [device] if device.type == "cuda" else []
-        # Restore the caller's random state on exit.
-        with _tf32(config.precision != "float32", device), torch.random.fork_rng(gpus):
+        # Restore the caller's random state and frozen parameters on exit.
+        with (
+            _tf32(config.precision != "float32", device),
+            torch.random.fork_rng(gpus),
+            frozen(config, [model.network for model in models]),
+        ):
+            runs: list[Run] = []
+            for model, seed, folder in zip(models, seeds, folders, strict=True):
+                seeded = config.model_copy(update={"seed": seed})
+                run = kind(model.to(device), seeded, reader, held_out, class_weight, folder)
+                run.resume(self.callbacks)
+                runs.append(run)
+            groups = [runs] if graphed else [[run] for run in runs]
             return [history for group in groups for history in self._train(group, finish)]
 
     def _train(self, runs: Sequence[Run], finish: bool) -> list[History]:
