@@ -76,14 +76,17 @@ class Events(Callback):
     def on_train_end(self, progress: Progress) -> None:
         assert progress.record is not None
         assert not progress.network.training
+        self.network = progress.network
         self._see("train end", progress)
 
 
 def test_events_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dubito.training.trainer._MIN_INTERVAL", 0.0)
     events = Events()
-    config = SHORT.model_copy(update={"epochs": 2, "batch_size": 64})
-    Trainer(config, callbacks=[events]).fit(small_model(), TRAIN, VALIDATION)
+    config = SHORT.model_copy(update={"epochs": 2, "batch_size": 64, "average_epochs": 2})
+    model = small_model()
+    Trainer(config, callbacks=[events]).fit(model, TRAIN, VALIDATION)
+    assert events.network is model.network
     epochs = [
         [("begin", e, 0), ("progress", e, 1), ("progress", e, 2), ("end", e, 2)] for e in (1, 2)
     ]

@@ -430,6 +430,7 @@ class Run:
             network.load_state_dict(self.evaluated.state_dict())
         else:
             network.load_state_dict(self.best)
+        self.evaluated = network
         self.model.method.finish(network.eval(), self.train)
         return self.history
 
