@@ -84,7 +84,7 @@ def train_new(case: Case, report: Report) -> None:
     from dubito.formats import ArrayFormat, Preprocessing
     from dubito.model import Model
     from dubito.tasks import Classification
-    from dubito.training import Progress, TrainConfig, Trainer
+    from dubito.training import Callback, Progress, TrainConfig, Trainer
 
     train, validation = samples(case)
     task = Classification(classes=tuple("0123456789"))
@@ -94,14 +94,15 @@ def train_new(case: Case, report: Report) -> None:
     models = [Model.build("iedl", task, preprocessing, case.backbone, seed=seed) for seed in seeds]
     config = TrainConfig(
         epochs=case.epochs, validate_every=1, patience=0,
-        augment={} if case.augmented else None, **(case.options or {}),
+        augment="shift" if case.augmented else None, **(case.options or {}),
     )  # fmt: skip
 
-    def callback(progress: Progress) -> None:
-        if progress.record is not None and progress.seed == case.seeds - 1:
-            report(progress.epoch, progress.record["seconds"])
+    class Reporting(Callback):
+        def on_epoch_end(self, progress: Progress) -> None:
+            if progress.record is not None and progress.seed == case.seeds - 1:
+                report(progress.epoch, progress.record["seconds"])
 
-    trainer = Trainer(config, callbacks=[callback], device=case.device)
+    trainer = Trainer(config, callbacks=[Reporting()], device=case.device)
     trainer.fit_many(models, train, validation, seeds=seeds)
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from dubito.binomial import upper_bound
 from dubito.calibration import Calibration
-from dubito.distributions import Distribution
+from dubito.distributions import Distribution, NormalInverseGamma
 from dubito.losses import weighted_sums
 from dubito.methods import DER, IEDL, Method
 from dubito.policy import Policy

@@ -78,8 +78,12 @@ class Recipe:
         sections = {name: dict(self.sections[name]) for name in TRAINING_SECTIONS}
         # As the paper has it, the validation samples choose the epoch; there is no policy.
         sections["data"] |= {"selection": sections["data"].pop("validation"), "calibration": 0.0}
-        if sections["training"].get("augment") == "none":
-            del sections["training"]["augment"]
+        training = sections["training"]
+        if training.get("augment") == "none":
+            del training["augment"]
+        elif "augment" in training:
+            training["augment"] = {"name": "shift", **training["augment"]}
+        training["schedule_by"] = "epoch"
         return RunConfig.merge(sections, {})
 
     def cells(self, seeds: Sequence[int] | None = None) -> list[Cell]:

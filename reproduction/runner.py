@@ -59,7 +59,7 @@ def run_unit(unit: Unit, work: Path, device: str) -> Outcome:
     """
     import torch
 
-    from dubito.training._run import NonFiniteLoss
+    from dubito.training import NonFiniteLoss
 
     try:
         return unit, _records(unit, work / unit.folder, device), ""

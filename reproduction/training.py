@@ -20,9 +20,7 @@ from dubito.distributions import Categorical, Dirichlet, Distribution
 from dubito.model import Model
 from dubito.pipeline import Pipeline, Prepared
 from dubito.tasks import Task
-from dubito.training import Progress
-from dubito.training._run import History
-from dubito.training.callbacks import Callback
+from dubito.training import Callback, History, Progress
 from reproduction import quick
 from reproduction.humans import human_counts
 from reproduction.recipes import Cell, Recipe
@@ -108,13 +106,13 @@ def _read(recipe: Recipe) -> _Data:
     return _Data(Pipeline(recipe.config).prepare(source), test, ood)
 
 
-class _Watch:
+class _Watch(Callback):
     """Evaluate on test and OOD sets at each validation; nothing is decided by it."""
 
     def __init__(self, model: Model, data: _Data) -> None:
         self.model, self.data = model, data
 
-    def __call__(self, progress: Progress) -> None:
+    def on_epoch_end(self, progress: Progress) -> None:
         """Add the figures to the record of an epoch."""
         if progress.record is not None and "validation" in progress.record:
             model = self.model
@@ -135,13 +133,14 @@ def _watch(model: Model, sets: _Data) -> dict[str, float]:
     return figures
 
 
-class _Lines:
+class _Lines(Callback):
     """Print a line of progress now and then."""
 
     def __init__(self, name: str) -> None:
         self.name, self.shown = name, time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def on_epoch_end(self, progress: Progress) -> None:
+        """Print a line if the last one is old."""
         now = time.monotonic()
         if progress.record is None or now - self.shown < INTERVAL:
             return

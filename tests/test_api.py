@@ -16,6 +16,7 @@ from dubito.config import RunConfig
 from dubito.errors import DubitoError
 from dubito.methods import METHODS
 from dubito.training import TrainConfig
+from tests.training.helpers import AtEpochEnd, StopIn
 
 SETTINGS = {"lr": 0.01, "batch_size": 16, "report": False, "backbone": {"hidden": [32]}}
 
@@ -105,12 +106,8 @@ def test_train_learns_and_records(folder):
 
 
 def test_an_interrupted_training_ends_with_the_same_weights(folder, tmp_path):
-    def interrupt(progress):
-        if progress.epoch == 4:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train("digits", out=tmp_path, epochs=6, callbacks=[interrupt], **SETTINGS)
+        train("digits", out=tmp_path, epochs=6, callbacks=[StopIn(4)], **SETTINGS)
     with pytest.raises(DubitoError, match="is not a model"):
         dubito.load(tmp_path)
     model = train("digits", out=tmp_path, epochs=6, **SETTINGS)
@@ -125,7 +122,7 @@ def test_a_folder_of_another_run(folder):
 
 def test_a_finished_run_with_another_policy_is_not_trained_again(folder, tmp_path):
     train("digits", out=tmp_path, epochs=2, **SETTINGS)
-    settings = {**SETTINGS, "error_rate": 0.2, "callbacks": [pytest.fail]}
+    settings = {**SETTINGS, "error_rate": 0.2, "callbacks": [AtEpochEnd(pytest.fail)]}
     model = train("digits", out=tmp_path, epochs=2, **settings)
     assert model.policy.guarantee.level == 0.2
     assert dubito.load(tmp_path).policy.guarantee.level == 0.2

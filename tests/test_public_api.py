@@ -23,6 +23,7 @@ PUBLIC = {
     "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
     "predict train uce",
     "dubito.api": "calibrate evaluate export load predict train",
+    "dubito.augmentations": "AUGMENTATIONS Augmentation Photo Shift",
     "dubito.backbones": "BACKBONES Backbone",
     "dubito.config": "RunConfig",
     "dubito.calibration": "Calibration",
@@ -51,7 +52,8 @@ PUBLIC = {
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
     "dubito.tasks": "Classification Regression",
-    "dubito.training": "JSONLines Progress TensorBoard TrainConfig Trainer",
+    "dubito.training": "Callback History JSONLines NonFiniteLoss Progress "
+    "TensorBoard TrainConfig Trainer",
 }
 MOST = 120
 #: parameters that need no words: `kind` discriminates the classes of a union in a file

@@ -23,7 +23,8 @@ import dubito
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.sklearn import EvidentialClassifier, EvidentialRegressor
-from dubito.training._run import NonFiniteLoss
+from dubito.training import NonFiniteLoss
+from tests.training.helpers import AtEpochEnd
 
 SMALL: Any = {"name": "mlp", "hidden": (16,)}
 QUICK: dict[str, Any] = {"backbone": SMALL, "epochs": 10, "lr": 1e-2, "random_state": 0}
@@ -317,9 +318,9 @@ def test_after_a_failed_fit_the_estimator_is_not_fitted(wine: Parts) -> None:
 
 def test_callbacks(wine: Parts) -> None:
     epochs: list[int] = []
-    callbacks = [lambda progress: epochs.append(progress.epoch)]
+    callbacks = [AtEpochEnd(lambda progress: epochs.append(progress.epoch))]
     EvidentialClassifier(callbacks=callbacks, **NO_LIMITS).fit(*wine[:2])
-    assert sorted(set(epochs)) == list(range(1, 11))
+    assert epochs == list(range(1, 11))
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,14 @@ from dubito.training import JSONLines, TrainConfig, Trainer
 EPOCHS = 60
 #: kind of training -> values of its configuration
 KINDS: dict[str, dict[str, Any]] = {
-    "in memory": {"optimizer": "adamw", "schedule": "cosine"},
-    "streamed": {"augment": {"padding": 1}},
+    "in memory": {
+        "optimizer": "adamw", "schedule": "cosine", "warmup_steps": 0.1, "max_grad_norm": 1.0,
+        "ema_decay": 0.9, "layer_decay": 0.5, "augment": "photo",
+    },
+    "streamed": {"augment": {"name": "shift", "padding": 1}},
     "averaged": {"average_epochs": 5},
     "several seeds": {"average_epochs": 0},
-}
+}  # fmt: skip
 SEEDS = (3, 4)
 
 

@@ -112,7 +112,7 @@ def train(
         device: "auto", "cpu" or "cuda".
         report: Write report.html.
         tensorboard: Write scalars for TensorBoard.
-        callbacks: Functions that are called during training.
+        callbacks: Objects whose methods are called at the events of the training.
         on_start: Function that is called with a line about data and model, such as `print`.
         **settings: Fields of the sections of `RunConfig`: `epochs=5`, `method="edl"`,
             `error_rate=0.01`, or with the section: `{"training.epochs": 5}`.
@@ -122,7 +122,7 @@ def train(
     """
     from dubito.config import RunConfig
     from dubito.pipeline import Pipeline
-    from dubito.training import _parallel
+    from dubito.training import parallel
 
     load_plugins()
     if isinstance(data, str | os.PathLike):
@@ -138,7 +138,7 @@ def train(
     if len({*chosen}) < max(1, len(chosen)):
         raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
     folders = [Path(out) if seeds is None else Path(out) / f"seed-{seed}" for seed in chosen]
-    with _parallel.process_group() as own_device:
+    with parallel.process_group() as own_device:
         pipeline = Pipeline(run, device=own_device or find_device(device), callbacks=callbacks)
         models = pipeline.run(
             run.data.open(source), folders, chosen,

@@ -43,7 +43,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.losses import weighted_sums
 from dubito.model import Model
-from dubito.training._run import loss_function
+from dubito.training.run import loss_function
 
 __all__ = ["EvidentialModule"]
 

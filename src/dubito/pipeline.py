@@ -31,9 +31,8 @@ from dubito.model.folder import MODEL, TrainingRecord
 from dubito.plugins import import_function
 from dubito.scores import Score
 from dubito.tasks import Classification, Regression, Task
-from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
-from dubito.training._run import CHECKPOINT, History
-from dubito.training.callbacks import Callback
+from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
+from dubito.training.run import CHECKPOINT
 
 __all__ = ["Pipeline", "Prepared"]
 
@@ -149,7 +148,7 @@ class Pipeline:
             trained, out = list(built.values()), list(missing.values())
             histories = self.train(trained, prepared, seeds=[*built], out=out)
             for (seed, model), history in zip(built.items(), histories, strict=True):
-                if _parallel.rank() == 0:
+                if parallel.rank() == 0:
                     self._save(model, prepared, history, seed, missing[seed], report)
             models |= built
         return [models[seed] for seed in seeds]
@@ -424,7 +423,7 @@ class Pipeline:
                     f"{folder} contains another run: its {key} is {saved.get(key)!r}, not "
                     f"{value!r}; choose another folder"
                 )
-        if before.policy != self.config.policy and prepared.calibration and _parallel.rank() == 0:
+        if before.policy != self.config.policy and prepared.calibration and parallel.rank() == 0:
             prediction, target = self.held_out(model, prepared), prepared.calibration.target
             refit(model, prediction, target, self.config.policy)
             model.save(folder)

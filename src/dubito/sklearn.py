@@ -48,8 +48,7 @@ from dubito.methods import METHODS, Method
 from dubito.methods.posterior_network import DensityHead
 from dubito.model import Model, Prediction
 from dubito.tasks import Classification, Regression, Task, class_names
-from dubito.training import TrainConfig, Trainer
-from dubito.training.callbacks import Callback
+from dubito.training import Callback, TrainConfig, Trainer
 
 __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
 
@@ -209,15 +208,14 @@ class _Estimator(BaseEstimator):
             "lr": self.lr,
             "optimizer_options": {"weight_decay": self.weight_decay},
             "schedule": "cosine",
-            "validate_every": index(epochs),  # keeps the last weights
-            "patience": 0,
+            "keep": "last",
             "seed": self._seed + self._epochs,
         }
         config, device = validated(TrainConfig, values), find_device(self.device)
         trainer = Trainer(config, callbacks=self.callbacks or (), device=device)
         samples, weights = (_tensor(X), model.task.encode(y)), self._class_weights(y)
         try:
-            self.history_ = trainer.fit(model.float(), samples, samples, class_weight=weights)
+            self.history_ = trainer.fit(model.float(), samples, class_weight=weights)
         finally:
             # In float64 the prediction of a sample does not depend on others in its batch.
             model.cpu().double()
@@ -353,7 +351,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         class_weight: "balanced", a dict from class to weight, or None.
         random_state: Seed; equal seeds give equal networks.
         device: Device of the training: "cpu", "cuda", or "auto" for a GPU if there is one.
-        callbacks: Functions that are called with the `dubito.training.Progress` of the training.
+        callbacks: Objects of subclasses of `dubito.training.Callback`, or None.
 
     Attributes:
         classes_: Classes, (K,).
@@ -463,7 +461,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         validation_fraction: Share of the data that is held out.
         random_state: Seed; equal seeds give equal networks.
         device: Device of the training: "cpu", "cuda", or "auto" for a GPU if there is one.
-        callbacks: Functions that are called with the `dubito.training.Progress` of the training.
+        callbacks: Objects of subclasses of `dubito.training.Callback`, or None.
 
     Attributes:
         model_: Trained `Model`.

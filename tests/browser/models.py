@@ -66,9 +66,8 @@ def fitted(method: str, source: Source, task: Task) -> Model:
     train, held_out = data.split(source, 0.5, seed=0)
     preprocessing = Preprocessing.fit(source.format, train.load())
     model = Model.build(method, task, preprocessing, {"name": "mlp", "hidden": [32]})
-    samples = (train.load(), task.encode(train.target))
-    config = TrainConfig(epochs=15, batch_size=32, lr=5e-3, validate_every=15)
-    Trainer(config).fit(model, samples, samples)
+    config = TrainConfig(epochs=15, batch_size=32, lr=5e-3, keep="last")
+    Trainer(config).fit(model, (train.load(), task.encode(train.target)))
     return model.calibrate(held_out).fit_policy(held_out, error_rate=0.1)
 
 

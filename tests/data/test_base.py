@@ -26,6 +26,23 @@ def test_source_works_with_a_data_loader(source: data.Source) -> None:
     assert torch.equal(torch.cat(list(loader)), source.load())
 
 
+def test_data_loader_asks_for_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, sizes = data.open(torch.arange(30.0).reshape(10, 3)), []
+    encode = source.encode
+    monkeypatch.setattr(source, "encode", lambda rows: sizes.append(len(rows)) or encode(rows))
+    batches = list(DataLoader(source, batch_size=4))  # type: ignore[arg-type]
+    assert sizes == [4, 4, 2]
+    assert torch.equal(batches[1], source.load([4, 5, 6, 7]))
+
+
+def test_input_of_a_batch_that_cannot_be_read_is_named(
+    source: data.Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "encode", lambda _: Encoded(torch.zeros(2, 3), {1: "bad"}, {}))
+    with pytest.raises(DubitoError, match=r"1 of 2 inputs cannot be read: data\[7\]: bad"):
+        source.load([3, 7])
+
+
 def test_subset_keeps_inputs_targets_and_items_together(source: data.Source) -> None:
     part = source.subset([7, 2, 2]).subset(torch.tensor([2, 0]))
     assert torch.equal(part.load(), source.load()[[2, 7]])

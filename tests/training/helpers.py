@@ -11,7 +11,7 @@ from dubito.data import Source
 from dubito.formats import ArrayFormat, Encoded, Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification, Regression
-from dubito.training import Progress, TrainConfig, Trainer
+from dubito.training import Callback, Progress, TrainConfig, Trainer
 
 Pair = tuple[Tensor, Tensor]
 TASK = Classification(classes=("a", "b"), counts=(64, 64))
@@ -90,14 +90,22 @@ def weights(model: Model) -> Tensor:
     return torch.cat([v.detach().flatten().double() for v in model.network.state_dict().values()])
 
 
-def stop_in(epoch: int) -> Callable[[Progress], None]:
-    """Return a callback that interrupts a training at the end of an epoch."""
+class StopIn(Callback):
+    """Interrupts a training at the end of an epoch."""
 
-    def stop(progress: Progress) -> None:
-        if progress.record is not None and progress.epoch == epoch:
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        if progress.epoch == self.epoch:
             raise KeyboardInterrupt
 
-    return stop
+
+class AtEpochEnd(Callback):
+    """Calls a function of the progress at the end of each epoch."""
+
+    def __init__(self, function: Callable[[Progress], object]) -> None:
+        self.on_epoch_end = function  # type: ignore[method-assign, assignment]
 
 
 def trained(model: Model, config: TrainConfig = SHORT, **options: Any) -> Model:

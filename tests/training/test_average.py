@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -9,8 +10,18 @@ from torch import Tensor
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import TrainConfig, Trainer
-from dubito.training._run import averaged
-from tests.training.helpers import SHORT, TRAIN, VALIDATION, Normed, Stream, blobs, weights, wrap
+from dubito.training.average import averaged, moving_average, update_moving_average
+from tests.training.helpers import (
+    SHORT,
+    TRAIN,
+    VALIDATION,
+    AtEpochEnd,
+    Normed,
+    Stream,
+    blobs,
+    weights,
+    wrap,
+)
 
 AVERAGED = SHORT.model_copy(update={"average_epochs": 2, "epochs": 2})
 
@@ -29,12 +40,41 @@ def test_first_epochs_count_alike_and_later_ones_fade() -> None:
     assert average.module.weight.item() == pytest.approx(3.0 * 2 / 3)
 
 
+def test_moving_average_forgets_the_initial_weights() -> None:
+    network = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(network.weight, 100.0)
+    average, expected = moving_average(network, torch.device("cpu")), 100.0
+    for step in range(40):
+        torch.nn.init.constant_(network.weight, value := math.sin(step))
+        update_moving_average(average, network, 0.75)
+        decay = min(0.75, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * value
+        assert average.module.weight.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert average.n_averaged == 40
+
+
+def test_moving_average_of_all_steps_is_kept() -> None:
+    config = SHORT.model_copy(update={"keep": "last", "epochs": 4})
+    model, steps = wrap(torch.nn.Linear(4, 2)), []
+    start = {name: value.clone() for name, value in model.network.state_dict().items()}
+    model.network.register_forward_hook(lambda *_: steps.append(weights(model)))
+    Trainer(config).fit(model, TRAIN)
+    expected = steps[0]
+    for number, current in enumerate([*steps[1:], weights(model)]):
+        decay = min(0.6, (1 + number) / (10 + number))
+        expected = decay * expected + (1 - decay) * current
+    average = wrap(torch.nn.Linear(4, 2))
+    average.network.load_state_dict(start)
+    Trainer(config.model_copy(update={"ema_decay": 0.6})).fit(average, TRAIN)
+    torch.testing.assert_close(weights(average), expected, rtol=1e-5, atol=1e-7)
+
+
 def test_averaged_weights_are_kept() -> None:
     snapshots: list[Tensor] = []
     config = SHORT.model_copy(update={"epochs": 4, "validate_every": 4})
     model = wrap(torch.nn.Linear(4, 2))
     start = {name: value.clone() for name, value in model.network.state_dict().items()}
-    trainer = Trainer(config, callbacks=[lambda _: snapshots.append(weights(model))])
+    trainer = Trainer(config, callbacks=[AtEpochEnd(lambda _: snapshots.append(weights(model)))])
     trainer.fit(model, TRAIN, VALIDATION)
     model.network.load_state_dict(start)
     fit(model, config.model_copy(update={"average_epochs": 4}))

@@ -1,9 +1,14 @@
+import os
+import random
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dubito.data._augment import Augment
-from dubito.formats import ArrayFormat, Preprocessing
+from dubito.augmentations import Shift
+from dubito.formats import ArrayFormat, Encoded, Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification
 from dubito.training import TrainConfig, Trainer
@@ -12,7 +17,7 @@ from tests.training.helpers import SHORT, TRAIN, VALIDATION, Stream, small_model
 TASK = Classification(classes=tuple("abc"))
 PIXELS = torch.randint(256, (90, 1, 8, 8), dtype=torch.uint8, generator=torch.manual_seed(0))
 TARGET = torch.arange(90) % 3
-AUGMENT = Augment(flip=0.5, padding=1, degrees=10)
+AUGMENT = Shift(flip=0.5, padding=1, degrees=10)
 
 
 def image_model(dtype: str, standardized: bool = False) -> Model:
@@ -39,6 +44,45 @@ def test_streamed_data_trains_like_data_in_memory(inputs: Tensor, workers: int) 
     expected = fitted(inputs, config)
     config = config.model_copy(update={"workers": workers})
     assert torch.equal(fitted(inputs, config, streamed=True), expected)
+
+
+def seen(source: Stream, config: TrainConfig) -> list[Tensor]:
+    """Return the inputs of the training, a tensor per epoch."""
+    model, inputs = small_model(), []
+    model.network.register_forward_pre_hook(
+        lambda network, x: inputs.append(x[0].detach()) if network.training else None
+    )
+    Trainer(config).fit(model, (source, TRAIN[1]), VALIDATION)
+    return list(torch.cat(inputs).view(config.epochs, -1, 4))
+
+
+class Pid(Stream):
+    """Source whose values are the number of the process that reads."""
+
+    def encode(self, indices: Sequence[int]) -> Encoded:
+        return Encoded(torch.full((len(indices), 4), float(os.getpid())), {}, {})
+
+
+def test_workers_stay_over_the_epochs() -> None:
+    epochs = seen(Pid(TRAIN[0]), SHORT.model_copy(update={"workers": 1}))
+    assert len(torch.cat(epochs).unique()) == 1
+    assert epochs[0][0, 0] != os.getpid()
+
+
+class Noise(Stream):
+    """Source that draws its inputs when they are read."""
+
+    def encode(self, indices: Sequence[int]) -> Encoded:
+        noise = [torch.rand(2), torch.tensor([random.random(), np.random.random()])]  # noqa: NPY002
+        return Encoded(torch.cat(noise).expand(len(indices), -1), {}, {})
+
+
+def test_random_numbers_of_workers_follow_from_seed_and_epoch() -> None:
+    one, two = (
+        seen(Noise(TRAIN[0]), SHORT.model_copy(update={"workers": workers})) for workers in (1, 2)
+    )
+    assert all(map(torch.equal, one, two))
+    assert len({tuple(row.tolist()) for row in torch.cat(one)}) == 12  # a draw for each batch
 
 
 def test_pixels_train_like_floats() -> None:

@@ -7,15 +7,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dubito.errors import DubitoError
-from dubito.training import _checkpoint
+from dubito.training import checkpoint
 from tests.training.helpers import SHORT, small_model, trained
 
 
 def test_tensors_and_values_are_loaded(tmp_path: Path) -> None:
     tied = torch.arange(3.0)
     state = {"epoch": 1, "nll": float("inf")}
-    _checkpoint.save(tmp_path / "new" / "a", {"x": tied, "y": tied[:2], "z": torch.ones(())}, state)
-    tensors, loaded = _checkpoint.load(tmp_path / "new" / "a")
+    checkpoint.save(tmp_path / "new" / "a", {"x": tied, "y": tied[:2], "z": torch.ones(())}, state)
+    tensors, loaded = checkpoint.load(tmp_path / "new" / "a")
     assert loaded == state
     assert tensors["x"].tolist() == [0, 1, 2]
     assert tensors["y"].tolist() == [0, 1]
@@ -24,23 +24,23 @@ def test_tensors_and_values_are_loaded(tmp_path: Path) -> None:
 def test_equal_states_are_equal_files(tmp_path: Path) -> None:
     files = [tmp_path / str(number) for number in range(8)]
     for file in files:
-        _checkpoint.save(file, {"b": torch.ones(3), "a": torch.zeros(2)}, {"epoch": 1})
+        checkpoint.save(file, {"b": torch.ones(3), "a": torch.zeros(2)}, {"epoch": 1})
     assert len({file.read_bytes() for file in files}) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", None], ids=["empty", "text", "cut"])
 def test_damaged_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "checkpoint"
-    _checkpoint.save(path, {"a": torch.ones(1000)}, {})
+    checkpoint.save(path, {"a": torch.ones(1000)}, {})
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
     with pytest.raises(DubitoError, match=f"cannot read the checkpoint {path}.*remove it"):
-        _checkpoint.load(path)
+        checkpoint.load(path)
 
 
 def test_other_safetensors_file_is_refused(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(2)}, tmp_path / "other")
     with pytest.raises(DubitoError, match="is not a checkpoint"):
-        _checkpoint.load(tmp_path / "other")
+        checkpoint.load(tmp_path / "other")
 
 
 def test_slow_checkpoints_take_a_small_share_of_the_time(
@@ -57,7 +57,7 @@ def test_slow_checkpoints_take_a_small_share_of_the_time(
         return clock[0]
 
     monkeypatch.setattr(time, "perf_counter", tick)
-    monkeypatch.setattr(_checkpoint, "save", slow)
+    monkeypatch.setattr(checkpoint, "save", slow)
     trained(small_model(), SHORT.model_copy(update={"epochs": 300}), out=tmp_path)
     assert 0.02 < 3.0 * saved[0] / clock[0] < 0.06
 
@@ -75,8 +75,8 @@ def test_optimizer_state_has_the_memory_format_of_its_parameter() -> None:
     network(torch.randn(2, 3, 4, 4)).sum().backward()
     optimizer.step()
     other, restored = make()
-    stored = {k: v.contiguous() for k, v in _checkpoint.optimizer_tensors(optimizer).items()}
-    _checkpoint.load_optimizer(restored, dict(sorted(stored.items())))
+    stored = {k: v.contiguous() for k, v in checkpoint.optimizer_tensors(optimizer).items()}
+    checkpoint.load_optimizer(restored, dict(sorted(stored.items())))
     for one, two in zip(network.parameters(), other.parameters(), strict=True):
         moments = restored.state[two]["exp_avg"]
         assert moments.stride() == two.stride()

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito.data._augment import Augment
+from dubito.augmentations import Photo, Shift
 from dubito.formats import ArrayFormat, Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification, Regression
-from dubito.training import TrainConfig, Trainer
-from dubito.training._run import NonFiniteLoss
-from tests.training.helpers import Stream, stop_in, weights
+from dubito.training import NonFiniteLoss, TrainConfig, Trainer
+from tests.training.helpers import StopIn, Stream, weights
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -72,9 +71,12 @@ def assert_close(one: Model, other: Model) -> None:
     "values",
     [
         {},
-        {"augment": Augment(padding=1)},
+        {"augment": Shift(padding=1)},
         {"optimizer": "sgd", "lr": 0.1, "optimizer_options": {"momentum": 0.9}},
         {"schedule": "cosine", "average_epochs": 2, "epochs": 6},  # learns less in an epoch
+        {"schedule": "linear", "warmup_steps": 0.2, "layer_decay": 0.5, "epochs": 6},
+        {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0.5, "warmup_steps": 5},
+        {"ema_decay": 0.8, "augment": Photo(flip=0, scale=0.9)},
     ],
     ids=str,
 )
@@ -142,12 +144,22 @@ def test_seeds_side_by_side_are_those_of_single_trainings(values: dict[str, Any]
         assert torch.equal(weights(model), expected)
 
 
-@pytest.mark.parametrize("average", [0, 2])
-def test_interrupted_training_ends_with_the_same_weights(tmp_path: Path, average: int) -> None:
-    config = with_values(epochs=5, average_epochs=average)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"average_epochs": 0},
+        {"average_epochs": 2},
+        {"ema_decay": 0.8, "schedule": "cosine", "warmup_steps": 3, "max_grad_norm": 1.0},
+    ],
+    ids=str,
+)
+def test_interrupted_training_ends_with_the_same_weights(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    config = with_values(epochs=5, **values)
     expected = fitted(build(backbone=normed), config)
     with pytest.raises(KeyboardInterrupt):
-        Trainer(config, device="cuda", callbacks=[stop_in(3)]).fit(
+        Trainer(config, device="cuda", callbacks=[StopIn(3)]).fit(
             build(backbone=normed), TRAIN, VALIDATION, out=tmp_path
         )
     resumed = fitted(build(backbone=normed), config, out=tmp_path)

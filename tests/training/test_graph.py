@@ -5,13 +5,13 @@ import copy
 import torch
 
 from dubito import methods
-from dubito.data._augment import Augment
+from dubito.augmentations import Shift
 from dubito.formats import ArrayFormat, Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification
-from dubito.training._batches import Reader
-from dubito.training._graph import compiled, gather
-from dubito.training._run import add_step, loss_function
+from dubito.training.batches import Reader
+from dubito.training.graph import compiled, gather
+from dubito.training.run import add_step, loss_function
 from tests.training.helpers import SHORT
 
 TASK = Classification(classes=tuple("abcd"), counts=(5, 5, 5, 5))
@@ -46,7 +46,7 @@ def test_one_compilation_serves_all_networks() -> None:
 
 
 def test_gather_compiles_without_breaks_and_reads_the_order() -> None:
-    config = SHORT.model_copy(update={"augment": Augment()})
+    config = SHORT.model_copy(update={"augment": Shift()})
     pixels = torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8)
     target = torch.arange(20) % 4
     reader = Reader((pixels, target), model(), config, torch.device("cpu"), "training")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dubito.training import Trainer, _parallel
+from dubito.training import Trainer, parallel
 from tests.training import ranks
 from tests.training.helpers import TRAIN, VALIDATION, weights, wrap
 from tools.resume_proof import context
@@ -71,5 +71,5 @@ def test_no_dropout_mask_is_drawn_twice(both: list[dict[str, Any]]) -> None:
 
 
 def test_without_torchrun_there_is_one_process() -> None:
-    with _parallel.process_group() as device:
-        assert (device, _parallel.rank(), _parallel.world()) == (None, 0, 1)
+    with parallel.process_group() as device:
+        assert (device, parallel.rank(), parallel.world()) == (None, 0, 1)

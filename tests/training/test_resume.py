@@ -8,17 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dubito.augmentations import AUGMENTATIONS
+from dubito.data import ArrayFormat
 from dubito.errors import DubitoError
-from dubito.model import Model
+from dubito.model import Model, Preprocessing
 from dubito.training import TrainConfig, Trainer
+from dubito.training.config import GroupOptions
 from tests.training.helpers import (
     SHORT,
+    TASK,
     TRAIN,
     VALIDATION,
+    AtEpochEnd,
     Normed,
+    StopIn,
     Stream,
     small_model,
-    stop_in,
     weights,
     wrap,
 )
@@ -31,14 +36,37 @@ def with_values(**values: Any) -> TrainConfig:
     return SHORT.model_copy(update=values)
 
 
-def resumed(make: Any, config: TrainConfig, out: Path, train: Any = TRAIN) -> Model:
+def resumed(
+    make: Any, config: TrainConfig, out: Path, train: Any, validation: Any = VALIDATION
+) -> Model:
     """Train with an interruption in the third epoch."""
     with pytest.raises(KeyboardInterrupt):
-        Trainer(config, callbacks=[stop_in(3)]).fit(make(), train, VALIDATION, out=out)
+        Trainer(config, callbacks=[StopIn(3)]).fit(make(), train, validation, out=out)
     model: Model = make()
     nn.init.zeros_(next(model.network.parameters()))  # the checkpoint has the weights
-    Trainer(config).fit(model, train, VALIDATION, out=out)
+    Trainer(config).fit(model, train, validation, out=out)
     return model
+
+
+PHOTOS = torch.randint(256, (128, 3, 8, 8), dtype=torch.uint8, generator=torch.manual_seed(0))
+FINE_TUNING: dict[str, Any] = {
+    "optimizer": "adamw", "schedule": "cosine", "warmup_steps": 0.1, "max_grad_norm": 0.1,
+    "ema_decay": 0.9, "layer_decay": 0.5, "augment": AUGMENTATIONS.build("photo"),
+    "param_groups": {"*.bias": GroupOptions(weight_decay=0.0)},
+}  # fmt: skip
+
+
+def photo_backbone(shape: tuple[int, ...]) -> nn.Module:
+    layers = [nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)]
+    backbone = nn.Sequential(*layers)
+    backbone.out_features = 8  # type: ignore[assignment]
+    return backbone
+
+
+def photo_model() -> Model:
+    """Build a network with batch norm and dropout for photos."""
+    format = ArrayFormat(shape=(3, 8, 8), dtype="uint8")
+    return Model.build("iedl", TASK, Preprocessing(inputs=format), photo_backbone)
 
 
 class Tied(nn.Module):
@@ -63,21 +91,49 @@ class Tied(nn.Module):
         (lambda: wrap(Normed()), {"optimizer": "sgd"}, (Stream(TRAIN[0]), TRAIN[1])),
         (lambda: small_model("kl_pn"), {"keep": "nll"}, TRAIN),
         (lambda: wrap(Tied()), {"optimizer": "nadam"}, TRAIN),
+        (photo_model, FINE_TUNING, (PHOTOS, TRAIN[1])),
     ],
-    ids=["dropout", "averaged", "streamed", "ood", "tied"],
+    ids=["dropout", "averaged", "streamed", "ood", "tied", "fine-tuning"],
 )
 def test_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, make: Any, values: dict[str, Any], train: Any
 ) -> None:
     config = with_values(epochs=5, **values)
+    validation = train if train[0] is PHOTOS else VALIDATION
     model = make()
-    history = Trainer(config).fit(model, train, VALIDATION)
-    again = resumed(make, config, tmp_path, train)
+    history = Trainer(config).fit(model, train, validation)
+    again = resumed(make, config, tmp_path, train, validation)
     assert torch.equal(weights(again), weights(model))
     finished = make()
-    restored = Trainer(config).fit(finished, train, VALIDATION, out=tmp_path)
+    restored = Trainer(config).fit(finished, train, validation, out=tmp_path)
     assert torch.equal(weights(finished), weights(model))
     assert restored.best["validation"] == history.best["validation"]
+
+
+@pytest.mark.parametrize("keep", ["nll", "last"])
+def test_interrupted_training_can_be_finished(tmp_path: Path, keep: str) -> None:
+    config = with_values(epochs=9, average_epochs=3, keep=keep)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, callbacks=[StopIn(4)]).fit(wrap(Normed()), TRAIN, VALIDATION, out=tmp_path)
+    model = wrap(Normed())
+    trainer = Trainer(config, callbacks=[StopIn(4)])
+    history = trainer.fit(model, TRAIN, VALIDATION, out=tmp_path, finish=True)
+    assert len(history.records) == 3
+    assert not model.network.training
+    dist = model(VALIDATION[0]).predictive
+    metrics = model.task.metrics(dist, VALIDATION[1])
+    assert metrics == pytest.approx({k: history.best["validation"][k] for k in metrics})
+    assert history.best_epoch == 3 if keep == "last" else history.best_epoch > 0
+    resumed = wrap(Normed())
+    Trainer(config).fit(resumed, TRAIN, VALIDATION, out=tmp_path)  # may still be trained on
+    whole = wrap(Normed())
+    Trainer(config).fit(whole, TRAIN, VALIDATION)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_training_without_a_checkpoint_cannot_be_finished(tmp_path: Path) -> None:
+    with pytest.raises(DubitoError, match=f"{tmp_path} has no weights to finish with: .*validati"):
+        Trainer(SHORT).fit(small_model(), TRAIN, VALIDATION, out=tmp_path, finish=True)
 
 
 @pytest.mark.parametrize("kind", resume_proof.KINDS)
@@ -109,7 +165,7 @@ def test_folder_of_another_training_is_refused(
 def test_options_of_speed_may_change(tmp_path: Path) -> None:
     config = with_values(epochs=4)
     with pytest.raises(KeyboardInterrupt):
-        Trainer(config, callbacks=[stop_in(2)]).fit(
+        Trainer(config, callbacks=[StopIn(2)]).fit(
             small_model(), TRAIN, VALIDATION, out=tmp_path
         )  # fmt: skip
     other = config.model_copy(update={"workers": 2, "channels_last": False, "compile": True})
@@ -133,13 +189,15 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
 
     try:
         with pytest.raises(DubitoError, match=f"cannot write {tmp_path / CHECKPOINT}"):
-            Trainer(SHORT, callbacks=[fill]).fit(small_model(), TRAIN, VALIDATION, out=tmp_path)
+            Trainer(SHORT, callbacks=[AtEpochEnd(fill)]).fit(
+                small_model(), TRAIN, VALIDATION, out=tmp_path
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     expected = small_model()
     Trainer(SHORT).fit(expected, TRAIN, VALIDATION)
     model, epochs = small_model(seed=1), []
-    Trainer(SHORT, callbacks=[lambda p: epochs.append(p.epoch)]).fit(
+    Trainer(SHORT, callbacks=[AtEpochEnd(lambda p: epochs.append(p.epoch))]).fit(
         model, TRAIN, VALIDATION, out=tmp_path
     )
     assert epochs == [2, 3]

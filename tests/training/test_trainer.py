@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from dubito import methods
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.training import Progress, TrainConfig, Trainer
-from dubito.training._run import History, NonFiniteLoss
+from dubito.training import History, NonFiniteLoss, Progress, TrainConfig, Trainer
 from tests.training.helpers import (
     SHORT,
     TRAIN,
     VALIDATION,
+    AtEpochEnd,
     Normed,
     blobs,
     regression,
@@ -41,7 +41,7 @@ def calls() -> list[Progress]:
 @pytest.fixture(scope="module")
 def history(model: Model, calls: list[Progress]) -> History:
     config = TrainConfig(epochs=7, batch_size=16, lr=0.01, patience=0)
-    return Trainer(config, callbacks=[calls.append]).fit(model, TRAIN, VALIDATION)
+    return Trainer(config, callbacks=[AtEpochEnd(calls.append)]).fit(model, TRAIN, VALIDATION)
 
 
 def test_fit_learns(history: History) -> None:
@@ -65,23 +65,12 @@ def test_loss_is_weighted_sum_of_terms(history: History) -> None:
 
 
 def test_callbacks_see_each_epoch_once(history: History, calls: list[Progress]) -> None:
-    ended = [progress for progress in calls if progress.record is not None]
-    assert [progress.record for progress in ended] == history.records
-    assert [(p.epoch, p.epochs, p.step, p.steps) for p in ended] == [
+    assert [progress.record for progress in calls] == history.records
+    assert [(p.epoch, p.epochs, p.step, p.steps) for p in calls] == [
         (epoch, 7, 8, 8) for epoch in range(1, 8)
     ]
-    assert ended[-1].seconds_left == 0 < ended[0].seconds_left
+    assert calls[-1].seconds_left == 0 < calls[0].seconds_left
     assert history.seconds > sum(record["seconds"] for record in history.records)
-
-
-def test_callbacks_run_during_a_long_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.training.trainer._MIN_INTERVAL", 0.0)
-    calls: list[Progress] = []
-    Trainer(with_values(epochs=1), callbacks=[calls.append]).fit(small_model(), TRAIN, VALIDATION)
-    assert [(p.step, p.record is None) for p in calls] == [
-        (1, True), (2, True), (3, True), (4, True), (4, False),
-    ]  # fmt: skip
-    assert all(p.epoch == 1 and p.samples_per_second > 0 for p in calls)
 
 
 # --- the best weights ---
@@ -99,6 +88,36 @@ def test_best_weights_are_loaded(keep: str | None, best: Any) -> None:
     x, target = blobs(60, seed=5, shift=0.7)
     right = (model(x).probs.argmax(-1) == target).double().mean().item()
     assert right == pytest.approx(history.best["validation"]["accuracy"])
+
+
+@pytest.mark.parametrize("average", [0, 3])
+def test_last_weights_are_kept(average: int) -> None:
+    values = {"keep": "last", "average_epochs": average, "patience": 1, "lr": 0.1}
+    config, without = with_values(epochs=6, **values), wrap(Normed())
+    history = Trainer(config).fit(without, TRAIN)
+    assert history.best_epoch == len(history.records) == 6
+    assert "validation" not in history.best
+    model = wrap(Normed())
+    validated = Trainer(config).fit(model, TRAIN, blobs(60, seed=5, shift=0.0))
+    assert torch.equal(weights(model), weights(without))
+    assert [record["epoch"] for record in validated.records if "validation" in record] == [
+        1, 2, 3, 4, 5, 6,
+    ]  # fmt: skip
+    x, target = blobs(60, seed=5, shift=0.0)
+    right = (model(x).probs.argmax(-1) == target).double().mean().item()
+    assert right == pytest.approx(validated.best["validation"]["accuracy"])
+
+
+def test_best_weights_need_validation_samples() -> None:
+    with pytest.raises(DubitoError, match=r"keep='accuracy' needs validation .*keep='last'"):
+        Trainer(SHORT).fit(small_model(), TRAIN)
+
+
+def test_last_weights_that_are_not_finite_are_an_error() -> None:
+    config, model = with_values(keep="last", epochs=1, batch_size=1000), small_model()
+    next(model.network.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(NonFiniteLoss, match=r"weights are not finite after epoch 1: lower lr="):
+        Trainer(config).fit(model, TRAIN)
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -152,8 +152,9 @@ def _backbone_settings(name: str) -> Iterator[Setting]:
 def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> None:
     is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     console = Console(quiet=not is_first, soft_wrap=True)
-    with _display.train_progress(console, verbose) as update:
-        models = function(out=out, callbacks=[update], on_start=console.print, **values)
+    progress = _display.TrainProgress(console, verbose)
+    with progress.bars:
+        models = function(out=out, callbacks=[progress], on_start=console.print, **values)
     for model in models if isinstance(models, list) else [models]:
         record: Any = model.record
         if record is None:  # of a process that does not save

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 from dubito.model import Prediction
 from dubito.model.card import PERCENT, format_metric
-
-if TYPE_CHECKING:
-    from dubito.training import Progress as State
+from dubito.training import Callback
+from dubito.training import Progress as State
 
 Result = Mapping[str, Any]
 DETECTION = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓"}
@@ -165,38 +164,44 @@ def counter(unit: str) -> Iterator[Callable[[int], None]]:
         yield lambda count: bars.advance(task, count)
 
 
-@contextmanager
-def train_progress(console: Console, verbose: bool) -> Iterator[Callable[[State], None]]:
-    """Yield a callback that shows a bar for each seed on a terminal, a line per epoch elsewhere.
+class TrainProgress(Callback):
+    """Show a bar for each seed on a terminal, a line per epoch elsewhere.
 
     Args:
         console: Console to print on.
         verbose: Show the terms of the loss and all validation metrics.
     """
-    tasks: dict[int, Any] = {}
-    metrics: dict[int, dict[str, str]] = {}
-    text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1))
 
-    def update(state: State) -> None:
-        seed = state.seed
-        if seed not in tasks:
-            tasks[seed], metrics[seed] = bars.add_task("", total=state.epochs), {}
-        if state.record is not None:
-            # On a bar, those of a validation stay until the next one.
-            new, old = _epoch_metrics(state.record, verbose), metrics[seed]
-            metrics[seed] = new if bars.disable else old | new
-        line = f"seed {seed}  epoch {state.epoch}/{state.epochs}  "
-        line += "".join(f"{name} {value}  " for name, value in metrics[seed].items())
-        left = timedelta(seconds=round(state.seconds_left))
-        line += f"{state.samples_per_second:,.0f} samples/s  at most {left} left"
-        done = state.epoch - 1 + state.step / max(state.steps, 1)
-        bars.update(tasks[seed], completed=done, description=line)
-        if bars.disable and state.record is not None:
-            console.print(Text(line), soft_wrap=True)
+    def __init__(self, console: Console, verbose: bool) -> None:
+        text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1))
+        columns, disable = (BarColumn(bar_width=20), text), not console.is_terminal
+        self.bars = Progress(*columns, console=console, expand=True, disable=disable)
+        self.verbose = verbose
+        self._tasks: dict[int, TaskID] = {}
+        self._metrics: dict[int, dict[str, str]] = {}
 
-    columns = BarColumn(bar_width=20), text
-    with Progress(*columns, console=console, expand=True, disable=not console.is_terminal) as bars:
-        yield update
+    def on_train_begin(self, progress: State) -> None:
+        """Add a bar."""
+        self._tasks[progress.seed] = self.bars.add_task("", total=progress.epochs)
+        self._metrics[progress.seed] = {}
+
+    def on_progress(self, progress: State) -> None:
+        """Move the bar."""
+        line = f"seed {progress.seed}  epoch {progress.epoch}/{progress.epochs}  "
+        line += "".join(f"{k} {value}  " for k, value in self._metrics[progress.seed].items())
+        left = timedelta(seconds=round(progress.seconds_left))
+        line += f"{progress.samples_per_second:,.0f} samples/s  at most {left} left"
+        done = progress.epoch - 1 + progress.step / progress.steps
+        self.bars.update(self._tasks[progress.seed], completed=done, description=line)
+        if self.bars.disable and progress.record is not None:
+            self.bars.console.print(Text(line), soft_wrap=True)
+
+    def on_epoch_end(self, progress: State) -> None:
+        """Show the metrics; on a bar, those of a validation stay until the next one."""
+        new = _epoch_metrics(progress.record or {}, self.verbose)
+        old = {} if self.bars.disable else self._metrics[progress.seed]
+        self._metrics[progress.seed] = old | new
+        self.on_progress(progress)
 
 
 def _epoch_metrics(record: dict[str, Any], verbose: bool) -> dict[str, str]:

@@ -69,9 +69,9 @@ class Source(ABC):
         index = range(len(self))[index]
         return self.encode([index]).checked(lambda _: self.item(index))[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the inputs of a batch, read at once; `DataLoader` calls this."""
-        return [*self.encode(indices).checked(lambda row: self.item(indices[row]))]
+        return self.load(indices).unbind()
 
     @property
     def is_in_memory(self) -> bool:
@@ -100,9 +100,14 @@ class Source(ABC):
                 for future in futures:
                     future.cancel()
 
-    def load(self) -> Tensor:
-        """Return all inputs: (N, *shape)."""
-        return self.encode(range(len(self))).checked(self.item)
+    def load(self, indices: Sequence[int] | None = None) -> Tensor:
+        """Return inputs at once: (N, *shape).
+
+        Args:
+            indices: Positions of the inputs; None for all.
+        """
+        rows = range(len(self)) if indices is None else indices
+        return self.encode(rows).checked(lambda row: self.item(rows[row]))
 
     def subset(self, indices: Sequence[int] | Tensor) -> Subset:
         """Return some of the samples, in the order of their indices.

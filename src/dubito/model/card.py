@@ -33,8 +33,8 @@ METRICS = {
 #: what promises assume
 EXACT = "for inputs like the calibration samples, if these served no other purpose."
 CROSS_FITTED = (
-    "This is approximate: each calibration sample was predicted by the network that was not trained "
-    "on it, and there is no finite-sample proof for the ensemble of these networks."
+    "This is approximate: each calibration sample was predicted by the network that was not "
+    "trained on it, and there is no finite-sample proof for the ensemble of these networks."
 )
 PERCENT = ("accuracy", "ece", "coverage90")
 

@@ -1,8 +1,8 @@
-"""Callbacks: functions of a `Progress`, called during each epoch and at its end."""
+"""Callbacks: objects with methods for the events of a training."""
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.errors import DubitoError
 
-__all__ = ["JSONLines", "Progress", "TensorBoard"]
+__all__ = ["Callback", "JSONLines", "Progress", "TensorBoard"]
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Progress:
 
     Args:
         seed: Seed of the run.
-        epoch: Current epoch, from 1.
+        epoch: Current epoch, from 1; before the training the one that it begins with.
         epochs: Maximum number of epochs.
         step: Steps of this epoch that were launched; a GPU may be a little behind.
         steps: Steps per epoch.
-        record: Record of the epoch, see `History`; None during the epoch.
-        samples_per_second: Training speed in this epoch.
-        seconds_left: Estimated time until the last epoch ends.
+        record: Record of the epoch, see `History`; None before the epoch ends.
+        samples_per_second: Training speed in this epoch; 0 before its first step.
+        seconds_left: Estimated time until the last epoch ends; infinite while it is unknown.
         network: Network that is validated: with averaged weights if there are any.
     """
 
@@ -42,10 +42,92 @@ class Progress:
     network: nn.Module
 
 
-Callback = Callable[[Progress], None]
+class Callback:
+    """Base class of callbacks; a subclass overrides the events that it needs.
+
+    Networks that train together call the same object in turns: `Progress.seed` tells them apart.
+    With several processes only the first one calls it.
+
+    >>> class Losses(Callback):
+    ...     def on_epoch_end(self, progress):
+    ...         print(progress.epoch, progress.record["loss"])
+    """
+
+    def on_train_begin(self, progress: Progress) -> None:
+        """Begin a training, or continue one.
+
+        Args:
+            progress: State of the training.
+        """
+
+    def on_epoch_begin(self, progress: Progress) -> None:
+        """Begin an epoch.
+
+        Args:
+            progress: State of the training.
+        """
+
+    def on_progress(self, progress: Progress) -> None:
+        """Show progress within an epoch, at most five times per second.
+
+        Args:
+            progress: State of the training.
+        """
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        """End an epoch; what is added to its record is kept in the history.
+
+        Args:
+            progress: State of the training.
+        """
+
+    def on_train_end(self, progress: Progress) -> None:
+        """End a training that was not interrupted; the network has its final weights.
+
+        Args:
+            progress: State of the training.
+        """
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the state that a checkpoint saves, as JSON values; default: none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Restore the state of a checkpoint, before `on_train_begin`.
+
+        Args:
+            state: Result of `state_dict` after the last epoch in the checkpoint.
+        """
 
 
-class JSONLines:
+def callback_states(callbacks: Sequence[Callback]) -> list[tuple[str, dict[str, object]]]:
+    """Return the class and the state of each callback that has a state.
+
+    Args:
+        callbacks: Callbacks of the training.
+    """
+    states = [(type(callback).__qualname__, callback.state_dict()) for callback in callbacks]
+    return [(name, state) for name, state in states if state]
+
+
+def load_callback_states(
+    callbacks: Sequence[Callback], states: Sequence[tuple[str, dict[str, object]]]
+) -> None:
+    """Restore states; those of one class in the order of its objects.
+
+    Args:
+        callbacks: Callbacks of the training.
+        states: Result of `callback_states`.
+    """
+    left = list(states)
+    for callback in callbacks:
+        own = next((pair for pair in left if pair[0] == type(callback).__qualname__), None)
+        if own is not None:
+            left.remove(own)
+            callback.load_state_dict(own[1])
+
+
+class JSONLines(Callback):
     """Write the record of each epoch to a file, one line of JSON per epoch.
 
     A resumed training replaces the lines of epochs that it repeats.
@@ -57,21 +139,22 @@ class JSONLines:
 
     def __init__(self, path: str | os.PathLike[str], *, seed: int | None = None) -> None:
         self.path, self.seed = Path(path), seed
-        self._started: set[int] = set()
 
-    def __call__(self, progress: Progress) -> None:
-        """Write the record of an epoch that has ended."""
-        if progress.record is None or self.seed not in (None, progress.seed):
-            return
-        if progress.seed not in self._started:
-            self._started.add(progress.seed)
+    def on_train_begin(self, progress: Progress) -> None:
+        """Remove the lines of an earlier process."""
+        if self.seed in (None, progress.seed):
             self._forget(progress.seed, progress.epoch)
-        entry = json.loads(json_text({"seed": progress.seed, **progress.record}))
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        """Write the record of the epoch."""
+        if self.seed not in (None, progress.seed):
+            return
+        entry = json.loads(json_text({"seed": progress.seed, **(progress.record or {})}))
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
     def _forget(self, seed: int, epoch: int) -> None:
-        """Remove lines of an earlier process: those from an epoch on, and an incomplete one."""
+        """Remove the lines from an epoch on, and an incomplete one."""
         make_folder(self.path.parent)
         lines = self.path.read_text("utf-8").splitlines(True) if self.path.exists() else []
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -79,7 +162,7 @@ class JSONLines:
         atomic_write(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
-class TensorBoard:
+class TensorBoard(Callback):
     """Write scalars for TensorBoard: loss, terms, learning rate and validation metrics.
 
     Args:
@@ -93,17 +176,20 @@ class TensorBoard:
         except ImportError as error:
             raise DubitoError("tensorboard is not installed: pip install tensorboard") from error
         self.folder, self.seed = Path(folder), seed
-        self._new_writer: Any = SummaryWriter
-        self._writers: dict[int, Any] = {}
+        self._new_writer = SummaryWriter
+        self._writers: dict[int, SummaryWriter] = {}
 
-    def __call__(self, progress: Progress) -> None:
-        """Write the scalars of an epoch that has ended."""
-        if progress.record is None or self.seed not in (None, progress.seed):
-            return
-        if progress.seed not in self._writers:
+    def on_train_begin(self, progress: Progress) -> None:
+        """Open a file; scalars of a killed process from this epoch on are hidden."""
+        if self.seed in (None, progress.seed):
             folder = self.folder / str(progress.seed) if self.seed is None else self.folder
-            # Scalars of a killed process from this epoch on are hidden.
-            self._writers[progress.seed] = self._new_writer(str(folder), purge_step=progress.epoch)
+            writer = self._new_writer(str(folder), purge_step=progress.epoch)
+            self._writers[progress.seed] = writer
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        """Write the scalars of the epoch."""
+        if progress.seed not in self._writers or progress.record is None:
+            return
         writer, record = self._writers[progress.seed], progress.record
         scalars = {name: record[name] for name in ("loss", "lr", "samples_per_second")}
         for group in ("terms", "validation"):
@@ -111,3 +197,8 @@ class TensorBoard:
         for name, value in scalars.items():
             writer.add_scalar(name, value, progress.epoch)
         writer.flush()
+
+    def on_train_end(self, progress: Progress) -> None:
+        """Close the file."""
+        if progress.seed in self._writers:
+            self._writers.pop(progress.seed).close()

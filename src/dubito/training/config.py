@@ -3,14 +3,16 @@
 import inspect
 import math
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from dubito import _checks
-from dubito.data._augment import Augment
+from dubito.augmentations.base import AnyAugmentation
+from dubito.errors import DubitoError
 from dubito.methods import Method
 
 __all__ = ["TrainConfig"]
@@ -25,8 +27,19 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 #: optimizers with a fused step, which a CUDA graph can capture
 FUSED = ("adam", "adamw", "sgd")
+#: value of `keep` for the last weights
+LAST = "last"
 #: fields that change the speed of a training and not its result
 _SPEED_ONLY = {"channels_last", "graph", "compile", "workers"}
+
+
+class GroupOptions(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Options of some parameters; None leaves those of all."""
+
+    lr: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Learning rate; 0 freezes the parameters."""
+    weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Weight decay."""
 
 
 class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -46,18 +59,33 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Learning rate."""
     optimizer_options: dict[str, Any] = {}
     """Further arguments of the optimizer, such as weight_decay."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate over the epochs."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """Learning rate after the warm-up: constant, or falling to 0 along a cosine or a line."""
+    schedule_by: Literal["step", "epoch"] = "step"
+    """Whether the learning rate changes with each step or with each epoch."""
+    warmup_steps: int | float = Field(default=0, ge=0, allow_inf_nan=False)
+    """Steps in which the learning rate rises from 0; below 1 a share of all steps."""
+    param_groups: dict[str, GroupOptions] = {}
+    """Options by pattern of parameter names, such as `backbone.*`; the first match counts."""
+    layer_decay: float | None = Field(default=None, gt=0, le=1)
+    """Factor of the learning rate from each stage of the network to the one before it."""
+    max_grad_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Norm of all gradients at which they are clipped."""
     validate_every: int = Field(default=2, ge=1)
     """Epochs between two validations; the last epoch is always validated."""
     keep: str | None = None
-    """Validation metric that selects the best weights, or "loss"; None is the task's choice."""
+    """Validation metric that selects the best weights, "loss", or "last" for those of the last
+    epoch, however they validate; None is the task's choice."""
     patience: int = Field(default=10, ge=0)
-    """Validations without improvement before stopping; 0 disables."""
+    """Validations without improvement before stopping; 0, or to keep the last, disables."""
     average_epochs: int | None = Field(default=None, ge=0)
     """Epochs of weight averaging; None chooses, 0 disables."""
-    augment: Augment | None = None
-    """Random flips, crops and rotations of images."""
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Decay per step of a moving average of the weights, in place of `average_epochs`."""
+    freeze_batch_norm: bool = False
+    """Keep the statistics of batch norm, as of pretrained weights."""
+    augment: AnyAugmentation | None = None
+    """Random changes of images: "shift", "photo", or a dict with the name and options."""
     precision: Literal["tf32", "float32", "bfloat16"] = "tf32"
     """Precision of convolutions and matrix products; tf32 is float32 on a CPU."""
     channels_last: bool = True
@@ -76,6 +104,16 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     @model_validator(mode="after")
     def _check(self) -> Self:
         _checks.one_of(OPTIMIZERS, self.optimizer, "optimizer")
+        if self.warmup_steps > 1 and self.warmup_steps % 1:
+            raise DubitoError(
+                f"warmup_steps must be a number of steps or a share below 1, not "
+                f"{self.warmup_steps}"
+            )
+        if self.ema_decay is not None and self.average_epochs:
+            raise DubitoError(
+                f"ema_decay={self.ema_decay} and average_epochs={self.average_epochs} both average "
+                "the weights: drop one"
+            )
         return self
 
     @property
@@ -83,7 +121,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         """Epochs of weight averaging; 0 if weights are not averaged.
 
         By default a tenth of the epochs, at most 10, at a constant learning rate: a schedule that
-        ends at 0 settles the weights by itself.
+        ends at 0 settles the weights by itself, and so does a moving average.
 
         >>> [TrainConfig(epochs=epochs).averaged_epochs for epochs in (200, 30, 5)]
         [10, 3, 0]
@@ -91,17 +129,48 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         if self.average_epochs is not None:
             return self.average_epochs
         tenth = min(self.epochs // 10, 10)
-        return tenth if tenth > 1 and self.schedule == "constant" else 0
+        is_settled = self.schedule != "constant" or self.ema_decay is not None
+        return 0 if is_settled or tenth < 2 else tenth
 
-    def lr_at(self, epoch: int) -> float:
-        """Return the learning rate of an epoch.
+    @property
+    def changes_lr(self) -> bool:
+        """Whether the learning rate changes within an epoch."""
+        return self.schedule_by == "step" and (self.schedule != "constant" or self.warmup_steps > 0)
+
+    def lr_factors(self, epoch: int, steps: int) -> list[float]:
+        """Return the factor of the learning rate in each step of an epoch.
 
         Args:
             epoch: Number of the epoch, from 0.
+            steps: Steps per epoch.
+
+        >>> config = TrainConfig(epochs=2, schedule="linear", warmup_steps=1)
+        >>> config.lr_factors(0, 3), config.lr_factors(1, 3)
+        ([0.5, 1.0, 0.8], [0.6, 0.4, 0.2])
         """
-        if self.schedule == "constant":
-            return self.lr
-        return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+        first, total, share = epoch * steps, self.epochs * steps, self.warmup_steps
+        warmup = math.ceil(share * total) if share < 1 else int(share)
+        if self.schedule_by == "epoch":
+            return [self._lr_factor(first, warmup, total)] * steps
+        return [self._lr_factor(step, warmup, total) for step in range(first, first + steps)]
+
+    def _lr_factor(self, step: int, warmup: int, total: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+        return (total - step) / (total - warmup) if self.schedule == "linear" else 1.0
+
+    def group_options(self, name: str) -> tuple[float, float | None]:
+        """Return learning rate and weight decay of a parameter, None for that of the optimizer.
+
+        Args:
+            name: Name of the parameter in the network.
+        """
+        for pattern, options in self.param_groups.items():
+            if fnmatchcase(name, pattern):
+                return self.lr if options.lr is None else options.lr, options.weight_decay
+        return self.lr, None
 
     def loss_weights(self, method: Method, epoch: int) -> Tensor:
         """Return the weights of the loss terms in an epoch.
@@ -111,24 +180,6 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
             epoch: Number of the epoch, from 0.
         """
         return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.epochs)
-
-    def build_optimizer(self, network: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-        """Build the optimizer of the trainable parameters, fused if possible.
-
-        Args:
-            network: Network on the device.
-            device: Device of the training.
-        """
-        options: dict[str, Any] = dict(self.optimizer_options)
-        lr: float | Tensor = self.lr
-        if self.optimizer in FUSED and device.type in ("cpu", "cuda"):
-            options.setdefault("fused", True)
-            if device.type == "cuda":  # a captured step reads its learning rate from the device
-                lr = torch.tensor(lr, device=device)
-                if self.optimizer != "sgd":
-                    options.setdefault("capturable", True)
-        parameters = [p for p in network.parameters() if p.requires_grad]
-        return OPTIMIZERS[self.optimizer](parameters, lr=lr, **options)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a training must share with its checkpoint."""

@@ -12,12 +12,13 @@ from torch import Tensor
 from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.training import _parallel
-from dubito.training._batches import Reader, Samples
-from dubito.training._graph import GraphedRun, capture, is_graphed
-from dubito.training._run import History, Record, Run
+from dubito.training import parallel
+from dubito.training.batches import Reader, Samples
 from dubito.training.callbacks import Callback, Progress
 from dubito.training.config import TrainConfig
+from dubito.training.graph import GraphedRun, capture, is_graphed
+from dubito.training.optimizer import frozen
+from dubito.training.run import History, Record, Run
 
 __all__ = ["Trainer"]
 
@@ -32,7 +33,7 @@ class Trainer:
 
     Args:
         config: Training configuration.
-        callbacks: Functions that are called with a `Progress` during and after each epoch.
+        callbacks: Objects whose methods are called at the events of a training.
         device: Device to train on; None is the device of the model.
 
     >>> from dubito import data
@@ -59,19 +60,26 @@ class Trainer:
         device: torch.device | str | None = None,
     ) -> None:
         self.config = TrainConfig() if config is None else config
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise DubitoError(
+                    f"callbacks must be objects of subclasses of dubito.training.Callback, not "
+                    f"{callback!r}"
+                )
         self.callbacks, self.device = tuple(callbacks), device
 
     def fit(
         self,
         model: Model,
         train: Samples,
-        validation: Samples,
+        validation: Samples | None = None,
         *,
         ood: Tensor | None = None,
         class_weight: Tensor | None = None,
         out: Path | None = None,
+        finish: bool = False,
     ) -> History:
-        """Train a model in place, and load the weights of the best validation.
+        """Train a model in place, and load the weights of the best validation or the last ones.
 
         If `out` has a checkpoint of the same configuration and data, training resumes from it and
         ends with the weights of a run without interruption.
@@ -80,11 +88,13 @@ class Trainer:
             model: Model to train.
             train: Training samples: encoded inputs (N, *shape) or a source to stream them from,
                 and their targets as the task encodes them.
-            validation: Samples that select the best weights.
+            validation: Samples that select the best weights; None needs `keep="last"`.
             ood: Encoded out-of-distribution inputs (M, *shape), for methods that train with them;
                 None uses noise.
             class_weight: Weight of each class, (K,).
             out: Folder of the checkpoint; None saves none.
+            finish: End an interrupted training now, with the weights of its checkpoint that a
+                finished one would keep.
 
         Returns:
             Record of each epoch.
@@ -94,7 +104,7 @@ class Trainer:
         """
         (history,) = self.fit_many(
             [model], train, validation, seeds=[self.config.seed], ood=ood,
-            class_weight=class_weight, out=None if out is None else [out],
+            class_weight=class_weight, out=None if out is None else [out], finish=finish,
         )  # fmt: skip
         return history
 
@@ -102,12 +112,13 @@ class Trainer:
         self,
         models: Sequence[Model],
         train: Samples,
-        validation: Samples,
+        validation: Samples | None = None,
         *,
         seeds: Sequence[int],
         ood: Tensor | None = None,
         class_weight: Tensor | None = None,
         out: Sequence[Path] | None = None,
+        finish: bool = False,
     ) -> list[History]:
         """Train several models in place.
 
@@ -118,11 +129,12 @@ class Trainer:
             models: Models with the same method, task and preprocessing, and different initial
                 weights.
             train: Training samples, see `fit`.
-            validation: Validation samples.
+            validation: Validation samples, see `fit`.
             seeds: Seed of each model, in place of that of the configuration.
             ood: Out-of-distribution inputs, see `fit`.
             class_weight: Weight of each class, (K,).
             out: Folder of each model's checkpoint; None saves none.
+            finish: End interrupted trainings now, see `fit`.
         """
         _check_alike(models)
         first, config = models[0], self.config
@@ -132,43 +144,56 @@ class Trainer:
             classes = torch.zeros(first.task.size, device=device)
             class_weight = _checks.class_weight(class_weight, classes)
         reader = Reader(train, first, config, device, "training", ood)
-        held_out = Reader(validation, first, config, device, "validation")
+        held_out = validation and Reader(validation, first, config, device, "validation")
         graphed = is_graphed(config, reader)
         kind = GraphedRun if graphed else Run
         folders = [None] * len(models) if out is None else [Path(folder) for folder in out]
-        runs: list[Run] = []
-        for model, seed, folder in zip(models, seeds, folders, strict=True):
-            seeded = config.model_copy(update={"seed": seed})
-            runs.append(kind(model.to(device), seeded, reader, held_out, class_weight, folder))
-        groups = [runs] if graphed else [[run] for run in runs]
         gpus = [device] if device.type == "cuda" else []
-        # Restore the caller's random state on exit.
-        with _tf32(config.precision != "float32", device), torch.random.fork_rng(gpus):
-            return [history for group in groups for history in self._train(group)]
+        # Restore the caller's random state and frozen parameters on exit.
+        with (
+            _tf32(config.precision != "float32", device),
+            torch.random.fork_rng(gpus),
+            frozen(config, [model.network for model in models]),
+        ):
+            runs: list[Run] = []
+            for model, seed, folder in zip(models, seeds, folders, strict=True):
+                seeded = config.model_copy(update={"seed": seed})
+                run = kind(model.to(device), seeded, reader, held_out, class_weight, folder)
+                run.resume(self.callbacks)
+                runs.append(run)
+            groups = [runs] if graphed else [[run] for run in runs]
+            return [history for group in groups for history in self._train(group, finish)]
 
-    def _train(self, runs: Sequence[Run]) -> list[History]:
+    def _train(self, runs: Sequence[Run], finish: bool) -> list[History]:
         """Train runs that advance together, until all are finished."""
-        active = [run for run in runs if not run.finished]
+        active = trained = [run for run in runs if not (finish or run.finished)]
         if graphed := [run for run in active if isinstance(run, GraphedRun)]:
             capture(graphed)
+        for run in active:
+            self._call("on_train_begin", run, run.epoch + 1)
         next_save = -math.inf
         while active:
             self._epoch(active)
             start = time.perf_counter()
             for run in active:
                 if start >= next_save or run.finished:
-                    run.save()
+                    run.save(self.callbacks)
             end = time.perf_counter()
             if end - start > _FREE:
                 next_save = max(next_save, end) + (end - start) / _SHARE
             active = [run for run in active if not run.finished]
-        return [run.finish() for run in runs]
+        histories = [run.finish() for run in runs]
+        for run in trained:
+            last = run.history.records[-1]
+            self._call("on_train_end", run, run.epoch, len(run.counts), last["seconds"], last)
+        return histories
 
     def _epoch(self, runs: Sequence[Run]) -> None:
         """Train one epoch."""
         epoch_start = time.perf_counter()
         for run in runs:
             run.begin_epoch()
+            self._call("on_epoch_begin", run, run.epoch + 1)
         steps_start = last_report = time.perf_counter()
         # Each item takes one step of every run. strict=True exhausts all generators: the code
         # after their last yield waits for the CUDA streams.
@@ -176,7 +201,8 @@ class Trainer:
             if time.perf_counter() - last_report > _MIN_INTERVAL:
                 last_report = time.perf_counter()
                 for run in runs:
-                    self._report(run, step, last_report - steps_start)
+                    seconds = last_report - steps_start
+                    self._call("on_progress", run, run.epoch + 1, step, seconds)
         for run in runs:
             run.check_finite()
         seconds = time.perf_counter() - steps_start
@@ -185,29 +211,40 @@ class Trainer:
         for run, record in zip(runs, records, strict=True):
             # Before the checkpoint: a resumed run repeats an epoch that is not in it, and its log
             # replaces the entry.
-            self._report(run, len(run.counts), seconds, record)
+            self._call("on_epoch_end", run, run.epoch + 1, len(run.counts), seconds, record)
             run.history.records.append(record)
             run.history.seconds += elapsed
 
-    def _report(self, run: Run, step: int, seconds: float, record: Record | None = None) -> None:
-        """Call the callbacks, in the first process only."""
-        if not self.callbacks or _parallel.rank() != 0:
+    def _call(
+        self,
+        event: str,
+        run: Run,
+        epoch: int,
+        step: int = 0,
+        seconds: float = 0.0,
+        record: Record | None = None,
+    ) -> None:
+        """Call a method of the callbacks, in the first process only."""
+        if not self.callbacks or parallel.rank() != 0:
             return
-        steps, epochs, history = len(run.counts), self.config.epochs, run.history
-        per_epoch = history.seconds / run.epoch if run.epoch else seconds * steps / step
+        steps, history = len(run.counts), run.history
+        if run.epoch:
+            per_epoch = history.seconds / run.epoch
+        else:
+            per_epoch = seconds * steps / step if step else math.inf
         progress = Progress(
             seed=run.config.seed,
-            epoch=run.epoch + 1,
-            epochs=epochs,
+            epoch=epoch,
+            epochs=self.config.epochs,
             step=step,
             steps=steps,
             record=record,
-            samples_per_second=sum(run.counts[:step]) / seconds,
-            seconds_left=per_epoch * (epochs - run.epoch - step / steps),
+            samples_per_second=sum(run.counts[:step]) / seconds if step else 0.0,
+            seconds_left=per_epoch * (self.config.epochs - (epoch - 1 + step / steps)),
             network=run.evaluated,
         )
         for callback in self.callbacks:
-            callback(progress)
+            getattr(callback, event)(progress)
 
 
 def _check_alike(models: Sequence[Model]) -> None:

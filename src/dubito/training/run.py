@@ -3,7 +3,7 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,9 +19,12 @@ from dubito._files import remove_partial
 from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
-from dubito.training import _checkpoint, _parallel
-from dubito.training._batches import Reader
-from dubito.training.config import TrainConfig
+from dubito.training import checkpoint, parallel
+from dubito.training.average import averaged, moving_average, update_moving_average
+from dubito.training.batches import Reader
+from dubito.training.callbacks import Callback, callback_states, load_callback_states
+from dubito.training.config import LAST, TrainConfig
+from dubito.training.optimizer import build_optimizer, read_rates
 
 CHECKPOINT = "checkpoint.safetensors"
 #: training samples that determine the batch norm statistics of averaged weights
@@ -38,10 +41,11 @@ class NonFiniteLoss(DubitoError):
 class History:
     """History of a training.
 
-    Attributes:
-        records: One dict per epoch: epoch (from 1), loss, terms, lr, seconds (of the steps),
-            samples_per_second, and after a validation its metrics under "validation".
-        best_epoch: Epoch with the best weights; 0 before the first validation.
+    Args:
+        records: One dict per epoch: epoch (from 1), loss, terms, lr (of the last step), seconds (of
+            the steps), samples_per_second, and after a validation its metrics under "validation".
+        best_epoch: Epoch with the weights that are kept: those of the best validation, or the last;
+            0 before there are any.
         seconds: Time of all epochs, validations included; shared by runs that train together.
     """
 
@@ -51,7 +55,7 @@ class History:
 
     @property
     def best(self) -> Record:
-        """Record of the best epoch."""
+        """Record of the epoch whose weights are kept."""
         return self.records[self.best_epoch - 1]
 
 
@@ -60,31 +64,6 @@ def seed_generators(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).default_generators[device.index].manual_seed(seed)
-
-
-def averaged(network: nn.Module, epochs: int) -> AveragedModel:
-    """Create an average of a network's weights, to be updated after each epoch.
-
-    The first epochs count alike; later on the share of an epoch falls by the factor 1 - 1/epochs
-    with each that follows.
-
-    Args:
-        network: Network in training.
-        epochs: Number of epochs that the average covers.
-    """
-
-    def update(average: Any, weights: Any, updates: Tensor | int) -> None:
-        torch._foreach_lerp_(average, weights, 1 / min(int(updates) + 1, epochs))
-
-    try:
-        average = AveragedModel(network, multi_avg_fn=update)
-    except Exception as error:
-        raise DubitoError(
-            f"{type(network).__name__} cannot be copied ({error}), as weight averaging needs: "
-            "train it with average_epochs=0"
-        ) from error
-    average.eval().requires_grad_(False)
-    return average
 
 
 def loss_function(method: Method, class_weight: Tensor | None = None) -> Loss:
@@ -119,6 +98,20 @@ def add_step(table: Tensor, step: Tensor, loss: Tensor, outputs: Tensor, sums: T
     step += 1
 
 
+def train_mode(network: nn.Module, *, freeze_batch_norm: bool) -> nn.Module:
+    """Set a network to training mode, possibly without its batch norm.
+
+    Args:
+        network: Network.
+        freeze_batch_norm: Whether batch norm uses its statistics and keeps them.
+    """
+    network.train()
+    for module in network.modules():
+        if freeze_batch_norm and isinstance(module, _BatchNorm):
+            module.eval()
+    return network
+
+
 class Run:
     """A network in training.
 
@@ -129,9 +122,9 @@ class Run:
         model: Model on the device.
         config: Configuration, with the seed of this run.
         train: Training samples.
-        validation: Validation samples.
+        validation: Validation samples; None only to keep the last weights.
         class_weight: Weight of each class, (K,).
-        folder: Folder of the checkpoint, from which the run resumes; None saves none.
+        folder: Folder of the checkpoint; None saves none.
     """
 
     def __init__(
@@ -139,7 +132,7 @@ class Run:
         model: Model,
         config: TrainConfig,
         train: Reader,
-        validation: Reader,
+        validation: Reader | None,
         class_weight: Tensor | None,
         folder: Path | None,
     ) -> None:
@@ -148,12 +141,12 @@ class Run:
         self.device = device = train.device
         if config.channels_last:
             model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network = _parallel.wrapped(model.network).train()
+        self.network = parallel.wrapped(model.network)
+        train_mode(self.network, freeze_batch_norm=config.freeze_batch_norm)
         #: network for full batches; a graph may replace it by a compiled one
         self.forward: Callable[[Tensor], Tensor] = self.network
-        epochs = config.averaged_epochs
-        self.average = averaged(model.network, epochs) if epochs else None
-        self.optimizer = config.build_optimizer(model.network, device)
+        self.average = self._new_average()
+        self.optimizer = build_optimizer(config, model.network, device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         #: precision of the network; losses are computed in float32
         self.autocast: AbstractContextManager[Any] = nullcontext()
@@ -166,26 +159,40 @@ class Run:
         self.add_step: Callable[..., None] = add_step
         self.terms = (*model.method.terms, *model.method.ood_terms)
         self.metric = config.keep or model.task.monitor
-        modes = {**model.task.modes, "loss": "min"}
+        modes = {**model.task.modes, "loss": "min", LAST: ""}
         self.mode = _checks.entry(modes, self.metric, "metric to keep")
+        if validation is None and self.metric != LAST:
+            raise DubitoError(
+                f"keep={self.metric!r} needs validation samples: pass some, or keep={LAST!r}"
+            )
         self.history = History()
         self.best: dict[str, Tensor] = {}
-        self.batch_size = config.batch_size * _parallel.world()
+        self.batch_size = config.batch_size * parallel.world()
         self.counts = self._counts()
         # Tensors on the device, for a captured step: it reads nothing from the host.
         self.order = torch.zeros(len(train), dtype=torch.long, device=train.index_device)
-        self.changes = torch.zeros(len(train), 4, device=device)  # of the augmentation
+        columns = 0 if config.augment is None else config.augment.columns
+        self.changes = torch.zeros(len(train), columns, device=device)  # of the augmentation
         self.weights = torch.zeros(len(self.terms), device=device)
+        #: learning rate of each group in each step, on the host and on the device
+        self.rates: list[list[float]] = []
+        groups = len(self.optimizer.param_groups)
+        self.rate_table = torch.zeros(groups, len(self.counts), device=device)
+        self.lr_on_device = isinstance(self.optimizer.param_groups[0]["lr"], Tensor)
         self.step_number = torch.zeros(1, dtype=torch.long, device=device)
         shape = len(self.counts), 3 + len(self.terms)  # see `add_step`
         self.table = torch.zeros(shape, dtype=torch.float64, device=device)
         self.generator = torch.Generator(device)
-        if folder is not None and (folder / CHECKPOINT).exists():
-            self._resume(folder / CHECKPOINT)
+
+    def _new_average(self) -> AveragedModel | None:
+        if self.config.ema_decay is not None:
+            return moving_average(self.model.network, self.device)
+        epochs = self.config.averaged_epochs
+        return averaged(self.model.network, epochs) if epochs else None
 
     def _counts(self) -> list[int]:
         """Return the number of samples of each step, over all processes."""
-        world, count = _parallel.world(), len(self.train)
+        world, count = parallel.world(), len(self.train)
         norms = (m for m in self.model.network.modules() if isinstance(m, _BatchNorm))
         # Batch norm needs two samples: a single one that is left over waits for the next epoch.
         least = world * (2 if any(n.training for n in norms) and count >= 2 * world else 1)
@@ -200,40 +207,50 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all epochs are done, or validations have not improved for long enough."""
-        records, best = self.history.records, self.history.best_epoch
+        records, best = self.history.records, self.history.best_epoch  # the last, if that is kept
         stale = sum("validation" in record for record in records[best:])
         return self.epoch >= self.config.epochs or 0 < self.config.patience <= stale
 
     # --- an epoch ---
 
     def begin_epoch(self) -> None:
-        """Draw the order and the augmentation; set the learning rate and the loss weights."""
+        """Draw the order and the augmentation; set learning rates and the loss weights."""
+        config, groups = self.config, self.optimizer.param_groups
+        self._draw(self.epoch)
+        seed_generators(self.device, self.process_seed)  # of dropout
+        self.generator.manual_seed(self.process_seed)
+        factors = config.lr_factors(self.epoch, len(self.counts))
+        self.rates = [[group["initial_lr"] * factor for factor in factors] for group in groups]
+        self.rate_table.copy_(torch.tensor(self.rates))
+        for group, rates in zip(groups, self.rates, strict=True):
+            group["lr"] = group["lr"].fill_(rates[0]) if self.lr_on_device else rates[0]
+        self.weights.copy_(config.loss_weights(self.model.method, self.epoch))
+        self.step_number.zero_()
+        train_mode(self.network, freeze_batch_norm=config.freeze_batch_norm)
+
+    def _draw(self, epoch: int) -> None:
+        """Draw the order and the augmentation of an epoch."""
         config, count = self.config, len(self.train)
-        seed = (config.seed * 1_000_003 + self.epoch) % (1 << 62)
+        seed = (config.seed * 1_000_003 + epoch) % (1 << 62)
         #: seed of the epoch in this process, far from that of any other epoch
-        self.process_seed = (seed + _parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
+        self.process_seed = (seed + parallel.rank() * 0x9E3779B97F4A7C15) % (1 << 62)
         drawn = torch.Generator().manual_seed(seed)
         self.order.copy_(torch.randperm(count, generator=drawn))
         if config.augment is not None:
             self.changes.copy_(config.augment.draw(count, drawn))
-        seed_generators(self.device, self.process_seed)  # of dropout
-        self.generator.manual_seed(self.process_seed)
-        for group in self.optimizer.param_groups:
-            lr = config.lr_at(self.epoch)
-            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
-        self.weights.copy_(config.loss_weights(self.model.method, self.epoch))
-        self.step_number.zero_()
-        self.network.train()
 
     def steps(self) -> Iterator[None]:
         """Take the steps of the epoch, one per iteration."""
-        rank, world, total = _parallel.rank(), _parallel.world(), sum(self.counts)
+        rank, world, total = parallel.rank(), parallel.world(), sum(self.counts)
         rows, changes = (
             [part[rank::world] for part in values[:total].split(self.counts)]
             for values in (self.order, self.changes)
         )
         batches = self.train.read(rows, changes, self.process_seed)
         for step, ((x, target), count) in enumerate(zip(batches, self.counts, strict=True)):
+            if self.config.changes_lr and not self.lr_on_device:
+                for group, rates in zip(self.optimizer.param_groups, self.rates, strict=True):
+                    group["lr"] = rates[step]
             self.step(x, target, count)
             if self.device.type == "cpu":  # reading a value does not wait
                 self.check_finite(step, step + 1)
@@ -247,6 +264,9 @@ class Run:
             target: Their targets in training units.
             count: Number of samples over all processes.
         """
+        config = self.config
+        if config.changes_lr and self.lr_on_device:
+            read_rates(self.optimizer, self.rate_table, self.step_number)
         for parameter in self.parameters:  # Optimizer.zero_grad takes much longer
             parameter.grad = None
         x = self.train.with_ood(x, self.generator)
@@ -256,15 +276,19 @@ class Run:
         total, sums = self.loss(outputs, target, self.weights)
         self.add_step(self.table, self.step_number, total.detach(), outputs.detach(), sums)
         # The mean over the batch; gradients are averaged over the processes.
-        total.backward(torch.full_like(total, _parallel.world() / count))
+        total.backward(torch.full_like(total, parallel.world() / count))
+        if config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
         self.optimizer.step()
+        if self.average is not None and config.ema_decay is not None:
+            update_moving_average(self.average, self.model.network, config.ema_decay)
 
     def check_finite(self, start: int = 0, stop: int | None = None) -> None:
         """Raise if a step of the epoch was not finite; waits for the steps of a GPU."""
         for step, (loss, low, high, *sums) in enumerate(self.table[start:stop].tolist(), start):
             if all(map(math.isfinite, (loss, low, high))):
                 continue
-            count = self.counts[step] / _parallel.world()
+            count = self.counts[step] / parallel.world()
             means = zip(self.terms, sums, strict=True)
             terms = ", ".join(f"{name} {value / count:g}" for name, value in means)
             raise NonFiniteLoss(
@@ -280,33 +304,42 @@ class Run:
             seconds: Time of the steps.
         """
         epoch, count = self.epoch + 1, sum(self.counts)
-        means = (_parallel.summed(self.table[:, 3:].sum(0)) / count).tolist()
+        means = (parallel.summed(self.table[:, 3:].sum(0)) / count).tolist()
         record: Record = {
             "epoch": epoch,
             "loss": sum(w * mean for w, mean in zip(self.weights.tolist(), means, strict=True)),
             "terms": dict(zip(self.terms, means, strict=True)),
-            "lr": self.config.lr_at(self.epoch),
+            "lr": self.config.lr * self.config.lr_factors(self.epoch, len(self.counts))[-1],
             "seconds": seconds,
             "samples_per_second": count / seconds,
         }
-        if self.average is not None:
-            self.average.update_parameters(self.model.network)
-        if epoch % self.config.validate_every == 0 or epoch == self.config.epochs:
-            record["validation"] = self._validate()
-            self._keep_best(record)
+        self._average_epoch()
+        last = epoch == self.config.epochs
+        if self.validation is not None and (last or epoch % self.config.validate_every == 0):
+            record["validation"] = self._validate(self.validation)
+        self._keep(record)
         return record
+
+    @torch.no_grad()
+    def _average_epoch(self) -> None:
+        """Average the weights over epochs, or give a moving average the current buffers."""
+        if self.average is None:
+            return
+        if self.config.ema_decay is None:
+            self.average.update_parameters(self.model.network)
+            return
+        current = self.model.network.buffers()
+        for buffer, value in zip(self.average.module.buffers(), current, strict=True):
+            buffer.copy_(value)
 
     # --- validation ---
 
     @torch.no_grad()
-    def _validate(self) -> dict[str, float]:
+    def _validate(self, reader: Reader) -> dict[str, float]:
         """Compute the metrics of the task and the loss, from one pass over the samples."""
-        reader, method, task = self.validation, self.model.method, self.model.task
-        if self.average is not None:
-            self._update_batch_norm()
-        _parallel.share_buffers(self.evaluated)
-        self.evaluated.eval()
-        outputs = self._outputs()
+        method, task = self.model.method, self.model.task
+        self._settle()
+        outputs = self._outputs(reader)
         low, high = (value.item() for value in outputs.aminmax())
         if not (math.isfinite(low) and math.isfinite(high)):
             raise NonFiniteLoss(
@@ -325,9 +358,9 @@ class Run:
                 raise NonFiniteLoss(f"validation {name} is NaN after epoch {self.epoch + 1}")
         return metrics
 
-    def _outputs(self) -> Tensor:
+    def _outputs(self, reader: Reader) -> Tensor:
         """Return the outputs of validation samples, then those of OOD inputs if there are any."""
-        reader, rank, world = self.validation, _parallel.rank(), _parallel.world()
+        rank, world = parallel.rank(), parallel.world()
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         rows = torch.arange(rank, len(reader), world, device=reader.index_device)
         batches = []
@@ -336,7 +369,15 @@ class Run:
                 outputs = self.evaluated(self.train.with_ood(x, generator))
             batches.append(outputs.split(len(x)))
         parts = [torch.cat(part) for part in zip(*batches, strict=True)]
-        return torch.cat([_parallel.gathered(part, len(reader)) for part in parts])
+        return torch.cat([parallel.gathered(part, len(reader)) for part in parts])
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Make the network ready for evaluation: the same in all processes."""
+        if self.average is not None:
+            self._update_batch_norm()
+        parallel.share_buffers(self.evaluated)
+        self.evaluated.eval()
 
     def _update_batch_norm(self) -> None:
         """Recompute the statistics of batch norm for averaged weights, on inputs of the epoch.
@@ -344,7 +385,7 @@ class Run:
         Unlike `torch.optim.swa_utils.update_bn`, layers that the network keeps in evaluation mode
         keep their statistics. Batches count alike and have nearly one size.
         """
-        network = self.evaluated.train()
+        network = train_mode(self.evaluated, freeze_batch_norm=self.config.freeze_batch_norm)
         norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training]
         if not norms:
             return
@@ -359,18 +400,37 @@ class Run:
             with self.autocast:
                 network(self.train.with_ood(x, generator))
 
-    def _keep_best(self, record: Record) -> None:
-        """Keep the validated weights if they are the best so far; the first of equals stays."""
-        value, history = record["validation"][self.metric], self.history
-        best = history.best["validation"][self.metric] if history.best_epoch else None
-        if best is None or (value < best if self.mode == "min" else value > best):
-            self.best = {k: v.clone() for k, v in self.evaluated.state_dict().items()}
+    def _keep(self, record: Record) -> None:
+        """Keep the weights if they are the last or the best; the first of equals stays."""
+        history = self.history
+        if self.metric == LAST:
             history.best_epoch = record["epoch"]
+        elif "validation" in record:
+            value = record["validation"][self.metric]
+            best = history.best["validation"][self.metric] if history.best_epoch else None
+            if best is None or (value < best if self.mode == "min" else value > best):
+                self.best = {k: v.clone() for k, v in self.evaluated.state_dict().items()}
+                history.best_epoch = record["epoch"]
 
     def finish(self) -> History:
-        """Load the best weights, and fit the parts of the method that are fitted after training."""
+        """Load the kept weights, and fit the parts of the method that are fitted after training."""
+        if not self.history.best_epoch:
+            raise DubitoError(
+                f"{self.folder} has no weights to finish with: train until the first "
+                f"{'epoch' if self.metric == LAST else 'validation'} is in its checkpoint"
+            )
         network = self.model.network
-        network.load_state_dict(self.best)
+        if self.metric == LAST:
+            self._draw(self.epoch - 1)  # a resumed run has not drawn what batch norm sees
+            self._settle()
+            if not all(weight.isfinite().all() for weight in self.evaluated.parameters()):
+                raise NonFiniteLoss(
+                    f"weights are not finite after epoch {self.epoch}: lower lr={self.config.lr:g}"
+                )
+            network.load_state_dict(self.evaluated.state_dict())
+        else:
+            network.load_state_dict(self.best)
+        self.evaluated = network
         self.model.method.finish(network.eval(), self.train)
         return self.history
 
@@ -382,21 +442,35 @@ class Run:
             "network": self.model.network.state_dict(),
             "average": {} if self.average is None else self.average.state_dict(),
             "best": self.best,
-            "optimizer": _checkpoint.optimizer_tensors(self.optimizer),
+            "optimizer": checkpoint.optimizer_tensors(self.optimizer),
         }
         return {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
 
-    def save(self) -> None:
-        """Save a checkpoint, if there is a folder for it."""
-        if self.folder is not None and _parallel.rank() == 0:
-            state = {"history": asdict(self.history), "identity": self._identity()}
-            _checkpoint.save(self.folder / CHECKPOINT, self.tensors(), state)
+    def save(self, callbacks: Sequence[Callback]) -> None:
+        """Save a checkpoint, if there is a folder for it.
 
-    def _resume(self, path: Path) -> None:
-        """Continue from a checkpoint."""
-        if _parallel.rank() == 0:
+        Args:
+            callbacks: Callbacks whose states are saved, too.
+        """
+        if self.folder is not None and parallel.rank() == 0:
+            state = {
+                "history": asdict(self.history),
+                "identity": self._identity(),
+                "callbacks": callback_states(callbacks),
+            }
+            checkpoint.save(self.folder / CHECKPOINT, self.tensors(), state)
+
+    def resume(self, callbacks: Sequence[Callback]) -> None:
+        """Continue from the checkpoint in the folder, if there is one.
+
+        Args:
+            callbacks: Callbacks whose states are restored, too.
+        """
+        if self.folder is None or not (path := self.folder / CHECKPOINT).exists():
+            return
+        if parallel.rank() == 0:
             remove_partial(path)
-        tensors, state = _checkpoint.load(path)
+        tensors, state = checkpoint.load(path)
         self._check_identity(state["identity"])
         parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in tensors.items():
@@ -406,8 +480,9 @@ class Run:
         if self.average is not None:
             self.average.load_state_dict(parts["average"])
         self.best = {name: value.to(self.device) for name, value in parts["best"].items()}
-        _checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
+        checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
         self.history = History(**state["history"])
+        load_callback_states(callbacks, state["callbacks"])
 
     def _identity(self) -> dict[str, Any]:
         """Return the properties that a checkpoint shares with the run that continues it."""
@@ -416,7 +491,7 @@ class Run:
             "method": repr(self.model.method),
             "data": self.train.fingerprint,
             "class_weight": None if weight is None else weight.tolist(),
-            "processes": _parallel.world(),
+            "processes": parallel.world(),
             "network": {name: list(value.shape) for name, value in network.items()},
             **self.config.identity(),
         }

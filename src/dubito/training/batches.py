@@ -1,13 +1,14 @@
 """Batches of samples: read, augmented and normalized."""
 
 import hashlib
+import random
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dubito import _checks
 from dubito.data.base import Source
@@ -22,8 +23,31 @@ Samples = tuple[Tensor | Source, Tensor]
 _BATCH, _VALUES = 1024, 1 << 22
 
 
+class SeededBatches(Dataset[Tensor]):
+    """Batches of a source; an index is the seed of a batch and the indices of its samples.
+
+    What a worker process draws at random depends on neither the epochs nor the batches before.
+
+    Args:
+        source: Inputs.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, index: tuple[int, list[int]]) -> Tensor:
+        seed, rows = index
+        if get_worker_info() is not None:  # this process has the generator of dropout
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))  # noqa: NPY002 - what transforms of users draw from
+        return self.source.load(rows)
+
+
 class Reader:
     """Reads samples in memory, which are on the device, or streams them to it.
+
+    Worker processes start once, so that only one reading of a stream may go on at a time.
 
     Float inputs are normalized before they are augmented, once if they are in memory; pixels are
     bytes and normalized after that.
@@ -57,7 +81,9 @@ class Reader:
         self.device, self.config, self.method = device, config, model.method
         self.preprocessing = model.preprocessing
         self.in_memory = isinstance(inputs, Tensor)
-        self.inputs: Any = self.to_device(inputs) if isinstance(inputs, Tensor) else inputs
+        self.inputs = self.to_device(inputs) if isinstance(inputs, Tensor) else inputs
+        #: seed and indices of each batch to read
+        self._batches: list[tuple[int, list[int]]] = []
         #: device of the indices of samples
         self.index_device = device if self.in_memory else torch.device("cpu")
         self.encoded = encoded.to(self.index_device)
@@ -96,16 +122,25 @@ class Reader:
         return list(rows.tensor_split(-(-len(rows) // size)))
 
     def _load(self, rows: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
-        if self.in_memory:
-            return (self.inputs.index_select(0, batch) for batch in rows)
-        loader: DataLoader[Any] = DataLoader(
-            self.inputs,
-            batch_sampler=[batch.tolist() for batch in rows],
+        if isinstance(self.inputs, Tensor):
+            return map(partial(self.inputs.index_select, 0), rows)
+        drawn = torch.Generator().manual_seed(seed)
+        seeds = torch.randint(1 << 62, (len(rows),), generator=drawn).tolist()
+        self._batches[:] = zip(seeds, (batch.tolist() for batch in rows), strict=True)
+        return map(self.to_device, self._loader)
+
+    @cached_property
+    def _loader(self) -> DataLoader[Tensor]:
+        assert isinstance(self.inputs, Source)
+        return DataLoader(
+            SeededBatches(self.inputs),
+            batch_size=None,
+            sampler=self._batches,
             num_workers=self.config.workers,
+            persistent_workers=self.config.workers > 0,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator().manual_seed(seed),
+            generator=torch.Generator(),  # leaves that of dropout alone
         )
-        return map(self.to_device, loader)
 
     def prepare(self, x: Tensor, change: Tensor | None = None) -> Tensor:
         """Augment inputs and normalize pixels."""

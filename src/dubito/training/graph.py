@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError
-from dubito.training import _parallel
-from dubito.training._batches import Reader
-from dubito.training._run import Run
+from dubito.training import parallel
+from dubito.training.batches import Reader
 from dubito.training.config import FUSED, TrainConfig
+from dubito.training.run import Run
 
 _WARM_UP = 3
 
@@ -29,7 +29,7 @@ def is_graphed(config: TrainConfig, train: Reader) -> bool:
     """
     needed = {
         "a GPU": train.device.type == "cuda",
-        "one process": _parallel.world() == 1,
+        "one process": parallel.world() == 1,
         "data in memory": train.in_memory,
         "at least one full batch": len(train) >= config.batch_size,
         f"one of the optimizers {', '.join(FUSED)}": config.optimizer in FUSED,
@@ -60,6 +60,7 @@ def capture(runs: Sequence[GraphedRun]) -> None:
 def gather(reader: Reader, order: Tensor, changes: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Return prepared inputs and targets of the samples at places of an order."""
     rows = order.index_select(0, places)
+    assert isinstance(reader.inputs, Tensor)
     x = reader.inputs.index_select(0, rows)
     return reader.prepare(x, changes.index_select(0, places)), reader.target.index_select(0, rows)
 
@@ -70,10 +71,10 @@ def compiled(
     """Compile networks of one architecture once.
 
     Weights and buffers are arguments of the compiled function: each network by itself would be
-    recompiled, and torch gives up after eight.
+    recompiled, and torch gives up after eight. Layers stay in the mode of the first network.
     """
     # Without weights: a network with its own would be compiled a second time for other weights.
-    skeleton = copy.deepcopy(networks[0]).to("meta").train()
+    skeleton = copy.deepcopy(networks[0]).to("meta")
 
     def forward(tensors: dict[str, Tensor], x: Tensor) -> Any:
         return torch.func.functional_call(skeleton, tensors, (x,))

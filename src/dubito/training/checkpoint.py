@@ -13,7 +13,7 @@ from dubito._files import atomic_path, make_folder
 from dubito.errors import DubitoError
 from dubito.model.folder import unshared
 
-FORMAT = "dubito-checkpoint-2"
+FORMAT = "dubito-checkpoint-3"
 
 
 def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

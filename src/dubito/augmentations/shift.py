@@ -8,24 +8,28 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
-from dubito.errors import DubitoError
+from dubito.augmentations.base import AUGMENTATIONS, Augmentation
+
+__all__ = ["Shift"]
 
 
-class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Random changes of images: flip, then crop after padding, then rotate, filled with zeros.
+@AUGMENTATIONS.register("shift")
+class Shift(Augmentation):
+    """Flip an image, crop it after padding, then rotate it; filled with zeros.
 
-    The defaults are those of the I-EDL paper for CIFAR-10. `draw` makes the random numbers and
-    `apply` uses them, so that a captured CUDA graph can get new ones in a fixed tensor.
+    The defaults are those of the I-EDL paper for CIFAR-10.
 
-    >>> augment = Augment()
+    >>> shift = Shift()
     >>> images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
-    >>> changes = augment.draw(2, torch.Generator().manual_seed(0))
-    >>> augment.apply(images, changes).shape
+    >>> changes = shift.draw(2, torch.Generator().manual_seed(0))
+    >>> shift.apply(images, changes).shape
     torch.Size([2, 3, 32, 32])
     """
+
+    columns = 4
 
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Probability of a flip from left to right."""
@@ -35,7 +39,7 @@ class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
     """Largest angle of the rotation about the center."""
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draw changes (count, 4), float32 on the generator's device.
+        """Draw changes (count, 4).
 
         Columns: 1 to flip or 0, the crop's top and left in the padded image (0 to 2 padding), and
         the angle in degrees, counterclockwise.
@@ -44,7 +48,7 @@ class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
             count: Number of images.
             generator: Source of random numbers.
         """
-        changes = torch.rand(count, 4, generator=generator, device=generator.device)
+        changes = torch.rand(count, self.columns, generator=generator, device=generator.device)
         flip, corner, turn = changes.split([1, 2, 1], dim=1)
         places = 2 * self.padding + 1
         flip.copy_(flip < self.flip)
@@ -59,11 +63,7 @@ class Augment(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
             images: Images (N, C, H, W).
             changes: Result of `draw`, (N, 4), on the same device.
         """
-        if images.ndim != 4 or changes.shape != (len(images), 4):
-            raise DubitoError(
-                f"expected images (N, C, H, W) and changes (N, 4), "
-                f"not {tuple(images.shape)} and {tuple(changes.shape)}"
-            )
+        self.check(images, changes)
         # At least one pixel of border: its corner is the zero that everything outside points to.
         border = max(self.padding, 1)
         padded = F.pad(images, (border,) * 4)

@@ -1,0 +1,141 @@
+"""Optimizers, groups of parameters and their learning rates."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import filter as matching
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.errors import DubitoError
+from dubito.methods.base import Network
+from dubito.training.config import FUSED, OPTIMIZERS, TrainConfig
+
+#: parameters, initial_lr, and options of `torch.optim` by name
+Group = dict[str, Any]
+
+
+def build_optimizer(
+    config: TrainConfig, network: nn.Module, device: torch.device
+) -> torch.optim.Optimizer:
+    """Build the optimizer of the trainable parameters, fused if possible.
+
+    Args:
+        config: Training configuration.
+        network: Network on the device.
+        device: Device of the training.
+    """
+    groups, options = parameter_groups(config, network), dict(config.optimizer_options)
+    for group in groups:
+        group["lr"] = group["initial_lr"]
+    if config.optimizer in FUSED and device.type in ("cpu", "cuda"):
+        options.setdefault("fused", True)
+        if device.type == "cuda":  # a captured step reads its learning rates from the device
+            for group in groups:
+                group["lr"] = torch.tensor(group["initial_lr"], device=device)
+            if config.optimizer != "sgd":
+                options.setdefault("capturable", True)
+    optimizer = OPTIMIZERS[config.optimizer](groups, lr=groups[0]["lr"], **options)
+    if "weight_decay" not in optimizer.defaults and any("weight_decay" in g for g in groups):
+        raise DubitoError(f"param_groups: the optimizer {config.optimizer!r} has no weight_decay")
+    return optimizer
+
+
+def parameter_groups(config: TrainConfig, network: nn.Module) -> list[Group]:
+    """Return a group for each learning rate and weight decay of the trainable parameters.
+
+    Args:
+        config: Training configuration.
+        network: Network.
+    """
+    depth = depths(network) if config.layer_decay is not None else {}
+    groups: dict[tuple[float, float | None], list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            lr, weight_decay = config.group_options(name)
+            if config.layer_decay is not None:
+                lr *= config.layer_decay ** depth.get(name, 0)
+            groups.setdefault((lr, weight_decay), []).append(parameter)
+    if not groups:
+        raise DubitoError("there is nothing to train: all parameters of the network are frozen")
+    return [
+        {"params": parameters, "initial_lr": lr}
+        | ({} if weight_decay is None else {"weight_decay": weight_decay})
+        for (lr, weight_decay), parameters in groups.items()
+    ]
+
+
+def depths(network: nn.Module) -> dict[str, int]:
+    """Return the number of stages between each parameter and the outputs.
+
+    A stage is a run of parameters whose names agree up to their first number: a block of a
+    Sequential or a ModuleList. Parameters before the first block are the first stage, those after
+    the last block and the head the last one. Each member of an ensemble has stages of its own.
+
+    Args:
+        network: Network.
+
+    >>> depths(Network(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), nn.Linear(2, 2)))
+    {'head.bias': 0, 'head.weight': 0, 'backbone.2.bias': 1, 'backbone.2.weight': 1, ...}
+    """
+    parts: dict[str, nn.Module] = {
+        name: part for name, part in network.named_modules() if isinstance(part, Network)
+    }
+    found = {}
+    for prefix, part in (parts or {"": network}).items():
+        depth, last = 0, ""
+        for name, _ in reversed(list(part.named_parameters())):
+            stage = "" if parts and name.startswith("head.") else _block(name)
+            depth, last = depth + (stage != last), stage
+            found[f"{prefix}.{name}" if prefix else name] = depth
+    return found
+
+
+def _block(name: str) -> str:
+    """Return the name of a parameter up to its first number; empty without one."""
+    parts = name.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdecimal()), -1)
+    return ".".join(parts[: number + 1])
+
+
+@contextmanager
+def frozen(config: TrainConfig, networks: Sequence[nn.Module]) -> Iterator[None]:
+    """Freeze the parameters whose learning rate is 0, as long as the context lasts.
+
+    Args:
+        config: Training configuration.
+        networks: Networks of one architecture.
+    """
+    names = [name for name, _ in networks[0].named_parameters()]
+    for pattern in config.param_groups:
+        if not matching(names, pattern):
+            raise DubitoError(
+                f"param_groups: no parameter matches {pattern!r}; the network has {names[0]!r} to "
+                f"{names[-1]!r}"
+            )
+    parameters = [
+        parameter
+        for network in networks
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and config.group_options(name)[0] == 0
+    ]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def read_rates(optimizer: torch.optim.Optimizer, rates: Tensor, step: Tensor) -> None:
+    """Set learning rates on the device to those of a step; nothing is read from the device.
+
+    Args:
+        optimizer: Optimizer whose learning rates are tensors.
+        rates: Learning rate of each group in each step, (groups, steps).
+        step: Number of the step from 0, (1,).
+    """
+    for group, row in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"].copy_(row.index_select(0, step).squeeze(0))
