@@ -30,8 +30,8 @@ from dubito.training.callbacks import Callback
 
 __all__ = ["calibrate", "evaluate", "train"]
 
-#: streamed inputs that determine means and deviations
-MAX_FITTED = 4096
+#: streamed inputs, and their bytes, that determine means and deviations
+MAX_FITTED, FITTED_BYTES = 4096, 1 << 27
 
 
 class _Prepared(NamedTuple):
@@ -167,7 +167,8 @@ def _fit(
     )
     inputs, source = train[0], prepared.train
     if not isinstance(inputs, Tensor):
-        inputs = source.subset(range(0, len(source), len(source) // MAX_FITTED + 1)).load()
+        count = max(1, min(MAX_FITTED, FITTED_BYTES // source[0].nbytes))
+        inputs = source.subset(range(0, len(source), -(-len(source) // count))).load()
     preprocessing = Preprocessing.fit(source.format, inputs, run.data.standardize)
     seeds = [config.training.seed for config in runs.values()]
     models = [Model.build(method, task, preprocessing, run.backbone, seed=seed) for seed in seeds]
