@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, str] = {
     "flows": "benchmarks.flows",
     "loss_cpu": "benchmarks.loss_cpu",
     "loss_gpu": "benchmarks.loss_gpu",
+    "memory": "benchmarks.memory",
     "metrics": "benchmarks.metrics",
     "serve": "benchmarks.serve",
     "training": "benchmarks.training",

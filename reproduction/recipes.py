@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dubito.errors import DubitoError
 
 if TYPE_CHECKING:
-    from dubito.api import RunConfig
+    from dubito.config import RunConfig
 
 __all__ = ["Cell", "Recipe", "groups", "read_recipes", "select"]
 
@@ -73,9 +73,11 @@ class Recipe:
     @cached_property
     def config(self) -> RunConfig:
         """Configuration of the training."""
-        from dubito.api import RunConfig
+        from dubito.config import RunConfig
 
         sections = {name: dict(self.sections[name]) for name in TRAINING_SECTIONS}
+        # As the paper has it, the validation samples choose the epoch; there is no policy.
+        sections["data"] |= {"selection": sections["data"].pop("validation"), "calibration": 0.0}
         if sections["training"].get("augment") == "none":
             del sections["training"]["augment"]
         return RunConfig.merge(sections, {})

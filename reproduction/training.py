@@ -17,10 +17,10 @@ from dubito import __version__, data, evaluation, metrics
 from dubito.calibration import Calibration
 from dubito.data import Source
 from dubito.distributions import Categorical, Dirichlet, Distribution
-from dubito.formats import Preprocessing
 from dubito.model import Model
-from dubito.tasks import Classification, Task
-from dubito.training import Progress, Trainer
+from dubito.pipeline import Pipeline, Prepared
+from dubito.tasks import Task
+from dubito.training import Progress
 from dubito.training._run import History
 from dubito.training.callbacks import Callback
 from reproduction import quick
@@ -41,9 +41,7 @@ MOST_LOG_EVIDENCE = 60.0
 
 
 class _Data(NamedTuple):
-    task: Classification
-    train: Source
-    validation: Source
+    prepared: Prepared
     test: Source
     ood: dict[str, Source]
 
@@ -57,19 +55,14 @@ def train(recipe: Recipe, seeds: Sequence[int], folder: Path, device: str) -> li
         folder: Folder of the checkpoints.
         device: "cpu" or "cuda".
     """
-    config, sets = recipe.config, _read(recipe)
-    samples = [(s.load(), sets.task.encode(s.target)) for s in (sets.train, sets.validation)]
-    preprocessing = Preprocessing.fit(sets.train.format, samples[0][0], config.data.standardize)
-    models = [
-        Model.build(config.method, sets.task, preprocessing, config.backbone, seed=seed)
-        for seed in seeds
-    ]
-    callbacks: list[Callback] = [_Watch(models[0], sets)] if recipe.evaluate["watch"] else []
-    trainer = Trainer(config.training, callbacks=[*callbacks, _Lines(recipe.name)], device=device)
+    pipeline, sets = Pipeline(recipe.config, device=device), _read(recipe)
+    models = [pipeline.build(sets.prepared, seed) for seed in seeds]
+    watch: list[Callback] = [_Watch(models[0], sets)] if recipe.evaluate["watch"] else []
+    pipeline.callbacks = (*watch, _Lines(recipe.name))
     folders = [folder / f"seed-{seed}" for seed in seeds]
     for place in folders:
         place.mkdir(parents=True, exist_ok=True)
-    histories = trainer.fit_many(models, *samples, seeds=seeds, out=folders)
+    histories = pipeline.train(models, sets.prepared, seeds=seeds, out=folders)
     return [
         {
             **describe(Cell(recipe, seed)),
@@ -104,10 +97,6 @@ def _read(recipe: Recipe) -> _Data:
     """Read all data before the training, so that nothing is missing after it."""
     config = recipe.config.data
     source = config.open(config.source)
-    task = Classification.from_target(source.target)
-    train, validation = config.divide(source, task)
-    counts = torch.bincount(task.encode(train.target), minlength=task.size)
-    task = task.model_copy(update={"counts": tuple(counts.tolist())})
     test = config.open(config.source, "test", format=source.format)
     prefix = quick.PREFIX if recipe.quick else ""
     ood = {
@@ -116,7 +105,7 @@ def _read(recipe: Recipe) -> _Data:
     }
     if recipe.evaluate["humans"]:
         _human_entropy(recipe)
-    return _Data(task, train, validation, test, ood)
+    return _Data(Pipeline(recipe.config).prepare(source), test, ood)
 
 
 class _Watch:
@@ -207,7 +196,7 @@ def _evaluate(model: Model, sets: _Data, recipe: Recipe) -> dict[str, Any]:
     """Evaluate a trained model: results, curves, and the most and least uncertain samples."""
     test = model.predict(sets.test)
     target, dist = model.task.encode(sets.test.target), test.distribution
-    fitted = model.calibrate(sets.validation).calibration
+    fitted = model.calibrate(sets.prepared.parts[0].selection).calibration
     assert fitted is not None
     ood = {name: model.predict(source).distribution for name, source in sets.ood.items()}
     noise = model.evaluate(sets.test, noise=recipe.evaluate["noise"]).get("noise", {})
@@ -247,7 +236,7 @@ def _evaluate(model: Model, sets: _Data, recipe: Recipe) -> dict[str, Any]:
         },
         "risk_coverage": evaluation.risk_coverage(dist, wrong, scores),
     }
-    classes = [str(name) for name in sets.task.classes]
+    classes = [str(name) for name in sets.prepared.task.names]
     return {
         "result": _plain(result),
         "curves": _plain(curves, 6),

@@ -1,4 +1,4 @@
-"""Exact values of the functions of _special.py, by the names they have there."""
+"""Exact values of the functions of numerics.gamma, by the names they have there."""
 
 from collections.abc import Callable
 

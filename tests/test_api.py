@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 import dubito
+import scores.kinds  # noqa: F401  registers test_nearest
 from dubito import data
-from dubito.api import RunConfig, calibrate, evaluate, predict, train
+from dubito.api import calibrate, evaluate, predict, train
+from dubito.config import RunConfig
 from dubito.errors import DubitoError
+from dubito.methods import METHODS
 from dubito.training import TrainConfig
 
 SETTINGS = {"lr": 0.01, "batch_size": 16, "report": False, "backbone": {"hidden": [32]}}
@@ -46,14 +49,13 @@ def test_settings_override_a_config():
         {"epochs": "2", "method.kl_weight": "0.5", "policy.error_rate": 0.1},
     )
     assert (config.training.epochs, config.training.lr) == (2, 0.1)
-    assert (config.method["kl_ramp"], config.method["kl_weight"]) == (3, 0.5)
+    assert (config.method.kl_ramp, config.method.kl_weight) == (3, 0.5)
     assert config.policy.error_rate == 0.1
 
 
 def test_another_method_starts_from_its_defaults():
     config = RunConfig.merge({"method": {"name": "edl", "kl_ramp": 3}}, {"method": "redl"})
-    assert config.method["name"] == "redl"
-    assert config.method.get("kl_ramp") != 3
+    assert config.method == METHODS.build("redl")
 
 
 def test_settings_override_tuples_and_objects():
@@ -93,7 +95,7 @@ def test_a_damaged_config_file(tmp_path):
 def test_train_learns_and_records(folder):
     model = dubito.load(folder)
     assert model.record.metrics["accuracy"] > 0.9
-    assert model.record.train_samples + model.record.validation_samples == 1438
+    assert model.record.samples == {"training": 1150, "calibration": 288}
     assert model.record.config["training"]["epochs"] == 6
     assert model.calibration is not None
     assert model.policy.guarantee.level == 0.05
@@ -150,7 +152,7 @@ def test_arrays_in_memory(tmp_path):
     model = train((x, x[:, 0] > 0), out=tmp_path, epochs=8, **SETTINGS)
     assert model.task.classes == ("False", "True")
     assert model.record.metrics["accuracy"] > 0.8
-    with pytest.raises(DubitoError, match="validation samples of this model are unknown"):
+    with pytest.raises(DubitoError, match="calibration samples of this model are unknown"):
         calibrate(tmp_path)
     assert evaluate(tmp_path, (x, x[:, 0] > 0))["samples"] == 200
 
@@ -219,6 +221,17 @@ def test_calibrate_on_other_data(folder, tmp_path):
     assert model.policy.guarantee.controls == "coverage"
     assert dubito.load(tmp_path).policy.validation.samples == 359
     assert torch.equal(weights(model), weights(dubito.load(folder)))
+
+
+def test_calibrate_adds_scores_to_a_finished_model(folder, tmp_path):
+    posthoc = ["energy", "test_nearest"]
+    model = calibrate(folder, posthoc=posthoc, ood_score="test_nearest", out=tmp_path)
+    assert len(model.scores["test_nearest"].bank) == model.record.train_samples
+    assert model.policy.ood_threshold.score == "test_nearest"
+    test = data.open("digits", "test")
+    expected = model.predict(test).score("test_nearest")
+    assert torch.equal(dubito.load(tmp_path).predict(test).score("test_nearest"), expected)
+    assert not dubito.load(folder).scores
 
 
 def test_changed_data_is_an_error(tmp_path):

@@ -3,6 +3,8 @@
 import json
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dubito.onnx
+import scores.kinds  # noqa: F401  registers test_residual
 from dubito import methods
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
@@ -107,6 +110,24 @@ def test_every_method_equals_torch(name: str, tmp_path: Path) -> None:
     far = assert_equals_torch(model, exported, draw(model, 20, spread=20.0), scores)
     assert not far["accepted"].any()
     assert REASONS[far["reason"].max()] == "out_of_range"
+
+
+def wrapped() -> Model:
+    """Return a model of a network that does not say its features."""
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    return Model(network, methods.METHODS.build("edl"), CLASSES, FLAT).eval()
+
+
+@pytest.mark.parametrize("make", [partial(build, "edl"), wrapped])
+def test_scores_of_features_are_in_the_graph(make: Callable[[], Model], tmp_path: Path) -> None:
+    model = make().add_score("test_residual", draw(make(), 90), ["ant"] * 90)
+    model.fit_policy(draw(model, 200), coverage=0.5, ood_score="test_residual")
+    columns = assert_equals_torch(
+        model, model.export(tmp_path / "model.onnx", scores=["test_residual"]),
+        draw(model, 50), ["test_residual"],
+    )  # fmt: skip
+    assert columns["test_residual"].std() > 0
 
 
 def test_ensemble_of_regressions(tmp_path: Path) -> None:

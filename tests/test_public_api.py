@@ -3,6 +3,8 @@
 import ast
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +22,8 @@ PUBLIC = {
     "dubito": "Categorical Dirichlet DubitoError EDLLoss EvidentialClassifier EvidentialRegressor "
     "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
     "predict train uce",
-    "dubito.api": "RunConfig calibrate evaluate export load predict train",
+    "dubito.api": "calibrate evaluate export load predict train",
+    "dubito.config": "RunConfig",
     "dubito.backbones": "BACKBONES register",
     "dubito.calibration": "Calibration",
     "dubito.data": "DATASETS Dataset Source open split",
@@ -41,9 +44,10 @@ PUBLIC = {
     "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
     "dubito.model": "Model Prediction",
     "dubito.onnx": "export",
+    "dubito.pipeline": "Pipeline Prepared",
     "dubito.policy": "Policy",
     "dubito.registry": "Entry Registry",
-    "dubito.scores": "SCORES Score register",
+    "dubito.scores": "SCORES Energy Score",
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
     "dubito.tasks": "Classification Regression",
@@ -123,3 +127,10 @@ def check(name: str, value: Any, described: Mapping[str, str]) -> None:
     parameters = [p.lstrip("*") for p in inspect.signature(value).parameters]
     missing = [p for p in parameters if p not in (*described, *IMPLICIT)]
     assert not missing, f"{name} does not document {missing} under Args:"
+
+
+def test_modules_are_attributes_of_the_package(source_env: dict[str, str]) -> None:
+    code = "import dubito; print(dubito.backbones.__name__)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=source_env, capture_output=True, text=True, check=True)
+    assert done.stdout == "dubito.backbones\n"

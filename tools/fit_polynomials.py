@@ -1,12 +1,12 @@
-"""Fit the polynomials of the special functions and print `_polynomials.json`.
+"""Fit the polynomials of the special functions and print `polynomials.json`.
 
-For x >= FIRST each remainder of `dubito._special` is x**-p times a smooth function of
+For x >= FIRST each remainder of `dubito.numerics.gamma` is x**-p times a smooth function of
 y = 1/(x + 1/2), which is interpolated at the Chebyshev nodes of (0, 1/(FIRST + 1/2)] in 60 digits.
 The shorter polynomials, for float32 and x = 1 + e >= 1, minimize the largest error by Lawson's
 reweighting: relative to the function, or absolute where it is added to larger values. Needs mpmath
 and numpy:
 
-    python tools/fit_polynomials.py > src/dubito/_polynomials.json
+    python tools/fit_polynomials.py > src/dubito/numerics/polynomials.json
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ Names are imported when they are first used: `import dubito` takes no time.
 """
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,15 +25,10 @@ __all__ = [
 
 #: modules that these names come from; each imports those before it
 _PROVIDERS = ("errors", "distributions", "losses", "model", "api", "sklearn")
-#: modules that are attributes without having been imported
-_MODULES = (
-    *("calibration", "data", "distributions", "evaluation", "losses", "methods", "metrics"),
-    *("policy", "scores", "tasks", "training"),
-)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _modules():
         return import_module(f"{__name__}.{name}")
     for provider in _PROVIDERS if name in __all__ else ():
         module = import_module(f"{__name__}.{provider}")
@@ -43,4 +39,10 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*globals(), *__all__, *_modules()})
+
+
+def _modules() -> set[str]:
+    """Return the names of public modules, which are attributes without having been imported."""
+    names = {module.name for module in iter_modules(__path__)}
+    return {name for name in names if not name.startswith("_")}

@@ -23,8 +23,7 @@ from dubito import __version__, data
 from dubito._extras import need
 from dubito._files import atomic_path, atomic_write, json_text, make_folder
 from dubito._threads import one_thread
-from dubito.api import AnyPath
-from dubito.api.runs import averaged, train
+from dubito.api import AnyPath, averaged, train
 from dubito.data import Source
 from dubito.model import Model
 from dubito.report import _figures
@@ -39,7 +38,7 @@ SEEDS = 5
 #: which would count as evidence in a patch that is bright there
 TRAINING: dict[str, Any] = {
     "batch_size": 256, "lr": 1e-2, "optimizer_options": {"weight_decay": 1e-4}, "average_epochs": 0,
-    "backbone": {"name": "mlp", "hidden": [256]}, "validation": 0.125,
+    "backbone": {"name": "mlp", "hidden": [256]}, "calibration": 0.125,
 }  # fmt: skip
 NOISE = 0.5
 #: score that is drawn and that detects OOD images

@@ -21,6 +21,8 @@ from dubito.tasks import Curve, Task
 __all__ = ["error_detection", "evaluate", "ood_detection"]
 
 Detection = dict[str, dict[str, float]]
+#: numbers, and nested results, by name; written as JSON
+Result = dict[str, Any]
 
 #: name -> metric of confidences and a mask of positives
 DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}
@@ -106,7 +108,7 @@ def evaluate(
     target: Tensor,
     scores: Iterable[str] | None = None,
     calibration: Calibration | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Evaluate predictions of samples with known targets.
 
     Args:
@@ -124,7 +126,7 @@ def evaluate(
     """
     names = dist.default_scores if scores is None else tuple(scores)
     target = target.to(dist.device)
-    result: dict[str, Any] = {"samples": len(dist)}
+    result: Result = {"samples": len(dist)}
     result["metrics"] = task.metrics(dist.predictive, target)
     if calibration is not None:
         result["calibrated"] = task.metrics(calibration(dist), target)

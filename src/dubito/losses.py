@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from dubito import _checks, kernels
-from dubito._eager import eager_cache
-from dubito._special import constant
-from dubito.distributions import Categorical, Dirichlet, Distribution, _weighted_sums
+from dubito.distributions import Categorical, Dirichlet, Distribution
 from dubito.errors import DubitoError
-from dubito.kernels._spec import REDUCTIONS, LossSpec
+from dubito.numerics import torch_backend
+from dubito.numerics.spec import REDUCTIONS, LossSpec
+from dubito.numerics.tracing import constant, eager_cache
 
 __all__ = [
     "EDLLoss", "IEDLLoss", "cross_entropy", "differential_entropy", "edl",
@@ -191,19 +191,16 @@ def weighted_sums(
     functions = tuple(terms.values())
     closed = _closed_form(functions, dist, per_class, ignore_index, reduction)
     if closed is not None:
-        fused = kernels.weighted_sums(*closed, target, weights, class_weight)
-        if fused is not None:
-            return fused
-        return _weighted_sums.weighted_sums(*closed, target, weights, class_weight)
+        return _evaluate(*closed, target, weights, class_weight)
     # Evaluate the terms one by one, with autograd.
     counted = target
     if not target.is_floating_point():
         labels = target.long()
         counted = labels.masked_fill(labels == ignore_index, 0)
     values = torch.stack([_value(term, dist, counted, per_class) for term in functions], -1)
-    _, row_weight = _weighted_sums.row_weights(target, class_weight, ignore_index, values)
-    weights = _weighted_sums.mean_weights(weights, row_weight, reduction, values)
-    return _weighted_sums.reduced(values, row_weight, weights, reduction)
+    _, row_weight = torch_backend.row_weights(target, class_weight, ignore_index, values)
+    weights = torch_backend.mean_weights(weights, row_weight, reduction, values)
+    return torch_backend.reduced(values, row_weight, weights, reduction)
 
 
 def value_and_gradient(
@@ -233,7 +230,7 @@ def value_and_gradient(
     functions = tuple(terms.values())
     closed = _closed_form(functions, to_distribution(outputs), per_class, -100, "none")
     if closed is not None:
-        return _weighted_sums.value_and_gradient(*closed, target, weights)
+        return torch_backend.value_and_gradient(*closed, target, weights)
     with torch.enable_grad():
         leaf = outputs.detach().double().requires_grad_()
         dist = to_distribution(leaf)
@@ -246,15 +243,26 @@ def value_and_gradient(
     return loss.detach(), gradient.to(outputs.dtype)
 
 
+def _evaluate(
+    spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute a loss of closed forms and the sum of each, by a kernel if one applies."""
+    fused = kernels.fused_loss(spec, values, target, weights, class_weight)
+    if fused is not None:
+        return fused
+    return torch_backend.loss_and_sums(spec, values, target, weights, class_weight)
+
+
 def _closed_form(
-    terms: tuple[Any, ...], dist: Distribution, per_class: bool, ignore_index: int, reduction: str
+    terms: tuple[Term, ...], dist: Distribution, per_class: bool, ignore_index: int, reduction: str
 ) -> tuple[LossSpec, Tensor] | None:
     """Return the specification of the loss and the values that it reads, if all terms have one."""
     kernel_input = dist.kernel_input()
-    if kernel_input is None or not all(isinstance(term, ClosedForm) for term in terms):
+    forms = tuple(term for term in terms if isinstance(term, ClosedForm))
+    if kernel_input is None or len(forms) < len(terms):
         return None
     values, evidence, prior = kernel_input
-    return _spec(terms, evidence, prior, per_class, ignore_index, reduction), values
+    return _spec(forms, evidence, prior, per_class, ignore_index, reduction), values
 
 
 @eager_cache
@@ -276,21 +284,19 @@ def _spec(
 
 
 def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> Tensor:
-    """Evaluate one term; closed forms go back through `weighted_sums`."""
-    if not isinstance(term, ClosedForm):
-        value = term(dist, target)
-        if value.shape != dist.batch_shape:
-            raise DubitoError(
-                f"{getattr(term, '__name__', term)} returned shape {tuple(value.shape)}; a term "
-                f"returns one value per sample, {tuple(dist.batch_shape)}, without a mean or sum"
-            )
-        return value
-    if dist.kernel_input() is None:
-        raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
-    weights = constant((1.0,), dist.device, torch.float32)
-    return weighted_sums(
-        {term.form: term}, dist, target, weights, reduction="none", per_class=per_class
-    )[0]
+    """Evaluate one term: (...)."""
+    if isinstance(term, ClosedForm):
+        closed = _closed_form((term,), dist, per_class, -100, "none")
+        if closed is None:
+            raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
+        return _evaluate(*closed, target, constant((1.0,), dist.device, torch.float32), None)[0]
+    value = term(dist, target)
+    if value.shape != dist.batch_shape:
+        raise DubitoError(
+            f"{getattr(term, '__name__', term)} returned shape {tuple(value.shape)}; a term "
+            f"returns one value per sample, {tuple(dist.batch_shape)}, without a mean or sum"
+        )
+    return value
 
 
 # --- functions ---
@@ -413,7 +419,7 @@ _UCE = named(expected_cross_entropy, differential_entropy)
 
 def _loss(
     terms: Mapping[str, Term],
-    weights: Tensor | tuple[Any, ...],
+    weights: Tensor | tuple[Weight, ...],
     dist: Distribution,
     target: Tensor,
     class_weight: Tensor | None,
@@ -436,11 +442,12 @@ def _loss(
     )[0]  # fmt: skip
 
 
-def _weight_tensor(weights: Tensor | tuple[Any, ...], dist: Distribution) -> Tensor:
+def _weight_tensor(weights: Tensor | tuple[Weight, ...], dist: Distribution) -> Tensor:
     if isinstance(weights, Tensor):
         return weights
-    if not any(isinstance(weight, Tensor) for weight in weights):
-        return constant(weights, dist.device, torch.float32)
+    numbers = tuple(weight for weight in weights if not isinstance(weight, Tensor))
+    if len(numbers) == len(weights):
+        return constant(numbers, dist.device, torch.float32)
     parts = [torch.as_tensor(w, dtype=torch.float32, device=dist.device) for w in weights]
     return torch.stack(parts).detach()
 
@@ -546,7 +553,7 @@ class LossModule(nn.Module):
 
 
 def _evidential(
-    weights: tuple[Any, ...], kl_ramp: int, evidence: str, scale: str
+    weights: tuple[Weight, ...], kl_ramp: int, evidence: str, scale: str
 ) -> tuple[Callable[[int], Tensor], Callable[[Tensor], Distribution], bool]:
     """Return the arguments of `LossModule` after the terms, of which the last one is the KL."""
     if kl_ramp < 0:

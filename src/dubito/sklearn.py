@@ -36,8 +36,8 @@ except ImportError as error:
 
 from dubito import _checks
 from dubito.api import find_device
-from dubito.api.config import PolicyConfig, validated
 from dubito.calibration import Calibration
+from dubito.config import PolicyConfig, validated
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, InputFormat, Preprocessing, TableFormat
@@ -295,7 +295,8 @@ class _Estimator(BaseEstimator):
         return self._labels(self.prediction(X))
 
     def _labels(self, prediction: Prediction) -> Array:
-        return prediction.labels
+        labels: Array = prediction.labels
+        return labels
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Save the model for `dubito.load` and the command line; named features are columns.

@@ -127,7 +127,7 @@ def test_train_writes_a_model(trained):
 def test_train_shows_progress(photos, tmp_path, capsys):
     assert run("train", photos, "--out", tmp_path, "--epochs", "2", "--no-report") == 0
     text = capsys.readouterr().out
-    assert "430 training and 107 validation samples of shape (1, 8, 8), 3 classes; " in text
+    assert "430 training and 107 calibration images of shape (1, 8, 8), 3 classes; " in text
     assert "method iedl, backbone mlp, cpu" in text
     assert "epoch 2/2" in text
     assert "samples/s" in text
@@ -182,7 +182,7 @@ def test_evaluate(trained, capsys, tmp_path):
     words = ["--ood", "digits", "--noise", "0.5", "--out", tmp_path / "result.json"]
     assert run("evaluate", trained, *words) == 0
     text = capsys.readouterr().out
-    assert "validation samples" in text
+    assert "calibration samples" in text
     assert "accuracy" in text
     assert "noise 0.5" in text
     result = json.loads((tmp_path / "result.json").read_text())
@@ -224,6 +224,13 @@ def test_calibrate_changes_the_policy(trained, tmp_path, capsys):
     assert "error <= 0.2" in capsys.readouterr().out
     assert dubito.load(tmp_path).policy.guarantee.level == 0.2
     assert dubito.load(trained).policy.guarantee.level == 0.05
+
+
+def test_calibrate_adds_a_score(trained, tmp_path, capsys):
+    words = ["--posthoc", "energy", "--ood-score", "energy", "--out", tmp_path]
+    assert run("calibrate", trained, *words) == 0
+    assert "energy" in capsys.readouterr().out
+    assert dubito.load(tmp_path).policy.ood_threshold.score == "energy"
 
 
 def test_calibrate_keeps_a_policy_that_accepts(trained, capsys):

@@ -64,7 +64,7 @@ def test_losses_of_methods(name):
 
 def test_function_and_module_run_the_kernel(monkeypatch):
     logits, target = torch.randn(64, 10, device="cuda"), torch.arange(64, device="cuda") % 10
-    results = spy(monkeypatch, "weighted_sums")
+    results = spy(monkeypatch, "fused_loss")
     IEDLLoss().cuda()(logits, target)
     iedl(Dirichlet.from_logits(logits), target)
     assert len(results) == 2

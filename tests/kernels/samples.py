@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.distributions._weighted_sums import weighted_sums_reference
-from dubito.kernels import weighted_sums
-from dubito.kernels._spec import LossSpec
+from dubito.kernels import fused_loss
+from dubito.numerics.spec import LossSpec
+from dubito.numerics.torch_backend import reference_loss
 
 IEDL = ("fisher_bias", "fisher_variance", "fisher_penalty", "label_removed_kl")
 _PRIOR_NETWORK: dict[str, Any] = {"evidence": "exp", "prior": 0.0}
@@ -86,12 +86,12 @@ def assert_agrees(
     """
     weights = weights_of(spec, values.device.type)
     leaf = values.detach().requires_grad_()
-    result = weighted_sums(spec, leaf, target, weights, class_weight)
+    result = fused_loss(spec, leaf, target, weights, class_weight)
     assert result is not None
     exact = values.detach().double().requires_grad_()
     wide = target.double() if target.is_floating_point() else target
     by_class = None if class_weight is None else class_weight.double()
-    expected = weighted_sums_reference(spec, exact, wide, weights.double(), by_class)
+    expected = reference_loss(spec, exact, wide, weights.double(), by_class)
     torch.testing.assert_close(result[0].double(), expected[0], rtol=rtol, atol=1e-9)
     torch.testing.assert_close(result[1].double(), expected[1], rtol=rtol, atol=1e-9)
     factor = torch.linspace(0.5, 2, expected[0].numel(), device=values.device)

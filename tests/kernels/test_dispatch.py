@@ -1,14 +1,16 @@
 """Which losses the kernels compute, and which the torch forms."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dubito import kernels
-from dubito.kernels._spec import LossSpec
+from dubito import Dirichlet, iedl, kernels
+from dubito.errors import DubitoError
+from dubito.numerics.spec import LossSpec
 from tests.kernels.samples import hard_values, labels, soft_targets, spec_of, weights_of
 
 
@@ -18,16 +20,16 @@ def call(
     values = hard_values(spec, 8, 4) if values is None else values
     target = labels(8, classes=4) if target is None else target
     weights = options.get("weights", weights_of(spec))
-    return kernels.weighted_sums(spec, values, target, weights, options.get("class_weight"))
+    return kernels.fused_loss(spec, values, target, weights, options.get("class_weight"))
 
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpret the Triton kernels here."""
     pytest.importorskip("triton")
-    from dubito.kernels import _triton_math
+    from dubito.kernels import triton_math
 
-    if _triton_math.COMPILED.value:
+    if triton_math.COMPILED.value:
         pytest.skip("the Triton kernels are not interpreted")
     monkeypatch.setattr(kernels, "_DEVICE", "cpu")
 
@@ -40,7 +42,7 @@ def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DUBITO_KERNELS", mode)
         assert call(spec_of("iedl")) is not None
     monkeypatch.setenv("DUBITO_KERNELS", "of")
-    with pytest.raises(ValueError, match=r"unknown DUBITO_KERNELS 'of'; known: 'auto', 'off'"):
+    with pytest.raises(DubitoError, match=r"unknown DUBITO_KERNELS 'of'; known: 'auto', 'off'"):
         call(spec_of("iedl"))
 
 
@@ -119,14 +121,14 @@ def test_transforms_and_modes() -> None:
     results: list[object] = []
 
     def record(x: Tensor) -> Tensor:
-        results.append(kernels.weighted_sums(spec, x, *arguments[1:]))
+        results.append(kernels.fused_loss(spec, x, *arguments[1:]))
         return x.sum()
 
     torch.func.vmap(record)(arguments[0].expand(2, 8, 4))
     torch.func.grad(record)(arguments[0])
     for mode in (FlopCounterMode(display=False), dual_level(), FakeTensorMode()):
         with mode:
-            results.append(kernels.weighted_sums(spec, *arguments))
+            results.append(kernels.fused_loss(spec, *arguments))
     assert results == [None] * 5
 
 
@@ -139,10 +141,46 @@ def test_unsupported_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.uncertainty(values.requires_grad_(), "softplus", 1.0) is None
 
 
-def test_an_old_triton_is_not_used(monkeypatch: pytest.MonkeyPatch, triton: None) -> None:
-    monkeypatch.setattr(kernels, "_TRITON", (99, 0))
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, triton: None) -> Iterator[None]:
+    """Look for Triton again."""
+    monkeypatch.setattr(kernels, "_fits", True)
     kernels._triton.cache_clear()
-    try:
-        assert call(spec_of("iedl")) is None
-    finally:
-        kernels._triton.cache_clear()
+    yield
+    kernels._triton.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_old_triton_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_TRITON", (99, 0))
+    assert call(spec_of("iedl")) is None
+
+
+def assert_falls_back(monkeypatch: pytest.MonkeyPatch, warning: str) -> None:
+    """The loss is that of the torch forms, with one warning: a second one would be an error."""
+    dist, target = Dirichlet.from_logits(torch.randn(8, 4)), labels(8, classes=4)
+    with pytest.warns(RuntimeWarning, match=warning) as caught:
+        losses = [iedl(dist, target)]
+    assert len(caught) == 1
+    losses.append(iedl(dist, target))
+    monkeypatch.setenv("DUBITO_KERNELS", "off")
+    assert losses == [iedl(dist, target)] * 2
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_triton_that_lacks_a_name_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("triton._utils.canonicalize_dtype")
+    for name in ("triton_backend", "triton_scores"):
+        monkeypatch.delitem(sys.modules, f"dubito.kernels.{name}", raising=False)
+    assert_falls_back(monkeypatch, r"^Triton 3\..* fused kernels \(.*'canonicalize_dtype'")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_triton_with_another_launcher_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dubito.kernels import triton_backend
+
+    def launch(*_: object) -> None:
+        raise kernels.Incompatible(TypeError("function takes exactly 13 arguments (12 given)"))
+
+    monkeypatch.setattr(triton_backend.Kernel, "__call__", launch)
+    assert_falls_back(monkeypatch, r"^Triton 3\..* takes exactly 13 arguments")

@@ -13,9 +13,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dubito import kernels
-from dubito.distributions._weighted_sums import weighted_sums_reference
-from dubito.kernels import _triton_backend, _triton_math
-from dubito.kernels._spec import LossSpec
+from dubito.kernels import triton_backend, triton_math
+from dubito.numerics.spec import LossSpec
+from dubito.numerics.torch_backend import reference_loss
 from tests.kernels.samples import (
     LOSSES,
     SOFT,
@@ -27,7 +27,7 @@ from tests.kernels.samples import (
     weights_of,
 )
 
-DEVICE = "cuda" if _triton_math.COMPILED.value else "cpu"
+DEVICE = "cuda" if triton_math.COMPILED.value else "cpu"
 pytestmark = [
     pytest.mark.usefixtures("_fast_interpreter"),
     # numpy warns where an unused lane overflows
@@ -52,7 +52,7 @@ def inputs(spec: LossSpec, rows: int, classes: int) -> tuple[Tensor, Tensor]:
 def run(
     spec: LossSpec, values: Tensor, target: Tensor, class_weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    result = kernels.weighted_sums(spec, values, target, weights_of(spec, DEVICE), class_weight)
+    result = kernels.fused_loss(spec, values, target, weights_of(spec, DEVICE), class_weight)
     assert result is not None
     return result
 
@@ -90,7 +90,7 @@ def test_reductions_class_weights_and_ignored_labels(name: str, reduction: str) 
 def test_weights_of_many_rows_are_added_up_first(
     rows: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_triton_backend, "_MANY_BLOCKS", 2)
+    monkeypatch.setattr(triton_backend, "_MANY_BLOCKS", 2)
     spec = spec_of("iedl", ignore_index=3)
     values, target = inputs(spec, rows, classes)
     target[2] = 3
@@ -282,7 +282,7 @@ def test_second_derivatives() -> None:
     hessians = []
     for loss, _ in (
         run(spec, leaf, target),
-        weighted_sums_reference(spec, leaf, target, weights, None),
+        reference_loss(spec, leaf, target, weights, None),
     ):
         (slopes,) = torch.autograd.grad(loss, leaf, create_graph=True)
         hessians.append(torch.autograd.grad(slopes.square().sum(), leaf)[0])
@@ -306,9 +306,9 @@ def test_weights_that_change_in_place() -> None:
     spec = spec_of("iedl")
     values, target = inputs(spec, 8, 5)
     weights = torch.ones(4, device=DEVICE)
-    first = kernels.weighted_sums(spec, values, target, weights, None)
+    first = kernels.fused_loss(spec, values, target, weights, None)
     weights.mul_(2)
-    second = kernels.weighted_sums(spec, values, target, weights, None)
+    second = kernels.fused_loss(spec, values, target, weights, None)
     assert first is not None
     assert second is not None
     torch.testing.assert_close(second[0], 2 * first[0])
@@ -329,7 +329,7 @@ def test_compiles_without_graph_breaks(reduction: str, monkeypatch: pytest.Monke
     torch._dynamo.reset()
 
     def step(x: Tensor) -> Tensor:
-        result = kernels.weighted_sums(spec, x, target, weights, None)
+        result = kernels.fused_loss(spec, x, target, weights, None)
         assert result is not None
         return result[0].sum()
 
@@ -347,7 +347,7 @@ def test_operator_matches_its_schema() -> None:
     encoded = json.dumps(spec_of("iedl", reduction="none"))
     arguments = (values.requires_grad_(), target, weights_of(spec, DEVICE), None, encoded, True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(_triton_backend.operator, arguments, test_utils=tests)
+    torch.library.opcheck(triton_backend.operator, arguments, test_utils=tests)
 
 
 # --- scores --------------------------------------------------------------------------------------
@@ -355,14 +355,14 @@ def test_operator_matches_its_schema() -> None:
 
 @pytest.mark.parametrize("classes", [3, 19, 50, 1100])
 def test_scores_agree_with_float64(classes: int) -> None:
-    from dubito.distributions import _closed_forms
+    from dubito.numerics.functions import evaluate
 
     values = hard_values(spec_of("iedl"), 20, classes).to(DEVICE)
     result = kernels.uncertainty(values, "softplus", 1.0)
     assert result is not None
     alpha = torch.nn.functional.softplus(values.double()) + 1
     forms = ("differential_entropy", "mutual_information", "expected_entropy", "entropy_of_mean")
-    expected = dict(zip(forms, _closed_forms.evaluate(forms, alpha), strict=True)) | {
+    expected = dict(zip(forms, evaluate(forms, alpha), strict=True)) | {
         "max_alpha": alpha.amax(-1),
         "alpha0": alpha.sum(-1),
     }

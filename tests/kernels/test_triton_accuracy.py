@@ -12,15 +12,15 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dubito import kernels
-from dubito.kernels import _triton_math
-from dubito.kernels._spec import FORMS, loss_spec
+from dubito.kernels import triton_math
+from dubito.numerics.spec import LOSS_FORMS, LossSpec
 from tests import reference_dirichlet
 from tests.accuracy import Quantity, measure
 from tests.accuracy_grid import SETTINGS, Case, Grid, cases
-from tests.distributions import quantities
+from tests.numerics import quantities
 from tests.reference import Concentration, Point, Truth, truth
 
-DEVICE = "cuda" if _triton_math.COMPILED.value else "cpu"
+DEVICE = "cuda" if triton_math.COMPILED.value else "cpu"
 pytestmark = [
     pytest.mark.usefixtures("_fast_interpreter"),
     # numpy warns where an unused lane overflows
@@ -32,7 +32,7 @@ pytestmark = [
 CLASSES = (2, 19) if DEVICE == "cpu" else (2, 3, 10, 19, 100, 1000, 10_000)
 BETA = 101.0
 #: forms with a kernel for alpha >= 1; the others use that of any alpha
-ABOVE_ONE = tuple(form for form in FORMS if form not in ("forward_kl", "kl_from_uniform"))
+ABOVE_ONE = tuple(form for form in LOSS_FORMS if form not in ("forward_kl", "kl_from_uniform"))
 #: settings without soft targets, which some kernels leave to the torch forms
 LABELS = {name: setting for name, setting in SETTINGS["target"].items() if "soft" not in name}
 
@@ -85,14 +85,14 @@ def quantity(form: str, call: Callable[..., Tensor]) -> Quantity:
 
 def by_kernel(form: str, evidence: str | None, prior: float) -> Callable[..., Tensor]:
     """The form of alpha itself or of relu evidence."""
-    spec = loss_spec((form,), evidence, prior, beta=BETA, reduction="none")
+    spec = LossSpec((form,), evidence, prior, beta=BETA, reduction="none")
 
     def call(alpha: Tensor, target: Tensor | None = None) -> Tensor:
         # a little more than no evidence, where relu would have no slope
         values = (alpha if evidence is None else alpha - prior + 1e-38).to(DEVICE)
         aim = torch.zeros(alpha.shape[:-1], dtype=torch.long) if target is None else target
         weights = torch.ones(1, device=DEVICE)
-        result = kernels.weighted_sums(spec, values, aim.to(DEVICE), weights, None)
+        result = kernels.fused_loss(spec, values, aim.to(DEVICE), weights, None)
         assert result is not None
         return result[0].cpu()
 
@@ -116,7 +116,7 @@ def test_evidence_meets_the_bar(form: str, classes: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("classes", CLASSES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", LOSS_FORMS)
 def test_any_alpha_meets_the_bar(form: str, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SETTINGS, "target", LABELS)
     call = by_kernel(form, None, 0.0)

@@ -9,10 +9,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dubito import kernels
-from dubito.kernels._spec import LossSpec, loss_spec
+from dubito.numerics.spec import LossSpec
 from tests.accuracy import measure
 from tests.accuracy_grid import Grid, cases
-from tests.distributions.quantities import QUANTITIES
 from tests.kernels.samples import (
     IEDL,
     LOSSES,
@@ -22,6 +21,7 @@ from tests.kernels.samples import (
     spec_of,
     weights_of,
 )
+from tests.numerics.quantities import QUANTITIES
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -35,7 +35,7 @@ def inputs(spec: LossSpec, rows: int, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-    result = kernels.weighted_sums(spec, values, target, weights, None)
+    result = kernels.fused_loss(spec, values, target, weights, None)
     assert result is not None
     return result[0]
 
@@ -60,7 +60,7 @@ def test_ten_thousand_classes(name: str) -> None:
 
 @pytest.mark.parametrize("form", IEDL)
 def test_ten_thousand_classes_against_mpmath(form: str) -> None:
-    spec = loss_spec((form,), "relu", reduction="none")
+    spec = LossSpec((form,), "relu", reduction="none")
 
     def call(alpha: Tensor, target: Tensor | None = None) -> Tensor:
         aim = torch.zeros(alpha.shape[:-1], dtype=torch.long) if target is None else target

@@ -20,7 +20,7 @@ def test_alpha_is_one_plus_count_times_density():
     dist = predict(METHOD, network, x[:8])
     with torch.no_grad():
         head = network.head
-        density = head.flows(head.norm(head.latent(network.features(x[:8])))).exp()
+        density = head.flows(head.norm(head.latent(network.backbone(x[:8])))).exp()
     torch.testing.assert_close(dist.alpha, 1 + torch.bincount(y) * density)
 
 

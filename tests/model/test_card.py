@@ -2,20 +2,23 @@
 
 import pytest
 
-from dubito.model._card import card
-from dubito.model._folder import TrainingRecord
+from dubito.model.card import card
+from dubito.model.folder import TrainingRecord
 from model import models
 
 
 def test_card_of_a_classifier() -> None:
     model = models.fitted()
     model.record = TrainingRecord(
-        epochs=30, best_epoch=20, train_samples=1200, metrics={"accuracy": 0.875, "loss": 0.5}
+        epochs=30,
+        best_epoch=20,
+        samples={"training": 1200},
+        metrics={"accuracy": 0.875, "loss": 0.5},
     )
     text = card(model)
     assert text.startswith("# Classification: 3 classes\n")
     assert "- Classes: cat, dog, eel" in text
-    assert "- Training: 1,200 samples" in text
+    assert "- Samples: 1,200 for training" in text
     assert "| Accuracy | 87.50% |" in text
     assert "an error rate of at most 10% among the answers, with confidence 95%" in text
     assert "| Guaranteed error rate | Share answered |" in text

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from dubito import _files
 from dubito.errors import DubitoError
-from dubito.model import Model, _folder
-from dubito.model._folder import TrainingRecord
+from dubito.model import Model
+from dubito.model.folder import TrainingRecord, digest
 from model import models
 from tests.fuzzing import FUZZ
 
@@ -53,7 +53,7 @@ def edit(folder: Path, *, sign: bool = True, **changes: object) -> None:
             inner = inner[name]
         inner[last] = value
     if sign:
-        plain["sha256"] = _folder._digest(plain)
+        plain["sha256"] = digest(plain)
     path.write_text(json.dumps(plain))
 
 
@@ -162,7 +162,7 @@ def test_killed_save_keeps_the_old_model(folder, monkeypatch):
         return _files.atomic_write(path, content)
 
     expected = Model.load(folder).predict(X).columns()
-    monkeypatch.setattr(_folder, "atomic_write", killed)
+    monkeypatch.setattr("dubito.model.folder.atomic_write", killed)
     with pytest.raises(Killed):
         models.build(seed=5).save(folder)
     assert Model.load(folder).predict(X).columns() == expected
@@ -195,7 +195,7 @@ DAMAGE = {
     "backbone": (lambda f: edit(f, backbone__name="os.system"), "unknown backbone 'os.system'"),
     "option": (lambda f: edit(f, method__x=1), "unknown option 'x'"),
     "std": (lambda f: edit(f, preprocessing__std=[1, 0, 1, 1]), r"preprocessing\.std\.1: Input"),
-    "score": (lambda f: edit(f, scores={"magic": {}}), "unknown score 'magic'"),
+    "score": (lambda f: edit(f, scores=[{"name": "magic"}]), "unknown score 'magic'"),
     "task": (lambda f: edit(f, task__kind="ranking"), "not valid: task: Input tag 'ranking'"),
     "architecture": (
         lambda f: edit(f, backbone__hidden=[9]),

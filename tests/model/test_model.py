@@ -285,7 +285,7 @@ def test_earlier_prediction_is_read_with_the_present_policy():
     expected = models.train(models.build()).calibrate(X, models.names())
     expected.fit_policy(X, models.names())
     assert (model.calibration, model.policy) == (expected.calibration, expected.policy)
-    assert torch.equal(model.predict(predicted).accepted, model.predict(X).accepted)
+    assert torch.equal(predicted.reread(model).accepted, model.predict(X).accepted)
 
 
 def test_posthoc_score_is_treated_like_any_other(tmp_path):
@@ -304,17 +304,17 @@ def test_posthoc_score_is_treated_like_any_other(tmp_path):
 def test_score_that_does_not_fit_is_rejected():
     with pytest.raises(DubitoError, match="score 'energy' is not for regression"):
         models.build("der").add_score("energy", X, models.numbers())
-    model = models.build("softmax")
+    model = models.build("softmax").add_score("energy")
     with pytest.raises(DubitoError, match="already has a score 'energy'"):
-        model.add_score("energy", X, models.names())
-    assert not model.scores
+        model.add_score("energy", temperature=2.0)
+    assert model.scores["energy"].temperature == 1
 
 
 def test_bad_row_of_a_later_batch_is_named():
     rows = X[:1].repeat(1100, 1).numpy()
     rows[1050, 0] = np.nan
-    with pytest.raises(DubitoError, match=r"inputs\[1050\]: value \[0\] is nan"):
-        models.build().add_score("energy", rows, ["a"] * len(rows))
+    with pytest.raises(DubitoError, match=r"row 1050: value \[0\] is nan"):
+        models.build().features(rows)
 
 
 # --- evaluation ---
@@ -410,8 +410,21 @@ def test_from_network_compares_shapes(network):
         )
 
 
-def test_features_need_a_method_of_the_network(network):
+def test_features_are_the_inputs_of_the_last_layer(network):
     model = Model(network, *parts("softmax"))
-    with pytest.raises(DubitoError, match="Custom does not expose features"):
-        model.features(X[:2])
+    assert torch.equal(model.features(X[:2]), models.preprocessing().normalize(X[:2]))
     assert models.build("ensemble").features(X[:2]).shape == (2, 40)
+
+
+def test_network_without_a_linear_layer_says_its_features():
+    class Distances(nn.Module):
+        def forward(self, x):
+            return -torch.cdist(x, torch.eye(3, 4))
+
+    class Said(Distances):
+        def forward_with_features(self, x):
+            return x[:, :2], self(x)
+
+    with pytest.raises(DubitoError, match=r"Distances has no features: .* no nn\.Linear"):
+        Model(Distances(), *parts("softmax")).features(X[:2])
+    assert Model(Said(), *parts("softmax")).features(X[:2]).shape == (2, 2)

@@ -62,7 +62,7 @@ def train_and_resume(env: dict[str, str], out: Path) -> None:
     content = json.loads((out / "model.json").read_text())
     assert content["method"]["name"] == "toy_method"
     assert content["backbone"] == {"name": "toy_backbone", "width": 8}
-    assert content["scores"] == {"toy_score": {}}
+    assert content["scores"] == [{"name": "toy_score", "power": 2.0}]
     assert content["policy"]["ood_threshold"]["score"] == "toy_score"
 
 

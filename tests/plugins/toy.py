@@ -42,19 +42,22 @@ class ToyBackbone(nn.Module):
         return self.layers(x)
 
 
-@scores.register("toy_score")
+@scores.SCORES.register("toy_score")
 class ToyScore(scores.Score):
     """Distance of the features from their mean."""
 
     higher: ClassVar[Literal["confidence", "uncertainty"]] = "uncertainty"
 
-    def fit(self, features: Tensor | None, outputs: Tensor, target: Tensor) -> None:
-        assert features is not None
+    power: float = 2.0
+    """Exponent of the distance."""
+
+    def fit(
+        self, features: Tensor, outputs: Tensor, target: Tensor, head: nn.Module | None
+    ) -> None:
         self.register_buffer("mean", features.mean(0))
 
-    def forward(self, features: Tensor | None, outputs: Tensor) -> Tensor:
-        assert features is not None
-        return (features - self.mean).square().sum(-1)
+    def forward(self, features: Tensor, outputs: Tensor) -> Tensor:
+        return (features - self.mean).norm(dim=-1) ** self.power
 
 
 @data.DATASETS.register("toy_data")

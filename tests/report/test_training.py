@@ -16,7 +16,7 @@ from dubito.data import Source
 from dubito.formats import Preprocessing
 from dubito.methods import METHODS
 from dubito.model import Model
-from dubito.model._folder import TrainingRecord
+from dubito.model.folder import TrainingRecord
 from dubito.report._training import training_losses, write
 from dubito.tasks import Classification, Regression, Task
 
@@ -33,7 +33,7 @@ RECORD = TrainingRecord(
     config={"training": {"epochs": 20}, "data": {"source": "<b>"}},
     epochs=12,
     best_epoch=4,
-    train_samples=1500,
+    samples={"training": 1500},
 )
 
 

@@ -49,7 +49,7 @@ def test_every_recipe_is_valid(recipes: Recipes) -> None:
         if recipe.is_fewshot:
             assert METHODS.build(recipe.sections["method"]).tasks[0] == "classification"
         else:
-            assert recipe.config.method["name"] == recipe.method
+            assert METHODS.name_of(recipe.config.method) == recipe.method
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_every_recipe_is_valid(recipes: Recipes) -> None:
 )
 def test_paper_values(recipes: Recipes, name: str, weight: float, lr: float) -> None:
     config = recipes[name].config
-    assert config.method["fisher_weight"] == weight
-    assert config.method["scale"] == "paper"
+    assert config.method.fisher_weight == weight
+    assert config.method.scale == "paper"
     assert (config.training.lr, config.training.keep) == (lr, "loss")
 
 

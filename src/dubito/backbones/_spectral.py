@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from dubito._eager import is_eager
+from dubito.numerics.tracing import is_eager
 
 #: smaller batches do not repay the transform of the filters
 SMALLEST_BATCH = 16

@@ -20,12 +20,14 @@ from dubito.cli import _display
 from dubito.cli._generate import Setting, command, of_fields, of_function, spelled
 from dubito.methods import METHODS
 from dubito.model import Model
-from dubito.model._card import format_metric
+from dubito.model.card import format_metric
 from dubito.plugins import import_plugin, load_plugins
 
 Run = Callable[..., Any]
 REPORT = "report.html"
 FEWSHOT_METHOD = "iedl"
+#: section -> name where none is given
+DEFAULTS = {"method": "iedl", "backbone": "auto"}
 SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
 #: parameters without an option
 HIDDEN = {
@@ -83,7 +85,7 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
         yield VERBOSE
         yield from _run_settings(argv)
     elif name == "calibrate":
-        from dubito.api.config import PolicyConfig
+        from dubito.config import PolicyConfig
 
         for setting in of_fields(PolicyConfig.model_fields):
             yield replace(setting, default=None)  # that of the training
@@ -97,7 +99,7 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
 
 def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the fields of `RunConfig`; options of method and backbone depend on their names."""
-    from dubito.api.config import RunConfig, read_config
+    from dubito.config import RunConfig, read_config
 
     load_plugins()
     files = _option_values(argv, "config")
@@ -105,8 +107,8 @@ def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
     named = {"method": _method_settings, "backbone": _backbone_settings}
     for section, field in RunConfig.model_fields.items():
         if section in named:
-            value = config.get(section, field.default)
-            default = value if isinstance(value, str) else {**field.default, **value}["name"]
+            value = config.get(section, {})
+            default = value if isinstance(value, str) else value.get("name", DEFAULTS[section])
             yield Setting(section, str, default, field.description or "", section.capitalize())
             yield from named[section]((_option_values(argv, section) or [default])[-1])
         elif isinstance(field.default, BaseModel):
@@ -141,10 +143,12 @@ def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> 
         if record is None:  # of a process that does not save
             continue
         folder = Path(out) / f"seed-{record.seed}" if isinstance(models, list) else Path(out)
-        metric = model.task.monitor
-        best = f"best epoch {record.best_epoch} of {record.epochs}"
-        value = format_metric(metric, record.metrics[metric])
-        console.print(Text(f"{folder}: {best}, validation {metric} {value}"))
+        text = f"{folder}: weights of epoch {record.best_epoch} of {record.epochs}"
+        if record.metrics:
+            metric = model.task.monitor
+            value = format_metric(metric, record.metrics[metric])
+            text += f"; {metric} of the calibration samples {value}"
+        console.print(Text(text))
         _print_policy(model, console)
         if (folder / REPORT).exists():
             console.print(Text(f"report: {folder / REPORT}"))
@@ -152,10 +156,10 @@ def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> 
 
 def _evaluate(function: Run, **values: Any) -> None:
     result, console = function(**values), Console()
-    if result["part"] == "validation":
+    if result["part"] == "calibration":
         text = (
-            f"{result['data']} has no test part: these are the validation samples, which chose "
-            "weights, calibration and policy. Evaluate other data for unbiased figures."
+            f"{result['data']} has no test part: these are the calibration samples, to which "
+            "calibration and policy were fitted. Evaluate other data for unbiased figures."
         )
         console.print(Text(text), style="yellow")
     for table in _display.evaluation_tables(result):
@@ -193,7 +197,7 @@ def _export(function: Run, **values: Any) -> None:
 
 
 def _serve(function: Run, **values: Any) -> None:
-    from dubito.api.config import validated
+    from dubito.config import validated
     from dubito.serve import ServeConfig
 
     config = validated(ServeConfig, _pop_section(values, "service"))
@@ -239,7 +243,7 @@ def _print_policy(model: Model, console: Console) -> None:
         return
     text = repr(policy).removeprefix("Policy(").removesuffix(")")
     if policy.accepts_nothing:
-        text += "; hold out more samples (--validation) or allow more errors (--error-rate)"
+        text += "; hold out more samples (--calibration) or allow more errors (--error-rate)"
     console.print(Text(f"policy: {text}"), style="yellow" if policy.accepts_nothing else "")
 
 

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dubito.model import Prediction
-from dubito.model._card import PERCENT, format_metric
+from dubito.model.card import PERCENT, format_metric
 
 if TYPE_CHECKING:
     from dubito.training import Progress as State
@@ -38,7 +38,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence
     """
     result = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
-        result.add_column(Text(column), justify="right" if index else "left")
+        # Names wrap; numbers do not.
+        result.add_column(
+            Text(column),
+            justify="right" if index else "left",
+            overflow="fold",
+            min_width=max(map(len, column.split()), default=0) if index else None,
+        )
     for name, cells in rows:
         result.add_row(Text(name), *cells)
     return result

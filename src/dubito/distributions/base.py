@@ -18,13 +18,18 @@ from torch import distributions as td
 from torch.utils import _pytree
 
 from dubito import _checks
-from dubito._eager import lazy
 from dubito.errors import DubitoError
+from dubito.numerics.tracing import lazy
 
 __all__ = ["Distribution", "confidence_score", "uncertainty_score"]
 
 T = TypeVar("T")
 Higher = Literal["confidence", "uncertainty"]
+#: methods of one class of distributions, whichever it is
+Ranking = Callable[[Any], Tensor]
+Condition = Callable[[Any], bool]
+#: static parameters of a distribution, and what its added scores mean
+Context = tuple[tuple[tuple[str, object], ...], tuple[tuple[str, Higher], ...]]
 #: common names of the three parts of the uncertainty, in the order of `decomposition`
 COMMON = ("total", "aleatoric", "epistemic")
 
@@ -54,10 +59,10 @@ class _Score(cached_tensor[Tensor]):
 
     def __init__(
         self,
-        function: Callable[[Any], Tensor],
+        function: Ranking,
         higher: Higher,
         label: str,
-        when: Callable[[Any], bool] | None,
+        when: Condition | None,
         expensive: bool,
     ) -> None:
         super().__init__(function)
@@ -65,8 +70,8 @@ class _Score(cached_tensor[Tensor]):
 
 
 def uncertainty_score(
-    label: str = "", *, when: Callable[[Any], bool] | None = None, expensive: bool = False
-) -> Callable[[Callable[[Any], Tensor]], _Score]:
+    label: str = "", *, when: Condition | None = None, expensive: bool = False
+) -> Callable[[Ranking], _Score]:
     """Declare a score: a cached property (...) that is higher for uncertain samples.
 
     Args:
@@ -78,8 +83,8 @@ def uncertainty_score(
 
 
 def confidence_score(
-    label: str = "", *, when: Callable[[Any], bool] | None = None, expensive: bool = False
-) -> Callable[[Callable[[Any], Tensor]], _Score]:
+    label: str = "", *, when: Condition | None = None, expensive: bool = False
+) -> Callable[[Ranking], _Score]:
     """Declare a score: a cached property (...) that is higher for confident samples.
 
     Args:
@@ -114,7 +119,7 @@ class Distribution(ABC):
     #: scores that were computed elsewhere: name -> (tensor (...), what a higher value means)
     _added: Mapping[str, tuple[Tensor, Higher]] = {}
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         members = {name: v for base in reversed(cls.__mro__) for name, v in vars(base).items()}
         cls._declared = {name: v for name, v in members.items() if isinstance(v, _Score)}
@@ -336,7 +341,7 @@ class Distribution(ABC):
             leaves += [(tensor, axes + more) for tensor, more in getattr(self, name)._leaves()]
         return leaves + [(tensor, 0) for tensor, _ in self._added.values()]
 
-    def _flatten(self) -> tuple[list[Any], tuple[Any, ...]]:
+    def _flatten(self) -> tuple[list[Tensor | Distribution], Context]:
         """Return the parts of the pytree, and the rest: static parameters, meanings of scores."""
         parts = [getattr(self, name) for name in (*self.tensors, *self.children)]
         parts += [tensor for tensor, _ in self._added.values()]
@@ -344,7 +349,7 @@ class Distribution(ABC):
         return parts, (static, tuple((name, higher) for name, (_, higher) in self._added.items()))
 
     @classmethod
-    def _unflatten(cls, parts: Iterable[Any], context: tuple[Any, ...]) -> Self:
+    def _unflatten(cls, parts: Iterable[Any], context: Context) -> Self:
         # Bypass __init__: transforms also pass placeholders that are not tensors.
         dist, rest, (static, added) = object.__new__(cls), list(parts), context
         dist.__dict__.update(static)

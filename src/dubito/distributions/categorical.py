@@ -83,11 +83,6 @@ class Categorical(ClassDistribution):
         """Zero: (...)."""
         return torch.zeros_like(self.entropy_of_mean)
 
-    @confidence_score("Energy")
-    def energy(self) -> Tensor:
-        """Log-sum-exp of the logits (Liu et al., NeurIPS 2020): (...)."""
-        return _checks.at_least_float32(self.logits).logsumexp(-1)
-
     @confidence_score("Max.logit")
     def max_logit(self) -> Tensor:
         """Largest logit: (...)."""

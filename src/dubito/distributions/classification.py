@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from dubito._special import log_gap
-from dubito.distributions._mixture import Mixture
 from dubito.distributions.base import Distribution, cached_tensor, confidence_score
+from dubito.distributions.mixture import Mixture
+from dubito.numerics.gamma import log_gap
 
 __all__ = ["ClassDistribution"]
 

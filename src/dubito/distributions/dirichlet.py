@@ -11,10 +11,11 @@ from torch import Tensor
 from torch import distributions as td
 
 from dubito import _checks, kernels
-from dubito.distributions import _closed_forms
 from dubito.distributions.base import cached_tensor, confidence_score, uncertainty_score
 from dubito.distributions.classification import ClassDistribution
 from dubito.errors import DubitoError
+from dubito.numerics import functions
+from dubito.numerics.forms import EVIDENCE
 
 __all__ = ["Dirichlet"]
 
@@ -71,7 +72,7 @@ class Dirichlet(ClassDistribution):
         >>> Dirichlet.from_logits(torch.tensor([0.0, 100.0])).alpha
         tensor([  1.6931, 101.0000])
         """
-        _checks.one_of(_closed_forms.EVIDENCE, evidence, "evidence function")
+        _checks.one_of(EVIDENCE, evidence, "evidence function")
         dist = cls(_checks.classes_last(logits, class_dim, "logits"), prior)
         if evidence == "relu" and dist.prior == 0:
             raise DubitoError("evidence 'relu' without a prior gives alpha = 0; use prior > 0")
@@ -101,7 +102,7 @@ class Dirichlet(ClassDistribution):
         values = _checks.at_least_float32(self._values)
         if self._evidence is None:
             return values - self.prior
-        function, _ = _closed_forms.EVIDENCE[self._evidence]
+        function, _ = EVIDENCE[self._evidence]
         return function(values)
 
     @cached_tensor
@@ -114,17 +115,17 @@ class Dirichlet(ClassDistribution):
     @cached_tensor
     def probs(self) -> Tensor:
         """Expected class probabilities alpha/alpha0: (..., K)."""
-        return _closed_forms.mean(self.alpha)
+        return functions.mean(self.alpha)
 
     @cached_tensor
     def log_probs(self) -> Tensor:
         """Logarithms of `probs`, accurate near 0 and near 1: (..., K)."""
-        return _closed_forms.log_mean(self.alpha)
+        return functions.log_mean(self.alpha)
 
     @cached_tensor
     def variance(self) -> Tensor:
         """Variance of each probability, p (1 - p)/(alpha0 + 1): (..., K)."""
-        return _closed_forms.variance(self.alpha)
+        return functions.variance(self.alpha)
 
     @property
     def covariance(self) -> Tensor:
@@ -144,7 +145,7 @@ class Dirichlet(ClassDistribution):
     @property
     def fisher_information(self) -> Tensor:
         """Fisher information diag(psi'(alpha)) - psi'(alpha0): (..., K, K)."""
-        return _closed_forms.fisher_information(self.alpha)
+        return functions.fisher_information(self.alpha)
 
     @property
     def fisher_logdet(self) -> Tensor:
@@ -164,7 +165,7 @@ class Dirichlet(ClassDistribution):
             raise DubitoError(
                 f"numbers of classes differ: {self.alpha.shape[-1]} and {other.alpha.shape[-1]}"
             )
-        return _closed_forms.kl_divergence(*torch.broadcast_tensors(self.alpha, other.alpha))
+        return functions.kl_divergence(*torch.broadcast_tensors(self.alpha, other.alpha))
 
     # --- scores ---
 
@@ -213,14 +214,14 @@ class Dirichlet(ClassDistribution):
 
         The cost is quadratic in the number of classes.
         """
-        return _closed_forms.dissonance(self.belief)
+        return functions.dissonance(self.belief)
 
     @cached_tensor
     def _entropies(self) -> tuple[Tensor, ...]:
-        return _closed_forms.uncertainty(self.alpha)
+        return functions.uncertainty(self.alpha)
 
     def _form(self, name: str) -> Tensor:
-        return _closed_forms.evaluate((name,), self.alpha)[0]
+        return functions.evaluate((name,), self.alpha)[0]
 
     @cached_tensor
     def _fused(self) -> Mapping[str, Tensor]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch import distributions as td
+from torch.distributions import constraints
 
-from dubito._special import Gamma, log_gap
-from dubito.distributions._mixture import Mixture, MixturePredictive
 from dubito.distributions.base import Distribution, cached_tensor
+from dubito.distributions.mixture import Mixture, MixturePredictive
+from dubito.numerics.gamma import Gamma, log_gap
 
 __all__ = ["RealDistribution"]
 
@@ -110,7 +111,7 @@ class StudentT(td.Distribution):
     (tensor(-1.6477), tensor([0.7887]))
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     df_minus_two: Tensor
     loc: Tensor
     scale: Tensor

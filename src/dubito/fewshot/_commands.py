@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dubito import _checks
 from dubito import data as sources
@@ -147,15 +147,16 @@ def features(
     if not callable(extract) or isinstance(extract, nn.Module):
         extract = network
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    task, parts = Classification.from_target(source.target), []
-    for rows in torch.arange(len(source)).split(batch_size):
-        inputs = source.subset(rows).load().to(place)
+    task, parts, done = Classification.from_target(source.target), list[Tensor](), 0
+    for batch in source.batches(batch_size):
+        inputs = batch.checked(lambda row: source.item(done + row)).to(place)  # noqa: B023
         if form is None:  # a model normalizes by itself
             inputs = (inputs / 255 if inputs.dtype == torch.uint8 else inputs).to(dtype)
         with torch.no_grad():
             parts.append(extract(inputs).float().cpu())
+        done += len(inputs)
         if progress is not None:
-            progress(len(rows))
+            progress(len(inputs))
     result = Features(torch.cat(parts), task.encode(source.target), task.classes, source.name)
     if out is not None:
         write_features(result, out)

@@ -9,9 +9,9 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, model_validator
 from torch import Tensor
 
-from dubito._eager import eager_cache
 from dubito.errors import DubitoError
 from dubito.formats.base import AnyFormat, InputFormat
+from dubito.numerics.tracing import eager_cache
 
 __all__ = ["Preprocessing"]
 
@@ -95,8 +95,11 @@ class Preprocessing(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
         """Convert encoded inputs (N, *shape) to inputs of the network, float32 or int64.
 
         Args:
-            inputs: Encoded inputs; floating-point pixels are in [0, 1].
+            inputs: Encoded inputs; floating-point pixels are in [0, 1]. Other integers than pixels
+                are indices, such as those of tokens, and stay as they are.
         """
+        if inputs.dtype == torch.int64:
+            return inputs
         x = unit_range(inputs)
         if self.mean is None or self.std is None or not x.is_floating_point():
             return x

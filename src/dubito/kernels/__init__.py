@@ -7,9 +7,13 @@ A kernel computes the same values as the torch forms, within the accuracy of flo
 over the rows. The torch forms compute everything else: other devices, types and forms, vmap,
 forward-mode differentiation and second derivatives. With `DUBITO_KERNELS=off` in the environment
 they compute everything.
+
+The kernels use names of Triton and torch that are not public. If a later release lacks one, a
+warning says so, and the torch forms compute everything.
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,8 +23,10 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from dubito._eager import is_eager
-from dubito.kernels._spec import LossSpec
+from dubito import _checks
+from dubito.errors import DubitoError
+from dubito.numerics.spec import LossSpec
+from dubito.numerics.tracing import is_eager
 
 __all__: list[str] = []
 
@@ -29,19 +35,33 @@ MODES = ("auto", "off")
 _disabled = ContextVar("disabled", default=False)
 _DEVICE = "cuda"  # of the kernels; tests interpret them elsewhere
 _TRITON = (3, 6)  # the oldest release that the kernels were run with
+_fits = True  # until a private name turns out to be missing
 
 
 def switched_on() -> bool:
     """Return whether DUBITO_KERNELS enables the kernels.
 
     Raises:
-        ValueError: If it is not one of `MODES`.
+        DubitoError: If it is not one of `MODES`.
     """
     mode = os.environ.get("DUBITO_KERNELS") or "auto"
-    if mode not in MODES:
-        known = ", ".join(map(repr, MODES))
-        raise ValueError(f"unknown DUBITO_KERNELS {mode!r}; known: {known}")
+    _checks.one_of(MODES, mode, "DUBITO_KERNELS")
     return mode != "off"
+
+
+class Incompatible(DubitoError):
+    """Raised if Triton or torch lacks a private name that the kernels use.
+
+    Args:
+        reason: The error that tells what is missing.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        release = import_module("triton").__version__
+        super().__init__(
+            f"Triton {release} does not fit the fused kernels ({reason}); without them losses are "
+            "slower; DUBITO_KERNELS=off switches them off"
+        )
 
 
 @contextmanager
@@ -54,7 +74,7 @@ def disabled() -> Iterator[None]:
         _disabled.reset(token)
 
 
-def weighted_sums(
+def fused_loss(
     spec: LossSpec, values: Tensor, target: Tensor, weights: Tensor, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """Compute a loss and the sums of its terms by a kernel.
@@ -72,9 +92,13 @@ def weighted_sums(
     """
     if not _applies(values):
         return None
-    from dubito.kernels import _triton_backend
+    from dubito.kernels import triton_backend
 
-    return _triton_backend.weighted_sums(spec, values, target, weights, class_weight)
+    try:
+        return triton_backend.fused_loss(spec, values, target, weights, class_weight)
+    except Incompatible as error:
+        _give_up(error)
+        return None
 
 
 def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str, Tensor] | None:
@@ -92,9 +116,13 @@ def uncertainty(values: Tensor, evidence: str | None, prior: float) -> dict[str,
     differentiated = values.requires_grad and torch.is_grad_enabled()
     if evidence is None or prior != 1 or differentiated or not _applies(values):
         return None
-    from dubito.kernels import _triton_scores
+    from dubito.kernels import triton_scores
 
-    return _triton_scores.uncertainty(values, evidence)
+    try:
+        return triton_scores.uncertainty(values, evidence)
+    except Incompatible as error:
+        _give_up(error)
+        return None
 
 
 def _applies(values: Tensor) -> bool:
@@ -102,6 +130,13 @@ def _applies(values: Tensor) -> bool:
     if values.device.type != _DEVICE or not _available():
         return False
     return torch.compiler.is_compiling() or is_eager(values)
+
+
+def _give_up(error: Incompatible) -> None:
+    """Warn, and leave everything to the torch forms from now on."""
+    global _fits
+    _fits = False
+    warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
 
 @cache
@@ -115,13 +150,16 @@ def _triton() -> bool:
         return False
     if tuple(map(int, release)) < _TRITON:
         return False
-    import_module("dubito.kernels._triton_scores")  # torch.compile needs its operators
-    return True
+    try:
+        import_module("dubito.kernels.triton_scores")  # torch.compile needs its operators
+    except (ImportError, AttributeError) as error:
+        _give_up(Incompatible(error))
+    return _fits
 
 
 def _available() -> bool:
     """Return whether the kernels are switched on and can be compiled."""
-    return not _disabled.get() and switched_on() and _triton()
+    return _fits and not _disabled.get() and switched_on() and _triton()
 
 
 # torch.compile calls this while it traces, and treats the result as a constant

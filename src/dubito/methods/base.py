@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dubito import _checks
 from dubito.distributions import Distribution
+from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
 from dubito.losses import LossModule, LossOptions, Term, weighted_sums
 from dubito.registry import Entry, Registry
@@ -96,6 +97,15 @@ class Method(Entry, ABC):
         Args:
             outputs: Outputs of the network, (..., M).
         """
+
+    def scores(self, task: TaskLike) -> tuple[str, ...]:
+        """Return the names of the scores that predictions have.
+
+        Args:
+            task: Task of the network.
+        """
+        outputs = torch.zeros(1, 1, self.outputs(task))
+        return (*self.distribution(outputs).scores, *COMMON)
 
     # --- terms ---
 
@@ -192,15 +202,14 @@ class Network(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the input of the head: (N, D)."""
-        features: Tensor = self.backbone(x)
-        return features
-
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs: (N, M)."""
-        outputs: Tensor = self.head(self.features(x))
-        return outputs
+        return self.forward_with_features(x)[1]
+
+    def forward_with_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input of the head, (N, D), and the outputs, (N, M)."""
+        features = self.backbone(x)
+        return features, self.head(features)
 
 
 class MethodLoss(LossModule):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dubito.distributions import Distribution
 from dubito.methods.base import METHODS, AnyMethod, Batches, Count, Method, TaskLike
+from dubito.methods.features import Pass, forward_with_features, stacked
 
 __all__ = ["Ensemble"]
 
@@ -71,6 +72,7 @@ class Members(nn.ModuleList):
         """Stack the outputs of the members."""
         return torch.stack([member(x) for member in self], 1)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Join the features of the members: (N, S D)."""
-        return torch.cat([member.features(x) for member in self], 1)  # type: ignore[operator]
+    def forward_with_features(self, x: Tensor) -> Pass:
+        """Return the features of the members side by side, (N, S D), and the outputs."""
+        features, outputs = stacked([forward_with_features(member, x) for member in self])
+        return None if features is None else torch.cat(features, 1), outputs

@@ -9,7 +9,8 @@ prediction of an input depends neither on its batch nor on the device.
 import math
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -19,8 +20,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from dubito.errors import DubitoError
 from dubito.methods.base import METHODS, Batches, Count, TaskLike
 from dubito.methods.ensemble import MixtureMethod
+from dubito.methods.features import Pass, forward_with_features, stacked
 
 __all__ = ["MCDropout"]
+
+T = TypeVar("T")
 
 
 @METHODS.register("mc_dropout")
@@ -76,17 +80,22 @@ class Sampled(nn.Module):
         if self.training:
             outputs: Tensor = self.network(x)
             return outputs.unsqueeze(1)
+        return torch.stack(self._sample(self.network, x), 1)
+
+    def forward_with_features(self, x: Tensor) -> Pass:
+        """Return the mean of the features over the masks, (N, D), and the outputs."""
+        run = partial(forward_with_features, self.network)
+        features, outputs = stacked([run(x)] if self.training else self._sample(run, x))
+        return None if features is None else torch.stack(features).mean(0), outputs
+
+    def _sample(self, run: Callable[[Tensor], T], x: Tensor) -> list[T]:
+        """Run the network once per mask."""
         outer = getattr(_active, "masks", None)
         _active.masks = _Masks(x, self.seed)
         try:
-            return torch.stack([self.network(x) for _ in range(self.samples)], 1)
+            return [run(x) for _ in range(self.samples)]
         finally:
             _active.masks = outer
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the features without dropout: (N, D)."""
-        features: Tensor = self.network.features(x)  # type: ignore[operator]
-        return features
 
 
 #: masks of the forward pass that runs in this thread

@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,33 +14,37 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dubito import _checks, evaluation, scores
+from dubito import _checks, evaluation
 from dubito.backbones import base as backbones
 from dubito.calibration import Calibration
 from dubito.data import Source
 from dubito.data.base import Items
 from dubito.distributions import Distribution
+from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
+from dubito.evaluation import Result
 from dubito.formats import FORMATS, Encoded, Preprocessing
 from dubito.formats.preprocessing import unit_range
 from dubito.methods import METHODS, Method
-from dubito.methods.base import Network
-from dubito.model import _folder
-from dubito.model._folder import TrainingRecord
+from dubito.methods.features import Pass, forward_with_features, linear_head
+from dubito.model.batches import batch_size
+from dubito.model.collector import Collector, name_of
+from dubito.model.folder import TrainingRecord, fill, read, write
 from dubito.model.prediction import Prediction
 from dubito.policy import REASONS, Policy
+from dubito.scores import SCORES, Score
 from dubito.tasks import Task
 
 __all__ = ["Model"]
 
 #: name of a registered backbone, a dict with its name and options, or a function of a shape
 Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], nn.Module]
-BATCH = 1024
+#: inputs that tell which layer is the head
+HEAD_ROWS = 64
 #: largest difference from the expected outputs, relative to the largest of these
 OUTPUT_TOLERANCE = 1e-3
 #: in the names of weights of a network that torch.compile wraps
 COMPILED = "_orig_mod."
-NOT_FINITE = "the outputs of the network are not finite"
 
 
 class Model(nn.Module):
@@ -69,7 +73,7 @@ class Model(nn.Module):
         task: Task,
         preprocessing: Preprocessing,
         *,
-        backbone: Mapping[str, Any] | None = None,
+        backbone: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__()
         if task.kind not in method.tasks:
@@ -87,7 +91,7 @@ class Model(nn.Module):
     @classmethod
     def build(
         cls,
-        method: Method | str | Mapping[str, Any],
+        method: Method | str | Mapping[str, object],
         task: Task,
         preprocessing: Preprocessing,
         backbone: Backbone = "auto",
@@ -121,11 +125,11 @@ class Model(nn.Module):
     def from_network(
         cls,
         network: nn.Module,
-        method: Method | str | Mapping[str, Any],
+        method: Method | str | Mapping[str, object],
         task: Task,
         preprocessing: Preprocessing,
         *,
-        check: tuple[Any, Any],
+        check: tuple[object, object],
     ) -> Self:
         """Wrap a network that was trained elsewhere.
 
@@ -147,12 +151,12 @@ class Model(nn.Module):
             cls.load(folder, network=network, device=device)._check_against(*check)
         return model.eval()
 
-    def _check_against(self, inputs: Any, expected: Any) -> None:
+    def _check_against(self, inputs: object, expected: object) -> None:
         """Raise unless outputs or labels are the expected ones."""
-        values = expected if hasattr(expected, "ndim") else np.asarray(expected)
+        values = expected if isinstance(expected, Tensor) else np.asarray(expected)
         if values.ndim > 1 and values.shape[-1] == self.method.outputs(self.task):
             target = torch.as_tensor(values).detach().cpu()
-            result = self._run_all(inputs)[1].cpu()
+            result = self._outputs(inputs)[1].cpu()
         else:
             target, result = self.task.encode(expected), self.predict(inputs).point
         if result.shape != target.shape:
@@ -183,44 +187,49 @@ class Model(nn.Module):
         """
         return self.distribution(*self.run(inputs))
 
-    def features(self, inputs: Tensor) -> Tensor:
-        """Return the features, inputs of the head: (N, D).
+    def features(self, items: object, *, batch_size: int | None = None) -> Tensor:
+        """Return the features, inputs of the last layer: (N, D).
 
         Args:
-            inputs: Encoded inputs, (N, *shape).
+            items: Inputs; see `predict`.
+            batch_size: Inputs per batch; None: as many as fit into memory.
         """
-        features, _ = self.run(inputs, with_features=True)
-        if features is None:
-            raise DubitoError(
-                f"{type(self.network).__name__} does not expose features: give it a method "
-                "features(x) that returns (N, D)"
-            )
+        features, _ = self._outputs(items, with_features=True, batch_size=batch_size)
+        assert features is not None
         return features
 
-    def run(self, inputs: Tensor, *, with_features: bool = False) -> tuple[Tensor | None, Tensor]:
-        """Run the network, on its device and in its floating-point type.
+    def run(self, inputs: Tensor, *, with_features: bool = False) -> Pass:
+        """Run the network once, on its device and in its floating-point type.
 
         Args:
             inputs: Encoded inputs, (N, *shape).
             with_features: Return features even if there are no scores that read them.
 
         Returns:
-            Features (N, D), None without these or if the network does not expose them; and outputs
-            (N, M), or (N, S, M) for S members or samples.
+            Features (N, D), None without these; and outputs (N, M), or (N, S, M) for S members or
+            samples.
         """
-        network: Any = self.network
         parameter = next(self.network.parameters(), inputs)
         x = self.preprocessing.normalize(inputs.to(parameter.device))
-        x = x.to(parameter.dtype) if parameter.is_floating_point() else x
-        exposed = (with_features or self.scores) and hasattr(network, "features")
-        features = network.features(x) if exposed else None
-        is_split = features is not None and isinstance(network, Network)
-        outputs = network.head(features) if is_split else network(x)
+        if x.is_floating_point() and parameter.is_floating_point():
+            x = x.to(parameter.dtype)
+        needed = with_features or any(score.needs_features for score in self._scores())
+        features, outputs = (
+            forward_with_features(self.network, x) if needed else (None, self.network(x))
+        )
         size = self.method.outputs(self.task)
         if not isinstance(outputs, Tensor) or outputs.shape[-1] != size:
             shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise DubitoError(f"the network returns {shape}, but its method needs (N, {size})")
+        if needed and features is None:
+            raise DubitoError(
+                f"{type(self.network).__name__} has no features: its last layer is no nn.Linear; "
+                "give it a method forward_with_features(x) that returns features (N, D) and outputs"
+            )
         return features, outputs
+
+    def _scores(self) -> list[Score]:
+        return [score for score in self.scores.values() if isinstance(score, Score)]
 
     def distribution(self, features: Tensor | None, outputs: Tensor) -> Distribution:
         """Read the result of `run`.
@@ -230,8 +239,8 @@ class Model(nn.Module):
             outputs: Outputs of the network.
         """
         dist: Distribution = self.task.to_user_units(self.method.distribution(outputs))
-        values = {name: (s(features, outputs), s.higher) for name, s in self.scores.items()}
-        return dist.with_scores(values)  # type: ignore[arg-type]
+        scores = zip(self.scores, self._scores(), strict=True)
+        return dist.with_scores({name: (s(features, outputs), s.higher) for name, s in scores})
 
     def prediction(self, dist: Distribution, in_range: Tensor | None = None) -> Prediction:
         """Add point prediction, calibration and decision to a distribution.
@@ -247,74 +256,68 @@ class Model(nn.Module):
         return Prediction(self.task, dist, point, self.calibration, codes, in_range)
 
     def predict(
-        self, items: Any, *, batch_size: int = BATCH, on_error: Literal["raise", "report"] = "raise"
+        self,
+        items: object,
+        *,
+        batch_size: int | None = None,
+        on_error: Literal["raise", "report"] = "raise",
     ) -> Prediction:
         """Predict inputs.
 
         Args:
             items: Inputs as users have them: a list of paths or images, arrays, rows, a DataFrame;
-                a `Source`; an encoded tensor (N, *shape); or an earlier prediction, to read it
-                with the present calibration and policy.
-            batch_size: Inputs per batch.
+                a `Source`; or an encoded tensor (N, *shape).
+            batch_size: Inputs per batch; None: as many as fit into memory.
             on_error: "raise" stops at an input that cannot be read or predicted; "report" adds the
                 reason to `Prediction.errors` and continues.
         """
         _checks.one_of(("raise", "report"), on_error, "on_error")
-        stop = on_error == "raise"
-        if not isinstance(items, Prediction):
-            return self._predict(self._batches(items, batch_size), stop, _names(items))
-        if stop and items.errors:
-            row, reason = next(iter(items.errors.items()))
-            raise DubitoError(f"{_name(items.inputs, row)}: {reason}")
-        new = self.prediction(items.distribution, items.in_range)
-        return replace(items, calibration=new.calibration, codes=new.codes)
+        (prediction,) = self._predict(items, batch_size=batch_size, stop=on_error == "raise")
+        return prediction
 
     def _predict(
-        self, batches: Iterable[Encoded], stop: bool, names: Sequence[str] | None
-    ) -> Prediction:
-        dists, ranges = [], []
-        notes: dict[int, str] = {}
-        errors: dict[int, str] = {}
-        start = 0
+        self,
+        items: object,
+        changes: Sequence[Callable[[Tensor], Tensor]] = (),
+        *,
+        batch_size: int | None = None,
+        stop: bool = True,
+    ) -> list[Prediction]:
+        """Predict inputs, and these after each of several changes, reading them once."""
+        names = _names(items)
+        collectors = [Collector(self, names, stop) for _ in range(1 + len(changes))]
         with self._evaluating():
-            for batch in batches:
-                if stop:
-                    batch.checked(lambda row: _name(names, start + row))  # noqa: B023
-                dist, bad = self._predict_batch(batch.inputs)
-                if stop and bad:
-                    raise DubitoError(f"{_name(names, start + bad[0])}: {NOT_FINITE}")
-                reasons = batch.errors | dict.fromkeys(bad, NOT_FINITE)
-                notes |= {start + row: text for row, text in batch.notes.items()}
-                errors |= {start + row: text for row, text in reasons.items()}
-                dists.append(dist.to("cpu"))
-                ranges.append(self.preprocessing.inputs.in_range(batch.inputs))
-                start += len(batch.inputs)
-        if not start:
-            raise DubitoError("there are no inputs to predict")
-        in_range = torch.cat(ranges)
-        for row in (~in_range).nonzero().flatten().tolist():
-            notes.setdefault(row, "outside the range of the training data")
-        in_range[list(errors)] = False  # never accept a row that could not be read
-        prediction = self.prediction(Distribution.cat(dists), in_range)
-        return replace(prediction, notes=notes, errors=errors, inputs=names)
+            for batch in self._batches(items, batch_size, stop=stop):
+                collectors[0].add(batch)
+                for collector, change in zip(collectors[1:], changes, strict=True):
+                    collector.add(Encoded(change(batch.inputs), {}, {}))
+        return [collector.prediction() for collector in collectors]
 
-    def _predict_batch(self, inputs: Tensor) -> tuple[Distribution, list[int]]:
-        """Return the distribution, and the rows whose outputs are not finite."""
-        features, outputs = self.run(inputs)
-        dist = self.distribution(features, outputs)
-        finite = outputs.flatten(1).isfinite().all(1) & dist.total.isfinite()
-        if not bool(finite.all()):  # these rows become errors
-            rows = finite.view(-1, *[1] * (outputs.ndim - 1))
-            dist = self.distribution(features, torch.where(rows, outputs, 0))
-        return dist, (~finite).nonzero().flatten().tolist()
+    def _batches(
+        self, items: object, size: int | None = None, *, stop: bool = True
+    ) -> Iterator[Encoded]:
+        """Yield encoded inputs in batches, or stop at one that cannot be read."""
+        source, start = self._source(items), 0
+        device = next(self.network.parameters(), torch.empty(0)).device
+        for batch in source.batches(size or batch_size(source, device)):
+            if stop:
+                batch.checked(lambda row: name_of(_names(items), start + row))  # noqa: B023
+            yield batch
+            start += len(batch.inputs)
 
-    def _batches(self, items: Any, batch_size: int = BATCH) -> Iterator[Encoded]:
-        """Yield encoded inputs in batches."""
-        source = self._source(items)
-        for start in range(0, len(source), batch_size):
-            yield source.encode(range(len(source))[start : start + batch_size])
+    def _outputs(
+        self, items: object, *, with_features: bool = False, batch_size: int | None = None
+    ) -> Pass:
+        """Return features, if wanted, and outputs of all inputs."""
+        with self._evaluating():
+            batches = self._batches(items, batch_size)
+            parts = [self.run(batch.inputs, with_features=with_features) for batch in batches]
+        if not parts:
+            raise DubitoError("there are no inputs")
+        features = [part for part, _ in parts if part is not None]
+        return torch.cat(features) if features else None, torch.cat([part for _, part in parts])
 
-    def _source(self, items: Any) -> Source:
+    def _source(self, items: object) -> Source:
         """Return inputs as a source in the format of the model."""
         format = self.preprocessing.inputs
         if isinstance(items, Source):
@@ -332,15 +335,6 @@ class Model(nn.Module):
             encoded = format.encode(items)
         return Items("inputs", format, encoded.inputs, encoded=encoded)
 
-    def _run_all(self, items: Any, *, with_features: bool = False) -> tuple[Tensor | None, Tensor]:
-        """Return features, if the network exposes them, and outputs of all inputs; see `run`."""
-        with self._evaluating():
-            source = self._source(items)
-            batches = map(source.subset, torch.arange(len(source)).split(BATCH))
-            parts = [self.run(batch.load(), with_features=with_features) for batch in batches]
-        features = [part for part, _ in parts if part is not None]
-        return torch.cat(features) if features else None, torch.cat([part for _, part in parts])
-
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Switch to evaluation mode, without gradients, for a while."""
@@ -355,21 +349,29 @@ class Model(nn.Module):
 
     # --- fitting on held-out data ---
 
-    def calibrate(self, items: Any, target: Any = None) -> Self:
+    def calibrate(self, items: object, target: object = None) -> Self:
         """Fit the calibration on held-out data.
 
         Args:
-            items: Inputs; see `predict`.
+            items: Inputs, see `predict`; or their prediction.
             target: Targets as users have them; None: those of the source.
         """
-        dist = self.predict(items).distribution
+        dist = self._predicted(items).distribution
         self.calibration = Calibration.fit(dist, self._target(items, target, len(dist)))
         return self
 
+    def _predicted(self, items: object) -> Prediction:
+        """Return the prediction of inputs, or a prediction if all of its inputs could be read."""
+        if not isinstance(items, Prediction):
+            return self.predict(items)
+        for row, reason in items.errors.items():
+            raise DubitoError(f"{name_of(items.inputs, row)}: {reason}")
+        return items
+
     def fit_policy(
         self,
-        items: Any,
-        target: Any = None,
+        items: object,
+        target: object = None,
         *,
         error_rate: float = 0.05,
         confidence: float = 0.95,
@@ -384,7 +386,7 @@ class Model(nn.Module):
         about the others. `Policy.table` has the coverage at other error rates.
 
         Args:
-            items: Inputs; see `predict`.
+            items: Inputs, see `predict`; or their prediction.
             target: Targets as users have them; None: those of the source.
             error_rate: Largest error rate among accepted predictions.
             confidence: Probability that the guarantee holds.
@@ -393,7 +395,7 @@ class Model(nn.Module):
             score: Score that ranks predictions; None: that of the method.
             ood_score: Score that ranks inputs by familiarity; None: that of the method.
         """
-        predicted = self.predict(items)
+        predicted = self._predicted(items)
         in_range = predicted.in_range
         rows = torch.arange(len(predicted)) if in_range is None else in_range.nonzero().flatten()
         if not len(rows):
@@ -409,27 +411,67 @@ class Model(nn.Module):
         self.policy = policy.with_table(dist, errors, len(predicted) - len(rows))
         return self
 
-    def add_score(self, name: str, items: Any, target: Any = None, **options: Any) -> Self:
+    def add_score(
+        self,
+        score: str | Mapping[str, object] | Score,
+        items: object = None,
+        target: object = None,
+        **options: object,
+    ) -> Self:
         """Add a post-hoc score, fitted on training data.
 
         Args:
-            name: One of `dubito.scores.SCORES`.
-            items: Inputs; see `predict`.
+            score: Name of a score of `dubito.scores.SCORES`, a dict with its name, or a score.
+            items: Inputs, see `predict`; None: for a score that needs none.
             target: Targets as users have them; None: those of the source.
-            **options: Parameters of the score.
+            **options: Options of the score.
         """
-        score = scores.build(name, **options)
-        if self.task.kind not in score.tasks:
-            raise DubitoError(f"the score {name!r} is not for {self.task.kind}")
-        features, outputs = self._run_all(items, with_features=True)
-        if name in self.method.distribution(outputs[:1]).scores:
-            raise DubitoError(f"the model already has a score {name!r}")
-        expected = self._target(items, target, len(outputs)).to(outputs.device)
-        score.fit(features, outputs, expected)
-        self.scores[name] = score.to(outputs.device)
+        return self.add_scores([SCORES.build(score, **options)], items, target)
+
+    def add_scores(
+        self,
+        scores: Iterable[str | Mapping[str, object] | Score],
+        items: object = None,
+        target: object = None,
+    ) -> Self:
+        """Add post-hoc scores, which are fitted to one pass over training data.
+
+        Args:
+            scores: Names, dicts with a name, or scores; these are copied.
+            items: Inputs, see `predict`; None: for scores that need none.
+            target: Targets as users have them; None: those of the source.
+        """
+        built = [deepcopy(SCORES.build(score)) for score in scores]
+        added = {SCORES.name_of(score): score for score in built}
+        empty = torch.zeros(1, 1, self.method.outputs(self.task))
+        present = (*self.scores, *COMMON, *self.method.distribution(empty).scores)
+        for name, score in added.items():
+            if self.task.kind not in score.tasks:
+                raise DubitoError(f"the score {name!r} is not for {self.task.kind}")
+            if name in present:
+                raise DubitoError(f"the model already has a score {name!r}")
+        if to_fit := [score for score in built if score.needs_fit]:
+            self._fit_scores(to_fit, items, target)
+        device = next(self.network.parameters(), empty).device
+        for name, score in added.items():
+            self.scores[name] = score.to(device).train(self.training)
         return self
 
-    def _target(self, items: Any, target: Any, count: int) -> Tensor:
+    def _fit_scores(self, scores: Sequence[Score], items: object, target: object) -> None:
+        if items is None:
+            names = ", ".join(map(SCORES.name_of, scores))
+            raise DubitoError(f"the scores {names} are fitted to training data: pass items")
+        needed = any(score.needs_features for score in scores)
+        features, outputs = self._outputs(items, with_features=needed)
+        expected = self._target(items, target, len(outputs)).to(outputs.device)
+        with torch.no_grad():
+            head = None
+            if features is not None:
+                head = linear_head(self.network, features[:HEAD_ROWS], outputs[:HEAD_ROWS])
+            for score in scores:
+                score.to(outputs.device).fit(features, outputs, expected, head)  # type: ignore[arg-type]
+
+    def _target(self, items: object, target: object, count: int) -> Tensor:
         """Return encoded targets."""
         if target is None:
             target = items.target if isinstance(items, Source) else None
@@ -444,17 +486,17 @@ class Model(nn.Module):
 
     def evaluate(
         self,
-        items: Any,
-        target: Any = None,
+        items: object,
+        target: object = None,
         *,
-        ood: Mapping[str, Any] | None = None,
+        ood: Mapping[str, object] | None = None,
         noise: Sequence[float] = (),
         seed: int = 0,
-    ) -> dict[str, Any]:
+    ) -> Result:
         """Evaluate on samples with known targets.
 
         Args:
-            items: Inputs; see `predict`. Noise needs the inputs, not an earlier prediction.
+            items: Inputs, see `predict`; or their prediction, but not with noise.
             target: Targets as users have them; None: those of the source.
             ood: Out-of-distribution inputs by name.
             noise: Standard deviations of normal noise that is added to the inputs, pixels being in
@@ -465,7 +507,13 @@ class Model(nn.Module):
             The result of `dubito.evaluation.evaluate`, and "policy" if there is one, "ood" and
             "noise": shares of the decisions, and how well each score detects these inputs.
         """
-        predicted = self.predict(items)
+        if isinstance(items, Prediction) and noise:
+            raise DubitoError("noise is added to inputs: pass these, not their prediction")
+        changes = [_Noise(_checks.positive(sigma, "noise"), seed) for sigma in noise]
+        if isinstance(items, Prediction):
+            predicted, noisy = self._predicted(items).reread(self), list[Prediction]()
+        else:
+            predicted, *noisy = self._predict(items, changes)
         expected = self._target(items, target, len(predicted))
         dist = predicted.distribution
         result = evaluation.evaluate(self.task, dist, expected, calibration=self.calibration)
@@ -475,15 +523,14 @@ class Model(nn.Module):
             part = {"samples": len(other), **self._decisions(other)}
             part["detection"] = evaluation.ood_detection(dist, other.distribution)
             result.setdefault("ood", {})[name] = part
-        for sigma in noise:
-            other = self._predict_noisy(items, _checks.positive(sigma, "noise"), seed)
+        for sigma, other in zip(noise, noisy, strict=True):
             part = {"metrics": self.task.metrics(other.distribution.predictive, expected)}
             part |= self._decisions(other, expected)
             part["detection"] = evaluation.ood_detection(dist, other.distribution)
             result.setdefault("noise", {})[f"{sigma:g}"] = part
         return result
 
-    def _decisions(self, predicted: Prediction, target: Tensor | None = None) -> dict[str, Any]:
+    def _decisions(self, predicted: Prediction, target: Tensor | None = None) -> Result:
         """Return the share of each decision and the error rate among accepted predictions."""
         if predicted.codes is None:
             return {}
@@ -494,26 +541,17 @@ class Model(nn.Module):
             shares["error_rate"] = errors.double().mean().item()
         return {"policy": shares}
 
-    def _predict_noisy(self, items: Any, sigma: float, seed: int) -> Prediction:
-        generator = torch.Generator().manual_seed(seed)
-
-        def noisy(batch: Encoded) -> Encoded:
-            x = unit_range(batch.inputs)
-            return Encoded(x + sigma * torch.randn(x.shape, generator=generator), {}, {})
-
-        return self._predict(map(noisy, self._batches(items)), True, _names(items))
-
     # --- files ---
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Save to a folder; an interrupted save leaves an earlier model intact.
 
         Args:
-            folder: Folder to write; see `dubito.model._folder`.
+            folder: Folder to write; see `dubito.model.folder`.
         """
-        from dubito.model._card import card  # loading a model does not need it
+        from dubito.model.card import card  # loading a model does not need it
 
-        return _folder.write(
+        return write(
             Path(folder),
             {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()},
             card(self),
@@ -523,7 +561,7 @@ class Model(nn.Module):
             preprocessing=self.preprocessing,
             calibration=self.calibration,
             policy=self.policy,
-            scores={name: score.options for name, score in self.scores.items()},
+            scores=[SCORES.to_dict(score) for score in self._scores()],
             training=self.record,
         )
 
@@ -544,7 +582,7 @@ class Model(nn.Module):
             device: Device of the network.
         """
         place = Path(folder)
-        content, tensors = _folder.read(place)
+        content, tensors = read(place)
         if network is None and content.backbone is None:
             raise DubitoError(
                 f"{place} has a custom network: pass network=..., a module or a function that "
@@ -560,13 +598,13 @@ class Model(nn.Module):
                 model = cls.build(*parts, content.backbone)  # type: ignore[arg-type]
             else:
                 model = cls(network if isinstance(network, nn.Module) else network(), *parts)
-            for name, options in content.scores.items():
-                model.scores[name] = scores.build(name, **options)
+            built = map(SCORES.build, content.scores)
+            model.scores.update({SCORES.name_of(score): score for score in built})
         except DubitoError as error:
             raise DubitoError(f"cannot load {place}: {error}") from error
         model.calibration, model.policy = content.calibration, content.policy
         model.record = content.training
-        _folder.fill(model, tensors, place)
+        fill(model, tensors, place)
         return model.to(device).eval()
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
@@ -600,14 +638,28 @@ def _dropout(method: Method) -> float | None:
     return _dropout(member) if rate is None and member is not None else rate
 
 
-def _names(items: Any) -> list[str] | None:
+class _Noise:
+    """Adds normal noise to inputs.
+
+    Args:
+        sigma: Standard deviation.
+        seed: Seed of the noise of all batches.
+    """
+
+    def __init__(self, sigma: float, seed: int) -> None:
+        self.sigma, self.generator = sigma, torch.Generator().manual_seed(seed)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if inputs.dtype == torch.int64:
+            raise DubitoError("noise is added to numbers and pixels, not to indices")
+        x = unit_range(inputs)
+        return x + self.sigma * torch.randn(x.shape, generator=self.generator)
+
+
+def _names(items: object) -> list[str] | None:
     """Return the names of inputs for users, such as paths; None if they only have numbers."""
     if isinstance(items, Source):
         return [items.item(row) for row in range(len(items))]
     if isinstance(items, list | tuple) and all(isinstance(i, str | os.PathLike) for i in items):
         return [os.fspath(item) for item in items]
     return None
-
-
-def _name(names: Sequence[str] | None, row: int) -> str:
-    return f"row {row}" if names is None else names[row]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +17,30 @@ from dubito.calibration import Calibration
 from dubito.data.base import take_texts
 from dubito.distributions import Distribution
 from dubito.distributions.base import COMMON
+from dubito.formats.base import Array
 from dubito.policy import REASONS
 from dubito.tasks import Task
 
+if TYPE_CHECKING:
+    from dubito.model.model import Model
+
 __all__ = ["Prediction"]
+
+#: values of a column: numbers, texts, None
+Column = list[Any]
+Cells = dict[str, Column]
+
+
+class _Table(NamedTuple):
+    """Columns of plain values.
+
+    Args:
+        columns: Columns by name, without probabilities.
+        probs: Probabilities by class, empty for regression.
+    """
+
+    columns: Cells
+    probs: Cells
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,7 +83,7 @@ class Prediction:
         return self.calibration(self.distribution)
 
     @property
-    def labels(self) -> np.ndarray[Any, Any]:
+    def labels(self) -> Array:
         """Class names (N,), or numbers (N,) or (N, T)."""
         return self.task.decode(self.point)
 
@@ -72,14 +93,14 @@ class Prediction:
         return None if self.codes is None else self.codes == 0
 
     @property
-    def reason(self) -> np.ndarray[Any, Any] | None:
+    def reason(self) -> Array | None:
         """Reason of the decision: (N,); None without a policy.
 
         One of "accepted", "ambiguous", "unfamiliar", "out_of_range"; "error" for rows in `errors`.
         """
         if self.codes is None:
             return None
-        reasons: np.ndarray[Any, Any] = np.asarray(REASONS)[self.codes.cpu().numpy()]
+        reasons: Array = np.asarray(REASONS)[self.codes.cpu().numpy()]
         reasons[list(self.errors)] = "error"
         return reasons
 
@@ -97,6 +118,15 @@ class Prediction:
             name: One of `distribution.scores`, or "total", "aleatoric", "epistemic".
         """
         return self.distribution.score(name)
+
+    def reread(self, model: Model) -> Prediction:
+        """Return this prediction with the present calibration and policy of its model.
+
+        Args:
+            model: Model that predicted.
+        """
+        new = model.prediction(self.distribution, self.in_range)
+        return replace(self, calibration=new.calibration, codes=new.codes)
 
     def __len__(self) -> int:
         return len(self.distribution)
@@ -130,30 +160,23 @@ class Prediction:
         """
         names = dict.fromkeys((*COMMON, *(scores or ())))
         columns = self.task.tensors(self.point, self.predictive)
-        wide = {"probs": columns.pop("probs")} if "probs" in columns else {}
+        probs = columns.pop("probs", None)
         for name, end in zip(("lower", "upper"), self.interval or (), strict=False):
             columns[name] = end[..., 0] if self.task.size == 1 else end
         columns |= {name: self.score(name).float() for name in names}
         if self.codes is not None:
             columns |= {"accepted": self.codes == 0, "reason": self.codes}
-        return columns | wide  # wide columns last
+        return columns if probs is None else {**columns, "probs": probs}
 
-    def columns(
-        self, scores: Sequence[str] | None = None, *, probs: bool = True
-    ) -> dict[str, list[Any]]:
+    def columns(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Cells:
         """Return all columns as lists of plain values, None where a row has none.
 
         Args:
             scores: Names of further scores.
             probs: Include a column of calibrated probabilities for each class.
         """
-        tensors = self.tensors(scores)
-        wide = {"probs": tensors.pop("probs")} if "probs" in tensors else {}
-        names = {} if self.inputs is None else {"input": list(self.inputs)}
-        notes = {row: text for row, text in self.notes.items() if row not in self.errors}
-        rows = range(len(self))
-        texts = {"note": [*map(notes.get, rows)], "error": [*map(self.errors.get, rows)]}
-        return names | self._lists(tensors) | texts | self._lists(wide if probs else {})
+        table = self._table(scores)
+        return table.columns | {f"probs.{k}": v for k, v in table.probs.items() if probs}
 
     def rows(
         self, scores: Sequence[str] | None = None, *, probs: bool = True
@@ -164,13 +187,12 @@ class Prediction:
             scores: Names of further scores.
             probs: Include the calibrated probabilities of all classes.
         """
-        columns = self.columns(scores, probs=probs)
-        names = list(columns)
-        first = names.index("error") + 1  # columns of probs come last
-        for values in zip(*columns.values(), strict=True):
-            row = {name: v for name, v in zip(names[:first], values, strict=False) if v is not None}
-            if len(names) > first and "error" not in row:
-                row["probs"] = dict(zip(self.task.names, values[first:], strict=True))
+        table = self._table(scores)
+        shares = zip(*table.probs.values(), strict=True) if probs and table.probs else repeat(())
+        for values, share in zip(zip(*table.columns.values(), strict=True), shares, strict=False):
+            row = {k: v for k, v in zip(table.columns, values, strict=True) if v is not None}
+            if share and "error" not in row:
+                row["probs"] = dict(zip(table.probs, share, strict=True))
             yield row
 
     def to_pandas(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Any:
@@ -182,23 +204,35 @@ class Prediction:
         """
         return need("pandas", "data").DataFrame(self.columns(scores, probs=probs))
 
-    def _lists(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-        """Return tensors as columns of plain values, None in rows with an error."""
-        columns: dict[str, list[Any]] = {}
-        for name, values in tensors.items():
-            if values.ndim > 1:
-                parts = zip(self.task.names, values.mT.tolist(), strict=True)
-                columns |= {f"{name}.{part}": column for part, column in parts}
-            elif name == "prediction":
-                columns[name] = self.labels.tolist()
-            elif name == "reason":
-                columns[name] = [REASONS[code] for code in values.tolist()]
-            else:
-                columns[name] = values.tolist()
+    def _table(self, scores: Sequence[str] | None) -> _Table:
+        """Return the columns as plain values, None in rows with an error."""
+        tensors = self.tensors(scores)
+        probs = tensors.pop("probs", None)
+        texts = {k: text for k, text in self.notes.items() if k not in self.errors}
+        rows = range(len(self))
+        named: Cells = {} if self.inputs is None else {"input": list(self.inputs)}
+        shares = {} if probs is None else self._by_name(probs)
+        values = {k: v for name, tensor in tensors.items() for k, v in self._lists(name, tensor)}
         for row in self.errors:
-            for cells in columns.values():
+            for cells in (*values.values(), *shares.values()):
                 cells[row] = None
-        return columns
+        notes: Cells = {"note": [*map(texts.get, rows)], "error": [*map(self.errors.get, rows)]}
+        return _Table(named | values | notes, shares)
+
+    def _lists(self, name: str, values: Tensor) -> Iterator[tuple[str, Column]]:
+        """Yield a tensor as columns of plain values."""
+        if values.ndim > 1:
+            yield from ((f"{name}.{part}", v) for part, v in self._by_name(values).items())
+        elif name == "prediction":
+            yield name, self.labels.tolist()
+        elif name == "reason":
+            yield name, [REASONS[code] for code in values.tolist()]
+        else:
+            yield name, values.tolist()
+
+    def _by_name(self, values: Tensor) -> Cells:
+        """Return values (N, K) or (N, T) as a column for each class or target."""
+        return dict(zip(self.task.names, values.mT.tolist(), strict=True))
 
     def __repr__(self) -> str:
         accepted = self.accepted

@@ -14,7 +14,7 @@ from dubito._files import json_text
 from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Prediction
-from dubito.model._card import format_metric, metric_name, policy_text
+from dubito.model.card import format_metric, metric_name, policy_text
 
 #: image, and texts by name: truth, prediction and further columns
 Example = tuple[str | None, dict[str, str]]

@@ -16,7 +16,7 @@ from dubito._files import atomic_write
 from dubito.data import Source
 from dubito.methods import Method
 from dubito.model import Model, Prediction
-from dubito.model._card import PERCENT, metric_name
+from dubito.model.card import PERCENT, metric_name
 from dubito.report import _figures
 from dubito.report._html import Example, examples, render
 

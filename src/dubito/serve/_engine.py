@@ -20,7 +20,7 @@ from torch import Tensor
 from dubito._extras import need
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
-from dubito.model.model import NOT_FINITE
+from dubito.model.collector import NOT_FINITE
 
 #: function from inputs to predictions
 Engine = Callable[[Any], Prediction]

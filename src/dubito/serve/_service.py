@@ -24,8 +24,8 @@ from dubito.api import AnyModel, load_model
 from dubito.distributions import Distribution
 from dubito.methods import METHODS
 from dubito.model import Model
-from dubito.model._folder import MODEL
-from dubito.model.model import NOT_FINITE
+from dubito.model.collector import NOT_FINITE
+from dubito.model.folder import MODEL
 from dubito.serve._batcher import Batcher, Question
 from dubito.serve._config import ServeConfig
 from dubito.serve._engine import choose, measure

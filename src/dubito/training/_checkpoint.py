@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dubito._files import atomic_path, make_folder
 from dubito.errors import DubitoError
-from dubito.model._folder import unshared
+from dubito.model.folder import unshared
 
 FORMAT = "dubito-checkpoint-2"
 

@@ -1,0 +1,432 @@
+"""The functions behind the commands: train, evaluate, predict, calibrate, export.
+
+A training run is described by a `RunConfig`, which is saved with the model. The other functions
+take a model, or the folder of one. Training is imported when it is used: prediction needs none of
+it.
+
+>>> from tempfile import TemporaryDirectory
+>>> from dubito.api import evaluate, train
+>>> with TemporaryDirectory() as out:
+...     model = train("digits", out=out, epochs=5, lr=0.005, report=False)
+...     result = evaluate(out, noise=[0.5])
+>>> result["metrics"]["accuracy"] > 0.8, list(result["noise"])
+(True, ['0.5'])
+"""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import numpy as np
+import torch
+from torch import nn
+
+from dubito import _checks
+from dubito import data as datasets
+from dubito._files import atomic_path, atomic_write, json_text, make_folder
+from dubito.data import Source
+from dubito.data.sources import parts
+from dubito.errors import DubitoError
+from dubito.model import Model, Prediction
+from dubito.model.folder import MODEL
+from dubito.plugins import import_plugin, load_plugins
+from dubito.scores import SCORES
+
+if TYPE_CHECKING:
+    from dubito.config import RunConfig
+
+__all__ = ["calibrate", "evaluate", "export", "load", "predict", "train"]
+
+AnyPath = str | os.PathLike[str]
+#: a model, or the folder of one
+AnyModel = Model | AnyPath
+#: function that builds a network, or its name: "module:function" or "file.py:function"
+Factory = str | Callable[[], nn.Module]
+FORMATS = ("csv", "jsonl")
+#: rows that are converted for a file at once
+PORTION = 10_000
+
+load = Model.load
+
+
+def find_device(name: str) -> torch.device:
+    """Return a device by name.
+
+    Args:
+        name: "auto", "cpu" or "cuda".
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DubitoError(f"unknown device {name!r}; known: 'auto', 'cpu', 'cuda'") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DubitoError(f"the device {name!r} needs a GPU, and torch finds none")
+    return device
+
+
+def load_model(model: AnyModel, device: str = "cpu", network: Factory | None = None) -> Model:
+    """Return a model, or load it.
+
+    Args:
+        model: Model, or the folder of one.
+        device: "auto", "cpu" or "cuda".
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
+    """
+    if isinstance(model, Model):
+        return model
+    factory = find_factory(network) if isinstance(network, str) else network
+    return Model.load(model, network=factory, device=find_device(device))
+
+
+def find_factory(name: str) -> Callable[[], nn.Module]:
+    """Import a function that builds a network.
+
+    Args:
+        name: "module:function" or "file.py:function".
+    """
+    module, _, function = name.rpartition(":")
+    factory: Callable[[], nn.Module] | None = getattr(import_plugin(module), function, None)
+    if factory is None:
+        raise DubitoError(f"network {name!r}: {module} has no function {function!r}")
+    return factory
+
+
+def train(
+    data: Any = None,
+    *,
+    out: AnyPath,
+    config: Any = None,
+    seeds: Sequence[int] | None = None,
+    device: str = "auto",
+    report: bool = True,
+    tensorboard: bool = False,
+    callbacks: Sequence[Any] = (),
+    on_start: Callable[[str], Any] | None = None,
+    **settings: Any,
+) -> Model | list[Model]:
+    """Train a model, calibrate it and fit its policy.
+
+    The same call resumes a run that was interrupted, with the same result, and returns the model of
+    a finished run. A finished run with another policy only gets the new policy.
+
+    Args:
+        data: Known name, image folder, .npz, .csv or .parquet file; or arrays (inputs, target), or
+            a DataFrame.
+        out: Folder of the model.
+        config: Configuration, or the path of a .toml or .json file with its sections; settings
+            override it.
+        seeds: Train a model for each of these seeds, in OUT/seed-0 and so on.
+        device: "auto", "cpu" or "cuda".
+        report: Write report.html.
+        tensorboard: Write scalars for TensorBoard.
+        callbacks: Functions that are called during training.
+        on_start: Function that is called with a line about data and model, such as `print`.
+        **settings: Fields of the sections of `RunConfig`: `epochs=5`, `method="edl"`,
+            `error_rate=0.01`, or with the section: `{"training.epochs": 5}`.
+
+    Returns:
+        The model, or a model for each of `seeds`.
+    """
+    from dubito.config import RunConfig
+    from dubito.pipeline import Pipeline
+    from dubito.training import _parallel
+
+    load_plugins()
+    if isinstance(data, str | os.PathLike):
+        is_known = data in datasets.DATASETS
+        settings["data.source"] = str(data if is_known else Path(data).expanduser().resolve())
+    run = RunConfig.merge(config, settings)
+    source = run.data.source if data is None or "data.source" in settings else data
+    if source is None:
+        raise DubitoError("there is nothing to train on: pass data, or data.source in the config")
+    if run.data.train_ood is not None:
+        parts(run.data.train_ood)  # it exists
+    chosen = [run.training.seed] if seeds is None else list(seeds)
+    if len({*chosen}) < max(1, len(chosen)):
+        raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
+    folders = [Path(out) if seeds is None else Path(out) / f"seed-{seed}" for seed in chosen]
+    with _parallel.process_group() as own_device:
+        pipeline = Pipeline(run, device=own_device or find_device(device), callbacks=callbacks)
+        models = pipeline.run(
+            run.data.open(source), folders, chosen,
+            report=report, tensorboard=tensorboard, on_start=on_start,
+        )  # fmt: skip
+    return models[0] if seeds is None else models
+
+
+def predict(
+    model: AnyModel,
+    inputs: AnyPath | Sequence[AnyPath] | Any,
+    *,
+    out: AnyPath | None = None,
+    format: Literal["csv", "jsonl"] | None = None,
+    scores: Sequence[str] = (),
+    batch_size: int | None = None,
+    device: str = "auto",
+    network: Factory | None = None,
+) -> Prediction:
+    """Predict with a model: value, probability, uncertainty, accept or abstain.
+
+    An input that cannot be read has an error in its row and does not affect the others.
+
+    Args:
+        model: Model, or the folder of one.
+        inputs: Images and folders of images; or a .csv, .parquet or .npz file; or arrays, a
+            DataFrame, a list of dicts.
+        out: File for the rows.
+        format: Format of that file: "csv" or "jsonl"; by default that of its name, else csv.
+        scores: Further scores: "max_prob", "vacuity", ...
+        batch_size: Inputs at once; by default as many as fit into memory.
+        device: "auto", "cpu" or "cuda".
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
+    """
+    loaded = load_model(model, device, network)
+    known = (*loaded.method.scores(loaded.task), *loaded.scores)
+    for name in scores:
+        _checks.one_of(known, name, "score")
+    source = datasets.open(
+        inputs, "all", format=loaded.preprocessing.inputs, labeled=False, on_error="report"
+    )
+    prediction = loaded.predict(source, batch_size=batch_size, on_error="report")
+    if out is not None:
+        suffix = Path(out).suffix.lower()[1:]
+        kind = format or (suffix if suffix in FORMATS else "csv")
+        with atomic_path(Path(out)) as partial, partial.open("w", newline="") as file:
+            write_rows(prediction, file, kind, scores)
+    return prediction
+
+
+def write_rows(
+    prediction: Prediction, file: TextIO, format: str = "csv", scores: Sequence[str] = ()
+) -> None:
+    """Write the rows of a prediction.
+
+    Args:
+        prediction: Prediction of any number of inputs.
+        file: Open text file.
+        format: "csv" or "jsonl".
+        scores: Further scores.
+    """
+    _checks.one_of(FORMATS, format, "format")
+    writer = csv.writer(file, lineterminator="\n")
+    for start in range(0, len(prediction), PORTION):
+        part = prediction[start : start + PORTION]
+        if format == "jsonl":
+            for row in part.rows(scores):
+                file.write(json.dumps(_rounded(row), ensure_ascii=False, allow_nan=False) + "\n")
+            continue
+        columns = part.columns(scores)
+        if not start:
+            writer.writerow(columns)
+        writer.writerows(map(_rounded, zip(*columns.values(), strict=True)))
+
+
+def _rounded(value: Any) -> Any:
+    """Round to six digits, about those of float32."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def export(
+    model: AnyModel,
+    path: AnyPath,
+    *,
+    scores: Sequence[str] | None = None,
+    floats: bool = False,
+    network: Factory | None = None,
+) -> Any:
+    """Write a model as an ONNX file that needs neither torch nor dubito.
+
+    The file has preprocessing, network, calibration, scores and policy, and is compared with torch
+    before it gets its name.
+
+    Args:
+        model: Model, or the folder of one.
+        path: File to write.
+        scores: Further scores; by default none.
+        floats: Take images as numbers in [0, 1] rather than bytes.
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
+    """
+    return load_model(model, "cpu", network).export(path, scores=scores, floats=floats)
+
+
+def evaluate(
+    model: AnyModel,
+    data: Any = None,
+    *,
+    ood: Sequence[str] = (),
+    noise: Sequence[float] = (),
+    resize: bool = False,
+    out: AnyPath | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    network: Factory | None = None,
+) -> dict[str, Any]:
+    """Evaluate a model: metrics, detection of errors and OOD inputs, policy.
+
+    Samples are the test part of the training data; without a test part the calibration samples, to
+    which calibration and policy were fitted, so that their figures may be a little good.
+
+    Args:
+        model: Model, or the folder of one, or of the models of several seeds.
+        data: Other labeled data: known name, image folder, .npz or .csv file, arrays, DataFrame.
+        ood: Out-of-distribution inputs to detect: known names or paths.
+        noise: Standard deviations of normal noise; noisy samples are to be detected.
+        resize: Convert images of another size, gray or in color.
+        out: File for the result, JSON; by default evaluation/result.json in the model's folder.
+        seed: Seed of the noise.
+        device: "auto", "cpu" or "cuda".
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
+
+    Returns:
+        The result; of several seeds {"mean", "std"} for each number.
+    """
+    for name in ood:
+        parts(name)  # it exists
+    folders = [model] if isinstance(model, Model) else _seed_folders(Path(model))
+    results = []
+    for folder in folders:
+        loaded = load_model(folder, device, network)
+        source, part = _labeled(loaded, data, resize)
+        options: Any = {"format": loaded.preprocessing.inputs, "resize": resize, "labeled": False}
+        unlabeled = {str(name): datasets.open(name, _test_part(name), **options) for name in ood}
+        metrics = loaded.evaluate(source, ood=unlabeled, noise=noise, seed=seed)
+        results.append({"data": source.name, "part": part, **metrics})
+    result: dict[str, Any] = results[0] if len(results) == 1 else averaged(results)
+    if out is None and not isinstance(model, Model):
+        out = make_folder(Path(model) / "evaluation") / "result.json"
+    if out is not None:
+        atomic_write(Path(out), json_text(result))
+    return result
+
+
+def calibrate(
+    model: AnyModel,
+    data: Any = None,
+    *,
+    posthoc: Sequence[Any] = (),
+    coverage: float | None = None,
+    out: AnyPath | None = None,
+    device: str = "auto",
+    network: Factory | None = None,
+    **settings: Any,
+) -> Model:
+    """Refit calibration and policy of a finished model, perhaps with further scores.
+
+    A policy that accepts predictions is not replaced by one that accepts none: that is an error.
+
+    Args:
+        model: Model, or the folder of one, which is updated.
+        data: Labeled data that was not used for training; by default the calibration samples.
+        posthoc: Post-hoc scores to add, fitted to the training samples; `score` and `ood_score` may
+            name them.
+        coverage: Guarantee this share of accepted predictions in place of an error rate.
+        out: Folder for the new model.
+        device: "auto", "cpu" or "cuda".
+        network: Factory of a custom network: a function, "module:function" or "file.py:function".
+        **settings: Fields of the policy in `RunConfig`: `error_rate=0.01`, `confidence=0.9`, ...;
+            default as in training.
+    """
+    from dubito.config import PolicyConfig, validated
+    from dubito.pipeline import Pipeline, refit
+
+    loaded = load_model(model, device, network)
+    run = _recorded(loaded)
+    policy = validated(PolicyConfig, run.policy.model_dump() | settings)
+    built = [SCORES.build(score) for score in posthoc]
+    if data is None or any(score.needs_fit for score in built):
+        pipeline = Pipeline(run)
+        prepared = pipeline.prepare(_training_data(loaded))
+        pipeline.add_scores(loaded, built, prepared)
+    else:
+        loaded.add_scores(built, None)
+    if data is None:
+        prediction = pipeline.held_out(loaded, prepared)
+        target = None if prepared.calibration is None else prepared.calibration.target
+    else:
+        source, _ = _labeled(loaded, data)
+        prediction, target = loaded.predict(source), source.target
+    refit(loaded, prediction, target, policy, coverage)
+    folder = model if out is None else out
+    if not isinstance(folder, Model):
+        loaded.save(folder)
+    return loaded
+
+
+def _test_part(source: Any) -> str:
+    return "test" if "test" in parts(source) else "all"
+
+
+def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str]:
+    """Return samples to evaluate with, and which part of the data they are."""
+    run = _recorded(model)
+    place = run.data.source if data is None else data
+    part = _test_part(place)
+    if data is None and part == "all":
+        return _calibration_samples(model, run), "calibration"
+    return run.data.open(place, part, format=model.preprocessing.inputs, resize=resize), part
+
+
+def _recorded(model: Model) -> "RunConfig":
+    """Return the configuration that a model was trained with; the default one if it is unknown."""
+    from dubito.config import RunConfig
+
+    return RunConfig.merge(None if model.record is None else model.record.config, {})
+
+
+def _training_data(model: Model) -> Source:
+    """Return all samples of the training data, if it is the same as then."""
+    run = _recorded(model)
+    if run.data.source is None or model.record is None:
+        raise DubitoError("the calibration samples of this model are unknown: pass data")
+    source = run.data.open(run.data.source)
+    if source.fingerprint() != model.record.fingerprint:
+        raise DubitoError(
+            f"{run.data.source} has changed since the training, so the calibration samples are "
+            "unknown: pass data"
+        )
+    return source
+
+
+def _calibration_samples(model: Model, run: "RunConfig") -> Source:
+    if run.data.folds is not None:
+        raise DubitoError(
+            "every sample trained some networks of this ensemble: pass data to evaluate with"
+        )
+    found = run.divide(_training_data(model), model.task)[0].calibration
+    if found is None:
+        raise DubitoError("this model was trained without calibration samples: pass data")
+    return found
+
+
+def _seed_folders(folder: Path) -> list[Path]:
+    """Return the folder of a model, or those of its seeds: folder/seed-1, ..."""
+    seeds = [path for path in folder.glob("seed-*") if (path / MODEL).exists()]
+    if (folder / MODEL).exists() or not seeds:
+        return [folder]
+    return sorted(seeds, key=lambda path: int(path.name.removeprefix("seed-")))
+
+
+def averaged(results: Sequence[Any]) -> Any:
+    """Return mean and standard deviation of each number that all results have.
+
+    >>> averaged([{"accuracy": 0.5, "samples": 9}, {"accuracy": 1.0, "samples": 9}])
+    {'accuracy': {'mean': 0.75, 'std': 0.353...}, 'samples': 9}
+    """
+    first = results[0]
+    if isinstance(first, Mapping):
+        shared = [key for key in first if all(key in result for result in results)]
+        return {key: averaged([result[key] for result in results]) for key in shared}
+    if isinstance(first, float):
+        spread = stdev(results) if np.isfinite(results).all() else None
+        return {"mean": fmean(results), "std": spread}
+    return first

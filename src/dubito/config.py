@@ -1,0 +1,362 @@
+"""Configuration of a training run."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+
+from dubito import _checks, data
+from dubito.backbones import BACKBONES
+from dubito.data import Source
+from dubito.data.base import Subset
+from dubito.errors import DubitoError
+from dubito.methods import METHODS
+from dubito.methods.base import AnyMethod
+from dubito.scores import SCORES
+from dubito.scores.base import AnyScore
+from dubito.tasks import Classification, Regression, Task
+from dubito.training import TrainConfig
+
+__all__ = ["RunConfig"]
+
+M = TypeVar("M", bound=BaseModel)
+METHOD, AUTO = "iedl", "auto"
+#: share of the samples that chooses the epoch, where one is chosen
+SELECTION = 0.1
+#: keep the weights of the last epoch, whatever their metrics
+LAST = "last"
+POSTHOC = "posthoc"
+#: fields that say how data is read
+READING = {"target", "ignore", "categories", "size", "mode", "on_error", "stream"}
+
+
+class Parts(NamedTuple):
+    """Parts of the training data, each with one purpose.
+
+    Attributes:
+        train: Samples that the network is trained on.
+        selection: Samples that choose the epoch; None: the last weights are kept.
+        calibration: Samples that calibration and policy are fitted to; None without.
+    """
+
+    train: Subset
+    selection: Subset | None
+    calibration: Subset | None
+
+
+class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Training data."""
+
+    source: str | None = None
+    """Known name, folder, .npz, .csv or .parquet file; None if the data was in memory."""
+    target: str | tuple[str, ...] | None = None
+    """Target columns of a table."""
+    ignore: tuple[str, ...] = ()
+    """Columns of a table to leave out."""
+    categories: tuple[str, ...] = ()
+    """Columns of numbers that are categories."""
+    size: int | tuple[int, int] | None = None
+    """Side, or height and width, to which images are resized."""
+    mode: Literal["L", "RGB"] | None = None
+    """Gray or color images."""
+    on_error: Literal["skip", "raise"] = "skip"
+    """Skip unreadable images with a warning, or stop."""
+    calibration: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the samples for calibration and policy, which serves no other purpose."""
+    selection: float | None = Field(default=None, ge=0, lt=1)
+    """Share of the samples that chooses the epoch; None: 0.1 for regression and with `keep`, or 0,
+    which keeps the last weights."""
+    folds: int | None = Field(default=None, ge=2)
+    """Train as many networks, each without one fold of the data, and deploy their ensemble: for
+    small data. Its promises are approximate."""
+    split_seed: int = 0
+    """Seed of the division."""
+    stratify: bool = True
+    """Divide every class in the same proportion."""
+    train_ood: str | None = None
+    """Out-of-distribution inputs for methods that train with some, in place of noise."""
+    class_weight: Literal["balanced"] | None = None
+    """Weight samples by the rarity of their class."""
+    standardize: bool | None = None
+    """Scale features to mean 0 and deviation 1; None does so for tables and flat arrays."""
+    stream: bool | None = None
+    """Read inputs from disk in each epoch; None does so beyond 2 GB."""
+    task: Literal["classification", "regression"] | None = None
+    """What the target is; None follows the method."""
+    tolerance: float | tuple[float, ...] | None = None
+    """Deviation beyond which a predicted number is an error; needed for a policy."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        share = self.calibration + (self.selection or 0)
+        if share >= 1:
+            raise ValueError(f"calibration and selection leave {1 - share:g} for the training")
+        return self
+
+    def open(self, source: Any, split: str = "train", **options: Any) -> Source:
+        """Open data; see `dubito.data.open`.
+
+        Args:
+            source: Data, such as `self.source`.
+            split: Part of the data.
+            **options: Further arguments of `dubito.data.open`.
+        """
+        return data.open(source, split, **self.model_dump(include=READING), **options)
+
+
+class PolicyConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Guarantee of the policy."""
+
+    error_rate: float = Field(default=0.05, gt=0, lt=1)
+    """Largest error rate among accepted predictions."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Probability with which the guarantee holds."""
+    false_alarms: float = Field(default=0.05, gt=0, lt=1)
+    """Share of ordinary inputs that may be rejected as unfamiliar."""
+    score: str | None = None
+    """Score that ranks predictions; None is that of the method."""
+    ood_score: str | None = None
+    """Score that ranks inputs by familiarity; None is that of the method."""
+
+
+def _named_method(value: Any) -> Any:
+    """Give options without a name that of the default."""
+    return {"name": METHOD, **value} if isinstance(value, Mapping) else value
+
+
+def _backbone_dict(value: Any) -> dict[str, Any]:
+    """Return name and options of a backbone that is given by name or as a dict."""
+    options = {"name": value} if isinstance(value, str) else {"name": AUTO, **value}
+    _checks.one_of([AUTO, *BACKBONES], options["name"], "backbone")
+    return options
+
+
+class RunConfig(
+    BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+):  # fmt: skip
+    """Configuration of a training run.
+
+    Every name in it is looked up when it is built, before data is read.
+
+    >>> RunConfig(method="edl", training={"epochs": 5}).method.likelihood
+    'mse'
+    """
+
+    data: DataConfig = DataConfig()
+    """Training data."""
+    method: Annotated[AnyMethod, BeforeValidator(_named_method)] = METHODS.build(METHOD)
+    """Name of the method, or a dict with its hyperparameters."""
+    backbone: Annotated[dict[str, Any], BeforeValidator(_backbone_dict)] = {"name": AUTO}
+    """Name of the backbone, or a dict with its options."""
+    training: TrainConfig = TrainConfig()
+    """Training loop."""
+    posthoc: tuple[AnyScore, ...] = ()
+    """Post-hoc scores to fit on the training data, such as energy: names, or dicts with options."""
+    policy: PolicyConfig = PolicyConfig()
+    """Guarantee of the policy."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        """Check names that depend on several sections."""
+        kind, keep = self.task_kind, self.training.keep
+        if kind not in self.method.tasks:
+            name = METHODS.name_of(self.method)
+            raise ValueError(f"{name} is for {' and '.join(self.method.tasks)}, not for {kind}")
+        modes = Regression.modes if kind == "regression" else Classification.modes
+        if keep not in (None, LAST):
+            _checks.one_of([LAST, *modes, "loss"], keep, "metric to keep")
+        if self.data.train_ood is not None and not self.method.ood_terms:
+            name = METHODS.name_of(self.method)
+            raise ValueError(
+                f"train_ood is for methods that train with OOD inputs, not for {name!r}"
+            )
+        if self.data.class_weight is not None and kind != "classification":
+            raise ValueError("class_weight is for classification")
+        if self.data.folds is not None and any(score.needs_fit for score in self.posthoc):
+            raise ValueError("posthoc scores are fitted to one network: train without folds")
+        for score in self.posthoc:
+            if kind not in score.tasks:
+                raise ValueError(f"the score {SCORES.name_of(score)!r} is not for {kind}")
+        for option in ("score", "ood_score"):
+            name = getattr(self.policy, option)
+            if name is not None:
+                _checks.one_of([*self.scores], name, option)
+        return self
+
+    @property
+    def task_kind(self) -> str:
+        """What the target is: "classification" or "regression"."""
+        return self.data.task or self.method.tasks[0]
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the scores of a prediction, post-hoc scores included."""
+        # They follow from the kind of distribution, whatever the number of classes.
+        known = self.method.scores(Classification(classes=("0", "1")))
+        return (*known, *map(SCORES.name_of, self.posthoc))
+
+    @property
+    def selection(self) -> float:
+        """Share of the samples that chooses the epoch."""
+        if self.data.selection is not None:
+            return self.data.selection
+        chooses = self.task_kind == "regression" or self.training.keep not in (None, LAST)
+        return SELECTION if chooses else 0.0
+
+    def divide(self, source: Source, task: Task) -> list[Parts]:
+        """Divide training data at random into parts with one purpose each.
+
+        Args:
+            source: Training data.
+            task: Task; only classes can be stratified.
+
+        Returns:
+            The parts; with folds those of each fold, whose calibration samples are the fold.
+        """
+        rows = list(range(len(source)))
+        if self.data.folds is not None:
+            return [self._fold(source, task, fold) for fold in range(self.data.folds)]
+        shares = {"calibration": self.data.calibration, "selection": self.selection}
+        found: dict[str, list[int]] = {}
+        left = 1.0
+        for name, share in shares.items():
+            if share:
+                rows, found[name] = self._split(source, rows, 1 - share / left, task)
+                left -= share
+        # Ranges come from the training samples alone: the guarantee is about calibration samples
+        # that pass the same filter as future inputs.
+        fitted = source.refit(rows)
+        held_out = {name: fitted.subset(own) for name, own in found.items()}
+        selection, calibration = held_out.get("selection"), held_out.get("calibration")
+        return [Parts(fitted.subset(rows), selection, calibration)]
+
+    def _split(
+        self, source: Source, rows: list[int], fraction: float, task: Task
+    ) -> tuple[list[int], list[int]]:
+        stratify = self.data.stratify and task.kind == "classification"
+        both = data.split(source.subset(rows), fraction, self.data.split_seed, stratify=stratify)
+        first, second = ([rows[index] for index in part.indices] for part in both)
+        return first, second
+
+    def _fold(self, source: Source, task: Task, fold: int) -> Parts:
+        folds = list(self._folds(source, task))
+        rest = sorted(row for other, rows in enumerate(folds) if other != fold for row in rows)
+        selection = None
+        if self.selection:
+            rest, chosen = self._split(source, rest, 1 - self.selection, task)
+            selection = source.subset(chosen)
+        return Parts(source.subset(rest), selection, source.subset(folds[fold]))
+
+    def _folds(self, source: Source, task: Task) -> Iterator[list[int]]:
+        """Yield the rows of each fold, of nearly one size."""
+        rows = list(range(len(source)))
+        for left in range(self.data.folds or 1, 1, -1):
+            rows, fold = self._split(source, rows, 1 - 1 / left, task)
+            yield fold
+        yield rows
+
+    @classmethod
+    def merge(
+        cls,
+        config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+        settings: Mapping[str, Any],
+    ) -> RunConfig:
+        """Create from a configuration and settings that override it.
+
+        Args:
+            config: Configuration, its sections as a dict, or the path of a .toml or .json file;
+                the model.json of an earlier run will do.
+            settings: Values by field ("lr"), by section and field ("training.lr"), or by section.
+        """
+        if isinstance(config, str | os.PathLike):
+            config = read_config(config)
+        sections = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
+        for key, value in settings.items():
+            section, _, field = SHORT.get(key, key).partition(".")
+            if section == POSTHOC and field:  # an option of a score: posthoc.knn.k
+                sections[POSTHOC] = _with_option(sections.get(POSTHOC, ()), field, value)
+                continue
+            before = sections.get(section, {})
+            if isinstance(before, BaseModel):
+                before = before.model_dump()
+            elif isinstance(before, str):
+                before = {"name": before}
+            if field:
+                value = {**before, field: value}
+            elif "name" in before and value == before["name"]:
+                value = before  # the same method keeps its hyperparameters
+            sections[section] = value
+        return validated(cls, sections)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that determine the trained weights, by section and field."""
+        values = self.model_dump(mode="json", include={"data", "method", "backbone"})
+        scores = [SCORES.to_dict(score) for score in self.posthoc]
+        values |= {"training": self.training.identity(), "posthoc": {"scores": scores}}
+        return {f"{section}.{key}": v for section in values for key, v in values[section].items()}
+
+
+def _with_option(scores: Sequence[Any], option: str, value: Any) -> list[Any]:
+    """Set an option of a post-hoc score, "knn.k", which is added if it is not there."""
+    name, _, field = option.partition(".")
+    named = [{"name": score} if isinstance(score, str) else dict(score) for score in scores]
+    if all(score["name"] != name for score in named):
+        named.append({"name": name})
+    return [score | {field: value} if score["name"] == name else score for score in named]
+
+
+#: field of a section -> the same with its section
+SHORT = {
+    name: f"{section}.{name}"
+    for section, field in RunConfig.model_fields.items()
+    if isinstance(field.default, BaseModel)
+    for name in type(field.default).model_fields
+}
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the sections of a configuration file.
+
+    Args:
+        path: A .toml or .json file, or the model.json of an earlier run.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text("utf-8")
+        content = json.loads(text) if file.suffix.lower() == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise DubitoError(f"cannot read the configuration {file}: {error}") from error
+    if isinstance(content, dict) and isinstance(content.get("training"), dict):
+        content = content["training"].get("config", content)  # a model.json
+    if not isinstance(content, dict):
+        raise DubitoError(f"{file} must have the sections {_checks.listed(RunConfig.model_fields)}")
+    return content
+
+
+def validated(model: type[M], values: Mapping[str, Any]) -> M:
+    """Build a configuration; the first problem is an error in one line.
+
+    Args:
+        model: Class of the configuration.
+        values: Its fields.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"][:2])  # without the member of a union
+    if problem["type"] == "extra_forbidden":
+        known = [*SHORT, *RunConfig.model_fields]
+        near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
+        hint = f"did you mean {near[0]!r}? Known" if near else "known"
+        raise DubitoError(f"unknown setting {key!r}; {hint}: {_checks.listed(known)}")
+    if problem["type"] == "value_error":
+        raise DubitoError(problem["msg"].removeprefix("Value error, "))
+    raise DubitoError(f"{key}: {problem['msg']}, not {problem['input']!r}")

@@ -1,0 +1,121 @@
+"""Model cards: data, results and limits of a model in Markdown.
+
+The words are in card.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dubito.methods import METHODS
+
+if TYPE_CHECKING:
+    from dubito.model.model import Model
+    from dubito.policy import Guarantee, Policy
+
+MAX_NAMES = 20
+SPECIAL = "\\`*_[]<>#|"
+#: metric -> its name in tables
+METRICS = {
+    "accuracy": "Accuracy",
+    "ece": "Calibration error (ECE)",
+    "nll": "Negative log-likelihood",
+    "brier": "Brier score",
+    "rmse": "Root mean squared error",
+    "mae": "Mean absolute error",
+    "coverage90": "Coverage of central 90% intervals",
+    "loss": "Loss",
+}
+PERCENT = ("accuracy", "ece", "coverage90")
+
+
+def card(model: Model) -> str:
+    """Return the card of a model in Markdown.
+
+    Args:
+        model: Any model; training record, calibration and policy are optional.
+    """
+    task = model.task
+    what = f"{task.size} classes" if task.kind == "classification" else _names(task.names)
+    network = "a custom network" if model.backbone is None else f"`{model.backbone['name']}`"
+    return Path(__file__).with_name("card.md").read_text("utf-8").format(
+        title=f"{task.kind.capitalize()}: {what}",
+        method=METHODS.name_of(model.method),
+        network=network,
+        data="\n".join(_data(model)),
+        results="\n\n".join(_results(model)),
+    )  # fmt: skip
+
+
+def metric_name(name: str) -> str:
+    """Return the name of a metric for tables."""
+    return METRICS.get(name, name)
+
+
+def format_metric(name: str, value: float) -> str:
+    """Format the value of a metric.
+
+    >>> format_metric("accuracy", 0.9731), format_metric("rmse", 53.20817)
+    ('97.31%', '53.21')
+    """
+    return f"{value:.2%}" if name in PERCENT else f"{value:.4g}"
+
+
+def policy_text(policy: Policy | None) -> str:
+    """Word when a model answers, and what it guarantees."""
+    if policy is None:
+        return "The model has no policy: it answers every input."
+    guarantee = "" if policy.guarantee is None else _guarantee_text(policy.guarantee)
+    if policy.accepts_nothing:
+        return f"The model abstains from every input: it cannot guarantee {guarantee}."
+    conditions = [policy.threshold, policy.ood_threshold]
+    answers = " and ".join(str(threshold) for threshold in conditions if threshold)
+    text = f"The model answers if {answers} (before calibration) and abstains otherwise."
+    more = f" It guarantees {guarantee}, for inputs like the calibration samples."
+    return text + more if guarantee else text
+
+
+def _guarantee_text(guarantee: Guarantee) -> str:
+    if guarantee.controls == "coverage":
+        return f"that at least {100 * guarantee.level:.4g}% of the inputs are answered, on average"
+    text = f"an error rate of at most {100 * guarantee.level:.4g}% among the answers"
+    confidence = guarantee.confidence
+    return text if confidence is None else f"{text}, with confidence {100 * confidence:.4g}%"
+
+
+def _data(model: Model) -> Iterator[str]:
+    task, record = model.task, model.record
+    yield f"- Inputs: {model.preprocessing.inputs}"
+    yield f"- {'Classes' if task.kind == 'classification' else 'Targets'}: {_names(task.names)}"
+    if record is not None:
+        samples = (f"{count:,} for {purpose}" for purpose, count in record.samples.items())
+        yield f"- Samples: {', '.join(samples)}"
+        yield f"- Weights: epoch {record.best_epoch} of {record.epochs}, seed {record.seed}"
+
+
+def _results(model: Model) -> Iterator[str]:
+    record, policy = model.record, model.policy
+    if record is not None and record.metrics:
+        metrics = {metric_name(k): format_metric(k, v) for k, v in record.metrics.items()}
+        yield _table({"Calibration samples, before calibration": "Value"} | metrics)
+    if model.calibration is None:
+        yield "The model is not calibrated."
+    yield policy_text(policy)
+    if policy is not None and policy.table:
+        rows = {f"at most {p.error_rate:.0%}": f"{p.coverage:.1%}" for p in policy.table}
+        yield _table({"Guaranteed error rate": "Share answered"} | rows)
+
+
+def _table(rows: dict[str, str]) -> str:
+    """Return a table; the first row is its head."""
+    head, *body = (f"| {name} | {value} |" for name, value in rows.items())
+    return "\n".join([head, "| --- | ---: |", *body])
+
+
+def _names(names: Iterable[str]) -> str:
+    """Join names, without characters that Markdown interprets."""
+    shown = ["".join(f"\\{c}" if c in SPECIAL else c for c in " ".join(n.split())) for n in names]
+    more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
+    return ", ".join(shown[:MAX_NAMES]) + more

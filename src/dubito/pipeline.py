@@ -1,0 +1,528 @@
+"""The pipeline of a training: open, divide, build, train, fit, check, report.
+
+`dubito.train`, the command line, the scikit-learn estimators and the reproduction of the paper run
+these steps. Each sample serves one purpose: it trains the network, chooses the epoch, or
+calibrates. With folds each network calibrates on the fold that it was not trained on.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dubito import data as datasets
+from dubito.config import Parts, PolicyConfig, RunConfig
+from dubito.data import Source
+from dubito.distributions import Distribution
+from dubito.errors import DubitoError
+from dubito.formats import FORMATS, Preprocessing
+from dubito.methods import METHODS, Ensemble
+from dubito.model import Model, Prediction
+from dubito.model.folder import MODEL, TrainingRecord
+from dubito.scores import Score
+from dubito.tasks import Classification, Regression, Task
+from dubito.training import JSONLines, TensorBoard, Trainer, _parallel
+from dubito.training._run import CHECKPOINT, History
+from dubito.training.callbacks import Callback
+
+__all__ = ["Pipeline", "Prepared"]
+
+#: streamed inputs, and their bytes, that determine means and deviations
+MAX_FITTED, FITTED_BYTES = 4096, 1 << 27
+#: plural of a sample by the kind of its format
+SAMPLES = {"image": "images", "table": "rows"}
+#: name of a backbone, its options, or a function of a shape
+Backbone = str | Mapping[str, Any] | Callable[[tuple[int, ...]], nn.Module]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Training data, opened and divided.
+
+    Args:
+        task: What is predicted.
+        source: All samples.
+        parts: Parts of the samples; those of each fold if there are folds.
+    """
+
+    task: Task
+    source: Source
+    parts: list[Parts]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the data."""
+        return self.source.fingerprint()
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """Number of samples by their purpose."""
+        if len(self.parts) > 1:  # each sample serves every purpose, in different folds
+            return {"training": len(self.source), "calibration": len(self.source)}
+        train, selection, calibration = self.parts[0]
+        parts = {"training": train, "selection": selection, "calibration": calibration}
+        return {name: len(part) for name, part in parts.items() if part is not None}
+
+    @property
+    def calibration(self) -> Source | None:
+        """Samples that calibration and policy are fitted to, fold after fold."""
+        held_out = [part.calibration for part in self.parts if part.calibration is not None]
+        if len(held_out) < 2:
+            return held_out[0] if held_out else None
+        return self.source.subset([row for part in held_out for row in part.indices])
+
+
+class Pipeline:
+    """Trains models as a configuration says.
+
+    Args:
+        config: Configuration.
+        device: Device of the training.
+        callbacks: Callbacks of the training.
+        backbone: Function of a shape that builds the backbone, in place of `config.backbone`.
+
+    >>> pipeline = Pipeline(RunConfig(training={"epochs": 3, "lr": 0.01}))
+    >>> prepared = pipeline.prepare(datasets.open("digits"))
+    >>> prepared.samples
+    {'training': 1150, 'calibration': 288}
+    >>> model = pipeline.build(prepared, seed=0)
+    >>> histories = pipeline.train([model], prepared)
+    >>> prediction = pipeline.fit(model, prepared)
+    >>> model.calibration is not None, model.policy is not None
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        device: torch.device | str = "cpu",
+        callbacks: Sequence[Callback] = (),
+        backbone: Backbone | None = None,
+    ) -> None:
+        self.config, self.device, self.callbacks = config, device, tuple(callbacks)
+        self.backbone: Backbone = config.backbone if backbone is None else backbone
+
+    def run(
+        self,
+        source: Source,
+        folders: Sequence[Path],
+        seeds: Sequence[int],
+        *,
+        report: bool = True,
+        tensorboard: bool = False,
+        on_start: Callable[[str], Any] | None = None,
+    ) -> list[Model]:
+        """Train a model for each seed, or resume, and save it.
+
+        Args:
+            source: Labeled samples.
+            folders: Folder of each model; a finished one is loaded.
+            seeds: Seeds.
+            report: Write report.html.
+            tensorboard: Write scalars for TensorBoard.
+            on_start: Function that is called with a line about data and model.
+        """
+        prepared = self.prepare(source)
+        models: dict[int, Model] = {}
+        missing: dict[int, Path] = {}
+        for seed, folder in zip(seeds, folders, strict=True):
+            if (model := self.finished(folder, prepared, seed)) is not None:
+                models[seed] = model
+            else:
+                missing[seed] = folder
+        if missing:
+            built = {seed: self.build(prepared, seed) for seed in missing}
+            if on_start is not None:
+                on_start(self.describe(built[next(iter(built))], prepared))
+            self.callbacks = (*self._loggers(missing, tensorboard), *self.callbacks)
+            trained, out = list(built.values()), list(missing.values())
+            histories = self.train(trained, prepared, seeds=[*built], out=out)
+            for (seed, model), history in zip(built.items(), histories, strict=True):
+                if _parallel.rank() == 0:
+                    self._save(model, prepared, history, seed, missing[seed], report)
+            models |= built
+        return [models[seed] for seed in seeds]
+
+    def _loggers(self, folders: Mapping[int, Path], tensorboard: bool) -> Iterator[Callback]:
+        for seed, folder in folders.items():
+            for fold in range(self.config.data.folds or 1):
+                own = self.network_seed(seed, fold)
+                yield JSONLines(folder / "metrics.jsonl", seed=own)
+                if tensorboard:
+                    yield TensorBoard(folder / "tensorboard", seed=own)
+
+    def _save(
+        self,
+        model: Model,
+        prepared: Prepared,
+        history: History,
+        seed: int,
+        folder: Path,
+        report: bool,
+    ) -> None:
+        """Finish and save a model, write its report, and remove its checkpoints."""
+        prediction, samples = self.finish(model, prepared, history, seed), prepared.calibration
+        model.save(folder)
+        if report and prediction is not None and samples is not None:
+            from dubito.report._training import write
+
+            write(model, folder, samples, prediction, history.records)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+        for place in folder.glob("fold-*"):
+            (place / CHECKPOINT).unlink(missing_ok=True)
+            place.rmdir()
+
+    def prepare(self, source: Source) -> Prepared:
+        """Divide training data, and learn from its targets what is predicted.
+
+        Args:
+            source: Labeled samples.
+        """
+        if source.target is None:
+            raise DubitoError(f"{source.name} has no target to learn")
+        config = self.config
+        if config.task_kind == "classification":
+            if config.data.task is None and _are_numbers(source.target):
+                raise DubitoError(
+                    f"the target of {source.name} looks like a number, not a class: use the method "
+                    "'der' for regression, or task='classification'"
+                )
+            task: Task = Classification.from_target(source.target)
+            parts = config.divide(source, task)
+            encoded = task.encode(self._training(parts, source).target)
+            counts = torch.bincount(encoded, minlength=task.size).tolist()
+            return Prepared(task.model_copy(update={"counts": tuple(counts)}), source, parts)
+        tolerance = config.data.tolerance
+        # Mean and deviation come from the training samples alone.
+        parts = config.divide(source, Regression.from_target(source.target, tolerance=tolerance))
+        trained = self._training(parts, source).target
+        return Prepared(Regression.from_target(trained, tolerance=tolerance), source, parts)
+
+    @staticmethod
+    def _training(parts: list[Parts], source: Source) -> Source:
+        return parts[0].train if len(parts) == 1 else source
+
+    def build(self, prepared: Prepared, seed: int) -> Model:
+        """Build an untrained model; with folds the ensemble of their networks.
+
+        Args:
+            prepared: Training data.
+            seed: Seed of the initial weights.
+        """
+        method = self.config.method
+        if self.config.data.folds is not None:
+            method = Ensemble(member=method, size=self.config.data.folds)
+        if warning := method.warning(prepared.task):
+            warnings.warn(warning, stacklevel=3)
+        parts = (prepared.task, self._preprocessing(prepared))
+        return Model.build(method, *parts, self.backbone, seed=seed)
+
+    def _preprocessing(self, prepared: Prepared) -> Preprocessing:
+        source = self._training(prepared.parts, prepared.source)
+        if self._streams(source):
+            count = max(1, min(MAX_FITTED, FITTED_BYTES // source[0].nbytes))
+            source = source.subset(range(0, len(source), -(-len(source) // count)))
+        return Preprocessing.fit(source.format, source.load(), self.config.data.standardize)
+
+    def train(
+        self,
+        models: Sequence[Model],
+        prepared: Prepared,
+        *,
+        seeds: Sequence[int] | None = None,
+        class_weight: Tensor | None = None,
+        out: Sequence[Path] | None = None,
+    ) -> list[History]:
+        """Train models in place, or resume.
+
+        Args:
+            models: Models of `build`.
+            prepared: Training data.
+            seeds: Seed of each model; None: that of the configuration.
+            class_weight: Weight of each class; None: that of the configuration.
+            out: Folder of each model's checkpoint; None saves none.
+
+        Returns:
+            History of each model; with folds that of its first network.
+        """
+        config = self.config.training
+        if not self.config.selection:
+            config = config.model_copy(update={"validate_every": config.epochs, "patience": 0})
+        trainer = Trainer(config, callbacks=self.callbacks, device=self.device)
+        seeds = [config.seed] if seeds is None else seeds
+        if class_weight is None:
+            class_weight = _class_weight(self.config, prepared.task)
+        ood = self._train_ood(models[0])
+        histories = []
+        for fold, part in enumerate(prepared.parts):
+            folders = out if out is None or len(prepared.parts) == 1 else fold_folders(out, fold)
+            # Without selection samples the others show progress, and nothing is chosen by them.
+            watched = part.selection or part.calibration or part.train
+            histories.append(
+                trainer.fit_many(
+                    [self._member(model, fold) for model in models],
+                    self._samples(part.train, prepared.task),
+                    self._samples(watched, prepared.task),
+                    seeds=[self.network_seed(seed, fold) for seed in seeds],
+                    ood=ood, class_weight=class_weight, out=folders,
+                )
+            )  # fmt: skip
+        return histories[0]
+
+    def network_seed(self, seed: int, fold: int) -> int:
+        """Return the seed of the training of a fold.
+
+        Args:
+            seed: Seed of the run.
+            fold: Number of the fold, from 0.
+        """
+        return seed * (self.config.data.folds or 1) + fold
+
+    def _member(self, model: Model, fold: int) -> Model:
+        """Return a model around the network of a fold."""
+        if self.config.data.folds is None:
+            return model
+        networks: Any = model.network
+        return Model(networks[fold], self.config.method, model.task, model.preprocessing)
+
+    def _samples(self, source: Source, task: Task) -> tuple[Tensor | Source, Tensor]:
+        """Return inputs, in memory if they fit, and encoded targets."""
+        return source if self._streams(source) else source.load(), task.encode(source.target)
+
+    def _streams(self, source: Source) -> bool:
+        stream = self.config.data.stream
+        return not source.is_in_memory if stream is None else stream
+
+    def _train_ood(self, model: Model) -> Tensor | None:
+        name = self.config.data.train_ood
+        if name is None:
+            return None
+        format = model.preprocessing.inputs
+        return datasets.open(name, "train", format=format, labeled=False).load()
+
+    def fit(self, model: Model, prepared: Prepared) -> Prediction | None:
+        """Fit scores, calibration and policy of a trained model.
+
+        Args:
+            model: Trained model.
+            prepared: Training data.
+
+        Returns:
+            Prediction of the calibration samples by networks that were not trained on them, with
+            calibration and policy; None without such samples.
+        """
+        self.add_scores(model, self.config.posthoc, prepared)
+        if prepared.calibration is None:
+            return None
+        prediction = self.held_out(model, prepared)
+        return fit_held_out(model, prediction, prepared.calibration.target, self.config.policy)
+
+    def add_scores(self, model: Model, scores: Sequence[Score], prepared: Prepared) -> None:
+        """Add post-hoc scores, fitted to the training samples in one pass.
+
+        Args:
+            model: Trained model.
+            scores: Scores.
+            prepared: Training data.
+        """
+        model.add_scores(scores, prepared.parts[0].train)
+
+    def held_out(self, model: Model, prepared: Prepared) -> Prediction:
+        """Predict the calibration samples by networks that were not trained on them.
+
+        Args:
+            model: Trained model.
+            prepared: Training data.
+        """
+        parts = [part.calibration for part in prepared.parts if part.calibration is not None]
+        if not parts:
+            raise DubitoError("this model was trained without calibration samples: pass data")
+        return _joined([self._member(model, fold).predict(part) for fold, part in enumerate(parts)])
+
+    def finish(
+        self, model: Model, prepared: Prepared, history: History, seed: int
+    ) -> Prediction | None:
+        """Fit scores, calibration and policy, and record how the model was trained.
+
+        Args:
+            model: Trained model.
+            prepared: Training data.
+            history: History of the training.
+            seed: Seed of the run.
+
+        Returns:
+            Result of `fit`.
+        """
+        prediction, metrics = self.fit(model, prepared), {}
+        if prediction is not None and prepared.calibration is not None:
+            target = model.task.encode(prepared.calibration.target)
+            metrics = model.task.metrics(prediction.distribution.predictive, target)
+        device = next(model.parameters()).device
+        config = self.config.model_dump(mode="json")
+        config["training"]["seed"] = seed
+        model.record = TrainingRecord(
+            config=config,
+            seed=seed,
+            epochs=len(history.records),
+            best_epoch=history.best_epoch,
+            seconds=history.seconds,
+            samples=prepared.samples,
+            fingerprint=prepared.fingerprint,
+            metrics=metrics,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        )
+        return prediction
+
+    def finished(self, folder: Path, prepared: Prepared, seed: int) -> Model | None:
+        """Return the model of a finished run; raise if the folder contains another run.
+
+        Args:
+            folder: Folder of the run.
+            prepared: Training data.
+            seed: Seed of the run.
+        """
+        if not (folder / MODEL).exists() or (folder / CHECKPOINT).exists():
+            return None
+        model = Model.load(folder)
+        if model.record is None:
+            raise DubitoError(
+                f"{folder} contains a model that was trained elsewhere: choose another folder"
+            )
+        before = RunConfig.merge(model.record.config, {})
+        saved = {**before.identity(), "fingerprint": model.record.fingerprint}
+        now = {**self.config.identity(), "training.seed": seed}
+        for key, value in {**now, "fingerprint": prepared.fingerprint}.items():
+            if saved.get(key) != value:
+                raise DubitoError(
+                    f"{folder} contains another run: its {key} is {saved.get(key)!r}, not "
+                    f"{value!r}; choose another folder"
+                )
+        if before.policy != self.config.policy and prepared.calibration and _parallel.rank() == 0:
+            prediction, target = self.held_out(model, prepared), prepared.calibration.target
+            refit(model, prediction, target, self.config.policy)
+            model.save(folder)
+        return model
+
+    def describe(self, model: Model, prepared: Prepared) -> str:
+        """Describe data and model in a line.
+
+        Args:
+            model: Model of `build`.
+            prepared: Training data.
+        """
+        task, named = model.task, model.backbone or {"name": "custom"}
+        source = prepared.source
+        what = SAMPLES.get(FORMATS.name_of(source.format), "samples")
+        if self.config.data.folds is None:
+            *counts, last = [f"{count:,} {name}" for name, count in prepared.samples.items()]
+            samples = f"{', '.join(counts)} and {last} {what}" if counts else f"{last} {what}"
+        else:
+            samples = f"{len(source):,} {what} in {self.config.data.folds} folds"
+        classifies = task.kind == "classification"
+        target = f"{task.size} classes" if classifies else f"target {', '.join(task.names)}"
+        method = METHODS.name_of(self.config.method)
+        return (
+            f"{source.name}: {samples} of shape {model.preprocessing.shape}, {target}; method "
+            f"{method}, backbone {named['name']}, {self.device}"
+        )
+
+
+def fold_folders(folders: Sequence[Path], fold: int) -> list[Path]:
+    """Return the folders of the checkpoints of a fold.
+
+    Args:
+        folders: Folders of the models.
+        fold: Number of the fold, from 0.
+    """
+    return [folder / f"fold-{fold + 1}" for folder in folders]
+
+
+def fit_held_out(
+    model: Model,
+    prediction: Prediction,
+    target: Any,
+    policy: PolicyConfig,
+    coverage: float | None = None,
+) -> Prediction:
+    """Fit calibration and policy to a prediction of held-out samples; return it with both.
+
+    Args:
+        model: Trained model.
+        prediction: Prediction of samples that it was neither trained nor selected on.
+        target: Their targets.
+        policy: Guarantee of the policy.
+        coverage: Guarantee this share of accepted predictions in place of an error rate.
+    """
+    model.calibrate(prediction, target)
+    if model.task.defines_errors or coverage is not None:
+        model.fit_policy(prediction, target, coverage=coverage, **policy.model_dump())
+    return prediction.reread(model)
+
+
+def refit(
+    model: Model,
+    prediction: Prediction,
+    target: Any,
+    policy: PolicyConfig,
+    coverage: float | None = None,
+) -> None:
+    """Fit calibration and policy again, and record the configuration of the policy.
+
+    A policy that accepts predictions is not replaced by one that accepts none.
+
+    Args:
+        model: Finished model.
+        prediction: Prediction of held-out samples.
+        target: Their targets.
+        policy: Guarantee of the policy.
+        coverage: Guarantee this share of accepted predictions in place of an error rate.
+    """
+    calibration, old = model.calibration, model.policy
+    fit_held_out(model, prediction, target, policy, coverage)
+    new = model.policy
+    if new is not None and new.accepts_nothing and old and not old.accepts_nothing:
+        model.calibration, model.policy = calibration, old
+        raise DubitoError(
+            f"the model keeps its policy, because the new one would be {new!r}: pass more data, "
+            "or allow more errors (error_rate)"
+        )
+    if model.record is not None:
+        config = {**model.record.config, "policy": policy.model_dump()}
+        model.record = model.record.model_copy(update={"config": config})
+
+
+def _joined(predictions: Sequence[Prediction]) -> Prediction:
+    """Join the predictions of networks, each of its own samples."""
+    first, *others = predictions
+    if not others:
+        return first
+    ranges = [part.in_range for part in predictions if part.in_range is not None]
+    return replace(
+        first,
+        distribution=Distribution.cat([part.distribution for part in predictions]),
+        point=torch.cat([part.point for part in predictions]),
+        in_range=torch.cat(ranges),
+        notes={},
+        inputs=[name for part in predictions for name in part.inputs or ()] or None,
+    )
+
+
+def _are_numbers(target: Any) -> bool:
+    """Return whether targets look like measurements rather than classes."""
+    values = np.asarray(target)
+    return values.dtype.kind == "f" and len(np.unique(values)) > len(values) / 2
+
+
+def _class_weight(config: RunConfig, task: Task) -> Tensor | None:
+    """Return weights with which all classes count alike, 1 on average over the samples."""
+    if config.data.class_weight is None or not isinstance(task, Classification):
+        return None
+    counts = torch.tensor(task.counts, dtype=torch.float64)
+    return (counts.sum() / (len(counts) * counts)).float()

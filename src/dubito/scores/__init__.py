@@ -1,0 +1,10 @@
+"""Post-hoc scores: functions of features and outputs, fitted after training.
+
+A distribution has scores of its own. `Model.add_scores` adds these, and evaluation, policy and
+export then treat all alike. A new score is one class in one file, like `Energy`.
+"""
+
+from dubito.scores.base import SCORES, Score
+from dubito.scores.energy import Energy
+
+__all__ = ["SCORES", "Energy", "Score"]

@@ -1,0 +1,104 @@
+"""The score protocol: what is fitted to features and outputs after training."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, dataclass_transform
+
+import torch
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
+from torch import Tensor, nn
+
+from dubito.registry import Entry, Registry
+
+__all__ = ["SCORES", "Score"]
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
+class Score(Entry, nn.Module, ABC, frozen=False):
+    """A score of samples that is fitted after training.
+
+    Fields are options. What `fit` finds is kept in buffers and sub-modules, which are saved with a
+    model; they need no annotation, which would make them fields.
+
+    Attributes:
+        higher: What a higher value means.
+        tasks: Kinds of tasks that the score is for.
+        needs_features: Whether it reads features, which a network must have then.
+        needs_fit: Whether `fit` reads training data.
+    """
+
+    higher: ClassVar[Literal["confidence", "uncertainty"]] = "confidence"
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
+    needs_features: ClassVar[bool] = True
+    needs_fit: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(frozen=False, **options)
+
+    def __post_init__(self) -> None:
+        nn.Module.__init__(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dataclass_fields__:
+            raise AttributeError(f"{name} is an option of {self!r}: build another score")
+        super().__setattr__(name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """Return a buffer."""
+
+    def fit(
+        self,
+        features: Tensor,
+        outputs: Tensor,
+        target: Tensor,
+        head: nn.Linear | nn.ModuleList | None,
+    ) -> None:
+        """Fit to training data; default: nothing.
+
+        Args:
+            features: Inputs of the last layer: (N, D); of an ensemble those of the S members side
+                by side, (N, S D); of MC Dropout their mean. None if the score needs none.
+            outputs: Outputs of the network, (N, M), or (N, S, M) for S members or samples.
+            target: Encoded targets.
+            head: Linear layer from features to outputs; of an ensemble a ModuleList of those of the
+                members, of MC Dropout the layer from mean to mean. None if there is none.
+        """
+
+    @abstractmethod
+    def forward(self, features: Tensor, outputs: Tensor) -> Tensor:
+        """Compute the score: (N,).
+
+        Args:
+            features: Features, as in `fit`.
+            outputs: Outputs of the network, as in `fit`.
+        """
+
+    def allocate(self, state: Mapping[str, Tensor]) -> None:
+        """Make room for saved state before it is loaded; default: a buffer for each tensor.
+
+        A score whose `fit` creates sub-modules creates them here too, in the shapes of their state.
+
+        Args:
+            state: Saved tensors by name, such as "bank" or "flow.weight".
+        """
+        for name, tensor in state.items():
+            if "." not in name and name not in self._parameters:
+                self.register_buffer(name, torch.empty_like(tensor))
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
+    ) -> None:
+        own = {k.removeprefix(prefix): t for k, t in state_dict.items() if k.startswith(prefix)}
+        if own:
+            self.allocate(own)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+SCORES: Registry[Score] = Registry("score", Score)
+
+#: field for a score: a score, its name, or a dict with its name
+AnyScore = Annotated[
+    InstanceOf[Score], BeforeValidator(SCORES.build), PlainSerializer(SCORES.to_dict)
+]

@@ -1,0 +1,145 @@
+"""Closed forms with their exact values and the scales their errors are relative to."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dubito.distributions import Dirichlet
+from dubito.numerics import functions
+from tests import reference_dirichlet, reference_losses
+from tests.accuracy import Quantity
+from tests.reference import Concentration, Point, Truth, truth
+
+#: form -> (scale of its value, scale of its gradient); tests/reference.py defines the scales
+SCALES = {
+    # Sums of positive parts whose slopes change sign.
+    "mse_variance": ("plain", "terms"),
+    "fisher_variance": ("plain", "terms"),
+    "entropy_of_mean": ("plain", "terms"),
+    "expected_entropy": ("plain", "terms"),
+    "mutual_information": ("plain", "terms"),
+    "marginal_nll": ("plain", "terms"),
+    "expected_cross_entropy": ("plain", "terms"),
+    # Zero, with zero slope, where the two distributions agree.
+    "label_removed_kl": ("plain", "terms"),
+    "kl_to_uniform": ("plain", "terms"),
+    "kl_from_uniform": ("plain", "terms"),
+    "differential_entropy": ("plain", "terms"),
+    "kl_divergence": ("plain", "terms"),
+    "kl_divergence, second": ("plain", "terms"),
+    # Sums of logarithms of either sign; their slopes have one sign.
+    "fisher_logdet": ("inputs", "plain"),
+    "fisher_penalty": ("inputs", "plain"),
+    # Zero where the mean meets a soft target.
+    "mse_bias": ("inputs", "terms"),
+    "fisher_bias": ("inputs", "terms"),
+    # Products, quotients and sums of positive parts.
+    "mean": ("plain", "plain"),
+    "log_mean": ("plain", "plain"),
+    "variance": ("plain", "terms"),
+    "fisher_information": ("plain", "plain"),
+    "dissonance": ("plain", "terms"),
+}
+
+
+def kl_from_uniform(x: Point) -> Truth:
+    """KL(Dir(1) || Dir(alpha)); terms as in `divergence`."""
+    uniform = Concentration(0 * x.alpha + 1, x.count)
+    value, _, _, gradient, terms = reference_dirichlet.divergence(uniform, x)
+    return truth(x, value, gradient, terms)
+
+
+def log_mean(x: Point) -> Truth:
+    """ln p_k. Gradient (others_k/alpha0)/alpha_k at k and -1/alpha0 elsewhere: plain scale."""
+    k = x["row"]
+    value = reference_dirichlet.log(x.probs)
+    slope = k * x.others / (x.alpha0 * x.alpha) - (1 - k) / x.alpha0
+    return truth(x, x.value_at("row", value), slope)
+
+
+def label_removed_kl(base: float) -> Callable[[Point], Truth]:
+    """KL(Dir(alpha (1 - y) + base y) || Dir(base)); slopes times 1 - y_j."""
+
+    def exact(x: Point) -> Truth:
+        non_target = 1 - x["target"]
+        # The base is a double, as in the library; alpha - base is what carries the information.
+        b = reference_losses.MP.mpf(base)
+        removed = Concentration(x.alpha * non_target + b * x["target"], x.count)
+        constant = Concentration(0 * x.alpha + b, x.count)
+        value, gradient, terms, _, _ = reference_dirichlet.divergence(removed, constant)
+        return truth(x, value, non_target * gradient, non_target * terms)
+
+    return exact
+
+
+def _form(name: str, **options: float) -> Callable[..., Tensor]:
+    def call(alpha: Tensor, target: Tensor | None = None) -> Tensor:
+        y = target
+        if target is not None and not target.is_floating_point():
+            y = torch.nn.functional.one_hot(target, alpha.shape[-1]).to(alpha.dtype)
+        return functions.evaluate((name,), alpha, y, **options)[0]
+
+    return call
+
+
+def _second(alpha: Tensor, beta: Tensor) -> Tensor:
+    return functions.kl_divergence(beta, alpha)
+
+
+def _fisher_logdet(alpha: Tensor) -> Tensor:
+    return Dirichlet(alpha).fisher_logdet
+
+
+def _dissonance(alpha: Tensor) -> Tensor:
+    return functions.dissonance((alpha - 1) / alpha.sum(-1, keepdim=True))
+
+
+Call = tuple[Callable[..., Tensor], Callable[[Point], Truth], str, int]
+_OF_ALPHA = (
+    "entropy_of_mean",
+    "expected_entropy",
+    "mutual_information",
+    "differential_entropy",
+    "kl_to_uniform",
+)
+_TERMS_OF_ALPHA = ("mse_variance", "fisher_variance", "fisher_penalty")
+_TERMS_OF_TARGET = (
+    "mse_bias",
+    "fisher_bias",
+    "label_removed_kl",
+    "marginal_nll",
+    "expected_cross_entropy",
+)
+
+#: name -> (the function, its exact value, what it takes besides alpha, the most classes)
+CALLS: dict[str, Call] = {
+    **{n: (_form(n), getattr(reference_dirichlet, n), "alpha", 10000) for n in _OF_ALPHA},
+    **{n: (_form(n), getattr(reference_losses, n), "alpha", 10000) for n in _TERMS_OF_ALPHA},
+    **{n: (_form(n), getattr(reference_losses, n), "target", 10000) for n in _TERMS_OF_TARGET},
+    "fisher_logdet": (_fisher_logdet, reference_dirichlet.fisher_logdet, "alpha", 10000),
+    "kl_from_uniform": (_form("kl_from_uniform"), kl_from_uniform, "alpha", 10000),
+    "kl_divergence": (functions.kl_divergence, reference_dirichlet.kl_from, "beta", 10000),
+    "kl_divergence, second": (_second, reference_dirichlet.kl_into, "beta", 10000),
+    "mean": (functions.mean, reference_dirichlet.mean, "entry", 10000),
+    "log_mean": (functions.log_mean, log_mean, "entry", 10000),
+    "variance": (functions.variance, reference_dirichlet.variance, "entry", 10000),
+    "fisher_information": (
+        functions.fisher_information,
+        reference_dirichlet.fisher_information,
+        "entries",
+        100,
+    ),
+    "dissonance": (_dissonance, reference_dirichlet.dissonance, "alpha", 1000),
+}
+
+QUANTITIES = {
+    name: Quantity(name, call, exact, takes, *SCALES[name], most)  # type: ignore[arg-type]
+    for name, (call, exact, takes, most) in CALLS.items()
+}
+
+
+def removed(base: float) -> Quantity:
+    """`label_removed_kl` with the prior `base`."""
+    call = _form("label_removed_kl", prior=base)
+    return Quantity("label_removed_kl", call, label_removed_kl(base), "target", "plain", "terms")

@@ -1,0 +1,35 @@
+"""Energy."""
+
+import pytest
+import torch
+
+from dubito.errors import DubitoError
+from dubito.scores import SCORES
+
+
+def energy(outputs, temperature=1.0):
+    return SCORES.build("energy", temperature=temperature)(None, outputs)
+
+
+def test_energy_is_the_scaled_log_sum_exp():
+    outputs = torch.randn(4, 3)
+    torch.testing.assert_close(energy(outputs), outputs.exp().sum(-1).log())
+    expected = 2 * (outputs.double() / 2).exp().sum(-1).log()
+    torch.testing.assert_close(energy(outputs, 2), expected.float())
+
+
+def test_energy_of_members_is_their_mean():
+    outputs = torch.randn(4, 5, 3)
+    torch.testing.assert_close(energy(outputs), outputs.exp().sum(-1).log().mean(-1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warmth": 1}, "score 'energy': unknown option 'warmth'; known: 'temperature'"),
+        ({"temperature": 0}, "score 'energy': temperature: .* greater than 0"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(DubitoError, match=message):
+        SCORES.build("energy", **options)

@@ -1,0 +1,117 @@
+"""Configurations: every name is looked up before data is read."""
+
+import pytest
+
+from dubito import data
+from dubito.api import evaluate, predict, train
+from dubito.config import RunConfig
+from dubito.errors import DubitoError
+from dubito.tasks import Classification, Regression
+
+MISSPELLED = {
+    "train_ood": ({"method": "kl_pn", "train_ood": "digitz"}, "'digitz' is not a file"),
+    "train_ood of another method": ({"train_ood": "digits"}, "train_ood is for methods"),
+    "method": ({"method": "iedll"}, "unknown method 'iedll'; known: .*'iedl'"),
+    "method option": ({"method.fisher": 1}, "unknown option 'fisher'; known: .*'fisher_weight'"),
+    "method value": ({"method.kl_weight": -1}, "kl_weight: .* greater than or equal to 0"),
+    "member": ({"method": {"name": "ensemble", "member": "softmx"}}, "unknown method 'softmx'"),
+    "method of another task": (
+        {"method": "der", "task": "classification"},
+        "der is for regression",
+    ),
+    "backbone": ({"backbone": "resnett"}, "unknown backbone 'resnett'"),
+    "posthoc": ({"posthoc": ["enrgy"]}, "unknown score 'enrgy'; known: .*'energy'"),
+    "score": ({"score": "max_porb"}, "unknown score 'max_porb'; known: .*'max_prob'"),
+    "ood_score": ({"ood_score": "energy"}, "unknown ood_score 'energy'; known: .*'vacuity'"),
+    "optimizer": ({"optimizer": "adamm"}, "unknown optimizer 'adamm'; known: .*'adam'"),
+    "schedule": ({"schedule": "cosin"}, "training.schedule: .*'cosine'"),
+    "keep": ({"keep": "acuracy"}, "unknown metric to keep 'acuracy'; known: .*'accuracy'"),
+    "keep of another task": ({"keep": "rmse"}, "unknown metric to keep 'rmse'"),
+    "precision": ({"precision": "bf16"}, "training.precision: .*'bfloat16'"),
+    "augment": ({"augment": {"flipp": 1}}, "flipp"),
+    "task": ({"task": "clasification"}, "data.task: .*'classification'"),
+    "class_weight": ({"class_weight": "balancd"}, "data.class_weight: .*'balanced'"),
+    "class_weight of regression": (
+        {"method": "der", "class_weight": "balanced"},
+        "class_weight is",
+    ),
+    "mode": ({"mode": "RGBX"}, "data.mode: "),
+    "on_error": ({"on_error": "skp"}, "data.on_error: .*'skip'"),
+    "setting": ({"lrr": 1}, "unknown setting 'lrr'; did you mean 'lr'"),
+    "shares": ({"calibration": 0.6, "selection": 0.5}, "calibration and selection leave -0.1"),
+    "folds": ({"folds": 1}, "data.folds: .*greater than or equal to 2"),
+    "device": ({"device": "cdua"}, "unknown device 'cdua'"),
+    "seeds": ({"seeds": [1, 1]}, "seeds must be distinct"),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), MISSPELLED.values(), ids=MISSPELLED)
+def test_a_bad_name_fails_before_data_is_read(settings, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "open", lambda *_, **__: pytest.fail("data was read"))
+    with pytest.raises(DubitoError, match=message):
+        train(**{"data": "digits", "out": tmp_path, **settings})
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return the folder of a model of digits."""
+    out = tmp_path_factory.mktemp("run")
+    train("digits", out=out, epochs=1, report=False)
+    return out
+
+
+def test_a_bad_score_fails_before_inputs_are_read(folder, monkeypatch):
+    monkeypatch.setattr(data, "open", lambda *_, **__: pytest.fail("inputs were read"))
+    with pytest.raises(DubitoError, match=r"unknown score 'vacuty'; known: .*'vacuity'"):
+        predict(folder, "x.png", scores=["vacuty"])
+
+
+def test_a_bad_ood_set_fails_before_the_model_is_loaded():
+    with pytest.raises(DubitoError, match="'digitz' is not a file, a folder or a known dataset"):
+        evaluate("there is no model here", ood=["digitz"])
+
+
+# --- parts ---
+
+
+def rows(part):
+    return set() if part is None else set(part.indices)
+
+
+def parts_of(**settings):
+    source = data.open("digits")
+    return RunConfig.merge(None, settings).divide(source, Classification.from_target(source.target))
+
+
+def test_parts_share_no_sample():
+    ((train, selection, calibration),) = parts_of(calibration=0.2, selection=0.1)
+    assert [len(train), len(selection), len(calibration)] == [1006, 144, 288]
+    assert len(rows(train) | rows(selection) | rows(calibration)) == 1438
+
+
+def test_an_epoch_is_chosen_only_where_it_helps():
+    assert RunConfig().selection == 0
+    assert RunConfig(method="der").selection == 0.1
+    assert RunConfig.merge(None, {"keep": "accuracy"}).selection == 0.1
+    assert RunConfig.merge(None, {"method": "der", "selection": 0}).selection == 0
+
+
+def test_each_sample_calibrates_in_one_fold():
+    folds = parts_of(folds=5)
+    assert len(folds) == 5
+    assert sum(len(fold.calibration) for fold in folds) == 1438
+    assert len(set().union(*(rows(fold.calibration) for fold in folds))) == 1438
+    for fold in folds:
+        assert 287 <= len(fold.calibration) <= 288
+        assert not rows(fold.train) & rows(fold.calibration)
+        assert len(fold.train) + len(fold.calibration) == 1438
+
+
+def test_folds_of_regression_select_on_other_samples():
+    source = data.open((data.open("digits").load().flatten(1).numpy(), [*range(1438)]))
+    config = RunConfig.merge(None, {"method": "der", "folds": 3})
+    task = Regression.from_target(range(1438))
+    for fitted, selection, calibration in config.divide(source, task):
+        assert not rows(fitted) & rows(selection)
+        assert not (rows(fitted) | rows(selection)) & rows(calibration)
