@@ -90,7 +90,7 @@ class Source(ABC):
         if self.is_in_memory:
             yield from map(self.encode, parts)
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="dubito-read") as reader:
+        with ThreadPoolExecutor(1, thread_name_prefix="dubito-ahead") as reader:
             futures = deque(reader.submit(self.encode, part) for part in islice(parts, ahead))
             try:
                 while futures:
