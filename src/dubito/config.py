@@ -18,6 +18,7 @@ from dubito.backbones.default import AUTO
 from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
+from dubito.formats.images import Mode
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
@@ -65,7 +66,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Columns of numbers that are categories."""
     size: int | tuple[int, int] | None = None
     """Side, or height and width, to which images are resized."""
-    mode: Literal["L", "RGB"] | None = None
+    mode: Mode | None = None
     """Gray or color images."""
     on_error: Literal["skip", "raise"] = "skip"
     """Skip unreadable images with a warning, or stop."""

@@ -36,8 +36,8 @@ from dubito.training.run import CHECKPOINT
 
 __all__ = ["Pipeline", "Prepared"]
 
-#: streamed inputs that determine means and deviations
-MAX_FITTED = 4096
+#: streamed inputs, and their bytes, that determine means and deviations
+MAX_FITTED, FITTED_BYTES = 4096, 1 << 27
 #: power of the deviation for the width of intervals, where no samples choose it
 DEFAULT_EXPONENT = 0.5
 #: plural of a sample by the kind of its format
@@ -234,7 +234,8 @@ class Pipeline:
     def _preprocessing(self, prepared: Prepared) -> Preprocessing:
         source = self._training(prepared.parts, prepared.source)
         if self._streams(source):
-            source = source.subset(range(0, len(source), len(source) // MAX_FITTED + 1))
+            count = max(1, min(MAX_FITTED, FITTED_BYTES // source[0].nbytes))
+            source = source.subset(range(0, len(source), -(-len(source) // count)))
         return Preprocessing.fit(source.format, source.load(), self.config.data.standardize)
 
     def train(

@@ -38,7 +38,7 @@ class Slow(data.Source):
 
 
 def readers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if "dubito-read" in thread.name]
+    return [thread.name for thread in threading.enumerate() if "dubito-ahead" in thread.name]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 9])

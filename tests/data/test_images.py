@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from dubito import data
+from dubito.api import train
 from dubito.data.sources import parts
 from dubito.errors import DubitoError
 from dubito.formats import ImageFormat, Resize
@@ -275,3 +276,29 @@ def test_truncated_images_are_skipped_at_any_size(pets: Path, make: Any, stream:
     assert source.load().shape == (5, 3, 6, 6)
     with pytest.raises(DubitoError, match=r"1 of 6 inputs cannot be read: cat/half\.jpg"):
         data.open(pets, size=6, stream=stream, on_error="raise")
+
+
+def test_folder_beyond_the_memory_limit_is_trained(
+    pets: Path, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        (pets / ("cat", "dog")[number % 2] / f"{number}.png").write_bytes(
+            make.png(make.noise(6, 5, 3, seed=number))
+        )
+    largest = 0
+    encode = ImageFormat.encode
+
+    def watched(self: ImageFormat, items: Any) -> Any:
+        nonlocal largest
+        largest = max(largest, len(items))
+        return encode(self, items)
+
+    monkeypatch.setattr("dubito.data.base.IN_MEMORY", 4 * 90)
+    monkeypatch.setattr("dubito.data.folders.READ", 3 * 90)
+    monkeypatch.setattr("dubito.pipeline.FITTED_BYTES", 4 * 90)
+    monkeypatch.setattr("dubito.training._batches._BATCH", 4)
+    monkeypatch.setattr("dubito.model.batches.MOST", 4)
+    monkeypatch.setattr(ImageFormat, "encode", watched)
+    options: Any = {"backbone": {"name": "mlp", "hidden": [4]}, "epochs": 1, "batch_size": 4}
+    train(pets, out=tmp_path / "run", device="cpu", report=False, **options)
+    assert 0 < largest <= 4

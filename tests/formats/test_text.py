@@ -86,3 +86,10 @@ def test_indices_are_not_normalized() -> None:
     taken = ArrayFormat(shape=(5,), dtype="int64").encode(indices)
     assert torch.equal(taken.inputs, indices)
     assert FORMATS.build(FORMATS.to_dict(format)) == format
+
+
+def test_streamed_texts_are_those_in_memory() -> None:
+    held, streamed = (data.open(TEXTS, labeled=False, stream=stream) for stream in (False, True))
+    assert torch.equal(held.load(), streamed.load())
+    other = data.open([*TEXTS[:2], "what a day"], labeled=False, stream=True)
+    assert streamed.fingerprint() != other.fingerprint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +90,7 @@ class Source(ABC):
         if self.is_in_memory:
             yield from map(self.encode, parts)
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="dubito-read") as reader:
+        with ThreadPoolExecutor(1, thread_name_prefix="dubito-ahead") as reader:
             futures = deque(reader.submit(self.encode, part) for part in islice(parts, ahead))
             try:
                 while futures:
@@ -189,12 +190,18 @@ class Items(Source):
             content = self.encoded.inputs.numpy().tobytes()
         else:
             mapped = isinstance(self.items, np.memmap)
-            files = [Path(str(self.items.filename))] if mapped else self.items
-            stats = [(str(file), file.stat()) for file in files]
-            versions = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
-            content = str((len(self), versions)).encode()
+            items = [Path(str(self.items.filename))] if mapped else self.items
+            content = str((len(self), [*map(_version, items)])).encode()
         labels = "" if self.target is None else str(np.asarray(self.target).tolist())
         return digest(content, labels.encode())
+
+
+def _version(item: Any) -> tuple[Any, ...]:
+    """Return what identifies an input: name, size and time of a file, or the input itself."""
+    if not isinstance(item, os.PathLike):
+        return (item,)
+    stat = os.stat(item)
+    return (str(item), stat.st_size, stat.st_mtime_ns)
 
 
 class Subset(Source):

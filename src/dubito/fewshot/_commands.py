@@ -17,6 +17,7 @@ from dubito.fewshot._episodes import Sampler, Setting
 from dubito.fewshot._features import Features, read_features, scale, write_features
 from dubito.fewshot._results import run
 from dubito.fewshot._tuning import tune as choose
+from dubito.formats.images import Mode
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.plugins import import_function
@@ -114,7 +115,7 @@ def features(
     *,
     split: Literal["train", "test", "all"] = "all",
     size: int | None = None,
-    mode: Literal["L", "RGB"] | None = None,
+    mode: Mode | None = None,
     batch_size: int = 64,
     device: str = "auto",
     progress: Callable[[int], None] | None = None,
