@@ -93,6 +93,7 @@ def train(
     device: str = "auto",
     report: bool = True,
     tensorboard: bool = False,
+    finish: bool = False,
     callbacks: Sequence[Any] = (),
     on_start: Callable[[str], Any] | None = None,
     **settings: Any,
@@ -112,6 +113,7 @@ def train(
         device: "auto", "cpu" or "cuda".
         report: Write report.html.
         tensorboard: Write scalars for TensorBoard.
+        finish: End an interrupted training now: make a model of the weights in its checkpoint.
         callbacks: Objects whose methods are called at the events of the training.
         on_start: Function that is called with a line about data and model, such as `print`.
         **settings: Fields of the sections of `RunConfig`: `epochs=5`, `method="edl"`,
@@ -141,8 +143,8 @@ def train(
     with parallel.process_group() as own_device:
         pipeline = Pipeline(run, device=own_device or find_device(device), callbacks=callbacks)
         models = pipeline.run(
-            run.data.open(source), folders, chosen,
-            report=report, tensorboard=tensorboard, on_start=on_start,
+            run.open(source), folders, chosen,
+            report=report, tensorboard=tensorboard, finish=finish, on_start=on_start,
         )  # fmt: skip
     return models[0] if seeds is None else models
 
@@ -375,7 +377,7 @@ def _training_data(model: Model) -> Source:
     run = _recorded(model)
     if run.data.source is None or model.record is None:
         raise DubitoError("the calibration samples of this model are unknown: pass data")
-    source = run.data.open(run.data.source)
+    source = run.open(run.data.source)
     if source.fingerprint() != model.record.fingerprint:
         raise DubitoError(
             f"{run.data.source} has changed since the training, so the calibration samples are "

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
@@ -18,13 +19,15 @@ from dubito.backbones.default import AUTO
 from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
-from dubito.formats.images import Mode
+from dubito.formats import AnyFormat, Preprocessing
+from dubito.formats.images import Fit, Mode
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
 from dubito.scores.base import AnyScore
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import TrainConfig
+from dubito.training.config import LAST
 
 __all__ = ["RunConfig"]
 
@@ -32,11 +35,11 @@ M = TypeVar("M", bound=BaseModel)
 METHOD = "iedl"
 #: share of the samples that chooses the epoch, where one is chosen
 SELECTION = 0.1
-#: keep the weights of the last epoch, whatever their metrics
-LAST = "last"
 POSTHOC = "posthoc"
 #: fields that say how data is read
-READING = {"target", "ignore", "categories", "size", "mode", "on_error", "stream"}
+READING = {"target", "ignore", "categories", "text", "size", "mode", "fit", "on_error", "stream"}
+#: those that determine the format of images
+SHAPING = ("size", "mode", "fit")
 
 
 class Parts(NamedTuple):
@@ -68,6 +71,16 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Side, or height and width, to which images are resized."""
     mode: Mode | None = None
     """Gray or color images."""
+    fit: Fit | None = None
+    """Stretch images to the size, crop their center, or pad them; None: by the images."""
+    text: str | None = None
+    """Column of a table to read as text, the only input."""
+    format: AnyFormat | None = None
+    """Format of the inputs with all its options, in place of the options above."""
+    mean: tuple[float, ...] | None = None
+    """Mean of each channel or feature, in place of that of the data."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation of each channel or feature."""
     on_error: Literal["skip", "raise"] = "skip"
     """Skip unreadable images with a warning, or stop."""
     calibration: float = Field(default=0.2, ge=0, lt=1)
@@ -110,6 +123,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
             split: Part of the data.
             **options: Further arguments of `dubito.data.open`.
         """
+        options.setdefault("format", self.format)
         return data.open(source, split, **self.model_dump(include=READING), **options)
 
 
@@ -193,6 +207,32 @@ class RunConfig(
             if name is not None:
                 _checks.one_of([*self.scores], name, option)
         return self
+
+    def open(self, source: Any, split: str = "train") -> Source:
+        """Open training data in the format that the backbone wants.
+
+        Args:
+            source: Data, such as `self.data.source`.
+            split: Part of the data.
+        """
+        wanted = None if self.data.format is not None else self.inputs()
+        if wanted is None:
+            return self.data.open(source, split)
+        given = {name: getattr(self.data, name) for name in SHAPING}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            return self.data.open(source, split, format=wanted.inputs)
+        warnings.warn(
+            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} replaces what the "
+            f"weights of the backbone expect: {wanted.inputs}",
+            stacklevel=2,
+        )
+        return self.data.open(source, split)
+
+    def inputs(self) -> Preprocessing | None:
+        """Return format and normalization that the backbone expects; None: any will do."""
+        is_auto = self.backbone["name"] == AUTO
+        return None if is_auto else BACKBONES.build(self.backbone).inputs()
 
     @property
     def task_kind(self) -> str:

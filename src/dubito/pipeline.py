@@ -32,6 +32,7 @@ from dubito.plugins import import_function
 from dubito.scores import Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
+from dubito.training.config import LAST
 from dubito.training.run import CHECKPOINT
 
 __all__ = ["Pipeline", "Prepared"]
@@ -120,6 +121,7 @@ class Pipeline:
         *,
         report: bool = True,
         tensorboard: bool = False,
+        finish: bool = False,
         on_start: Callable[[str], Any] | None = None,
     ) -> list[Model]:
         """Train a model for each seed, or resume, and save it.
@@ -130,6 +132,7 @@ class Pipeline:
             seeds: Seeds.
             report: Write report.html.
             tensorboard: Write scalars for TensorBoard.
+            finish: End interrupted trainings now, with the weights of their checkpoints.
             on_start: Function that is called with a line about data and model.
         """
         prepared = self.prepare(source)
@@ -146,7 +149,7 @@ class Pipeline:
                 on_start(self.describe(built[next(iter(built))], prepared))
             self.callbacks = (*self._loggers(missing, tensorboard), *self.callbacks)
             trained, out = list(built.values()), list(missing.values())
-            histories = self.train(trained, prepared, seeds=[*built], out=out)
+            histories = self.train(trained, prepared, seeds=[*built], out=out, finish=finish)
             for (seed, model), history in zip(built.items(), histories, strict=True):
                 if parallel.rank() == 0:
                     self._save(model, prepared, history, seed, missing[seed], report)
@@ -236,7 +239,11 @@ class Pipeline:
         if self._streams(source):
             count = max(1, min(MAX_FITTED, FITTED_BYTES // source[0].nbytes))
             source = source.subset(range(0, len(source), -(-len(source) // count)))
-        return Preprocessing.fit(source.format, source.load(), self.config.data.standardize)
+        data, wanted = self.config.data, self.config.inputs()
+        mean, std = data.mean, data.std
+        if wanted is not None and mean is None and std is None:
+            mean, std = wanted.mean, wanted.std
+        return Preprocessing.fit(source.format, source.load(), data.standardize, mean=mean, std=std)
 
     def train(
         self,
@@ -246,6 +253,7 @@ class Pipeline:
         seeds: Sequence[int] | None = None,
         class_weight: Tensor | None = None,
         out: Sequence[Path] | None = None,
+        finish: bool = False,
     ) -> list[History]:
         """Train models in place, or resume.
 
@@ -255,13 +263,14 @@ class Pipeline:
             seeds: Seed of each model; None: that of the configuration.
             class_weight: Weight of each class; None: that of the configuration.
             out: Folder of each model's checkpoint; None saves none.
+            finish: End interrupted trainings now, with the weights of their checkpoints.
 
         Returns:
             History of each model; with folds that of its first network.
         """
         config = self.config.training
         if not self.config.selection:
-            config = config.model_copy(update={"validate_every": config.epochs, "patience": 0})
+            config = config.model_copy(update={"keep": LAST})
         trainer = Trainer(config, callbacks=self.callbacks, device=self.device)
         seeds = [config.seed] if seeds is None else seeds
         if class_weight is None:
@@ -271,14 +280,14 @@ class Pipeline:
         for fold, part in enumerate(prepared.parts):
             folders = out if out is None or len(prepared.parts) == 1 else fold_folders(out, fold)
             # Without selection samples the others show progress, and nothing is chosen by them.
-            watched = part.selection or part.calibration or part.train
+            watched = part.selection or part.calibration
             histories.append(
                 trainer.fit_many(
                     [self._member(model, fold) for model in models],
                     self._samples(part.train, prepared.task),
-                    self._samples(watched, prepared.task),
+                    None if watched is None else self._samples(watched, prepared.task),
                     seeds=[self.network_seed(seed, fold) for seed in seeds],
-                    ood=ood, class_weight=class_weight, out=folders,
+                    ood=ood, class_weight=class_weight, out=folders, finish=finish,
                 )
             )  # fmt: skip
         return histories[0]

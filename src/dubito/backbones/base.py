@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
 from torch import nn
 
 from dubito.errors import DubitoError
+from dubito.formats import Preprocessing
 from dubito.registry import Entry, Registry
 
 __all__ = ["BACKBONES", "Backbone"]
@@ -24,8 +25,6 @@ class Backbone(Entry, ABC):
     Fields are options. A subclass defines `build`.
     """
 
-    # `inputs() -> Preprocessing | None`, what pretrained weights expect, needs dubito.formats.
-
     dropout: Rate | None = None
     """Dropout rate; None is that of the architecture."""
 
@@ -38,6 +37,10 @@ class Backbone(Entry, ABC):
             pretrained: Whether to load weights from elsewhere, if the backbone has any. Only
                 training does: a saved model brings its weights.
         """
+
+    def inputs(self) -> Preprocessing | None:
+        """Return format and normalization that pretrained weights expect; None: any will do."""
+        return None
 
     def warning(self, shape: Shape) -> str | None:
         """Return a warning about inputs that the backbone is not made for, or None.

@@ -64,6 +64,7 @@ def add(app: typer.Typer, name: str, argv: Sequence[str]) -> None:
         except KeyboardInterrupt:
             resumes = name in ("train", "fewshot") and "out" in values
             hint = ": run the same command again to resume" if resumes else ""
+            hint += ", or with --finish to use what is there" if name == "train" else ""
             sys.stderr.write(f"interrupted{hint}\n")
             raise typer.Exit(INTERRUPTED) from None
 

@@ -198,7 +198,10 @@ def _not_a_model(folder: Path) -> str:
     several = sorted(path.parent.name for path in folder.glob(f"*/{MODEL}"))
     if several:
         return f"{folder} contains several models, choose one: {', '.join(several)}"
-    return f"{folder} is not a model: it has no {MODEL}; was its training interrupted?"
+    return (
+        f"{folder} is not a model: it has no {MODEL}. If its training was interrupted, run the same "
+        "command again to resume, or with --finish (finish=True) to use the weights that are there"
+    )
 
 
 def digest(plain: Mapping[str, Any]) -> str:

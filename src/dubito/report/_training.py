@@ -19,6 +19,7 @@ from dubito.model import Model, Prediction
 from dubito.model.card import PERCENT, metric_name
 from dubito.report import _figures
 from dubito.report._html import Example, examples, render
+from dubito.training import TrainConfig
 
 #: records of the epochs, `History.records`
 Records = Sequence[Mapping[str, Any]]
@@ -128,7 +129,8 @@ class View:
 
     def learning_curves(self) -> Iterator[tuple[str, str]]:
         """Yield charts of the loss and of the metric that selects the weights, by name."""
-        epochs = self.record.config["training"]["epochs"]
+        config = TrainConfig.model_validate(self.record.config["training"])
+        epochs = config.for_samples(self.record.samples["training"]).num_epochs
         losses = training_losses(self.model.method, self.history, epochs)
         training = {"training": ([epoch["epoch"] for epoch in self.history], losses)}
         validated = [epoch for epoch in self.history if "validation" in epoch]

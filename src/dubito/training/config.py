@@ -27,6 +27,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 #: optimizers with a fused step, which a CUDA graph can capture
 FUSED = ("adam", "adamw", "sgd")
+#: epochs without a setting: so many samples are seen in all, within bounds
+EPOCH_SAMPLES, FEWEST_EPOCHS, MOST_EPOCHS = 40_000, 40, 200
 #: value of `keep` for the last weights
 LAST = "last"
 #: fields that change the speed of a training and not its result
@@ -49,8 +51,8 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     0.001
     """
 
-    epochs: int = Field(default=200, ge=1)
-    """Maximum number of epochs."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Maximum number of epochs; None: by the number of samples, 40 to 200."""
     batch_size: int = Field(default=64, ge=1)
     """Samples per step and process."""
     optimizer: str = "adam"
@@ -117,6 +119,25 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         return self
 
     @property
+    def num_epochs(self) -> int:
+        """Maximum number of epochs; without `epochs` that of many samples."""
+        return FEWEST_EPOCHS if self.epochs is None else self.epochs
+
+    def for_samples(self, count: int) -> Self:
+        """Return this configuration with a number of epochs.
+
+        Args:
+            count: Number of training samples.
+
+        >>> [TrainConfig().for_samples(count).epochs for count in (100, 400, 50_000)]
+        [200, 100, 40]
+        """
+        if self.epochs is not None:
+            return self
+        epochs = min(max(EPOCH_SAMPLES // count, FEWEST_EPOCHS), MOST_EPOCHS)
+        return self.model_copy(update={"epochs": epochs})
+
+    @property
     def averaged_epochs(self) -> int:
         """Epochs of weight averaging; 0 if weights are not averaged.
 
@@ -128,7 +149,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         """
         if self.average_epochs is not None:
             return self.average_epochs
-        tenth = min(self.epochs // 10, 10)
+        tenth = min(self.num_epochs // 10, 10)
         is_settled = self.schedule != "constant" or self.ema_decay is not None
         return 0 if is_settled or tenth < 2 else tenth
 
@@ -148,7 +169,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         >>> config.lr_factors(0, 3), config.lr_factors(1, 3)
         ([0.5, 1.0, 0.8], [0.6, 0.4, 0.2])
         """
-        first, total, share = epoch * steps, self.epochs * steps, self.warmup_steps
+        first, total, share = epoch * steps, self.num_epochs * steps, self.warmup_steps
         warmup = math.ceil(share * total) if share < 1 else int(share)
         if self.schedule_by == "epoch":
             return [self._lr_factor(first, warmup, total)] * steps
@@ -179,7 +200,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
             method: Method in training.
             epoch: Number of the epoch, from 0.
         """
-        return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.epochs)
+        return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.num_epochs)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a training must share with its checkpoint."""

@@ -209,7 +209,7 @@ class Run:
         """Whether all epochs are done, or validations have not improved for long enough."""
         records, best = self.history.records, self.history.best_epoch  # the last, if that is kept
         stale = sum("validation" in record for record in records[best:])
-        return self.epoch >= self.config.epochs or 0 < self.config.patience <= stale
+        return self.epoch >= self.config.num_epochs or 0 < self.config.patience <= stale
 
     # --- an epoch ---
 
@@ -314,7 +314,7 @@ class Run:
             "samples_per_second": count / seconds,
         }
         self._average_epoch()
-        last = epoch == self.config.epochs
+        last = epoch == self.config.num_epochs
         if self.validation is not None and (last or epoch % self.config.validate_every == 0):
             record["validation"] = self._validate(self.validation)
         self._keep(record)
@@ -349,7 +349,7 @@ class Run:
         dist = task.to_user_units(method.distribution(outputs[: len(reader)]))
         metrics = task.metrics(dist.predictive, reader.encoded.to(self.device))
         # With the final loss weights: a KL weight that rises makes epochs incomparable.
-        weights = self.config.loss_weights(method, self.config.epochs - 1).to(self.device)
+        weights = self.config.loss_weights(method, self.config.num_epochs - 1).to(self.device)
         loss = loss_function(method, self.class_weight)
         total, _ = loss(outputs, reader.target.to(self.device), weights)
         metrics["loss"] = total.item() / len(reader)

@@ -137,7 +137,7 @@ class Trainer:
             finish: End interrupted trainings now, see `fit`.
         """
         _check_alike(models)
-        first, config = models[0], self.config
+        first, config = models[0], self.config.for_samples(len(train[1]))
         # A tensor's device has an index: "cuda" becomes "cuda:0".
         device = torch.empty(0, device=self.device or next(first.parameters()).device).device
         if class_weight is not None:
@@ -235,12 +235,12 @@ class Trainer:
         progress = Progress(
             seed=run.config.seed,
             epoch=epoch,
-            epochs=self.config.epochs,
+            epochs=run.config.num_epochs,
             step=step,
             steps=steps,
             record=record,
             samples_per_second=sum(run.counts[:step]) / seconds if step else 0.0,
-            seconds_left=per_epoch * (self.config.epochs - (epoch - 1 + step / steps)),
+            seconds_left=per_epoch * (run.config.num_epochs - (epoch - 1 + step / steps)),
             network=run.evaluated,
         )
         for callback in self.callbacks:
