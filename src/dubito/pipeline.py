@@ -203,7 +203,8 @@ class Pipeline:
             task: Task = Classification.from_target(source.target)
             parts = config.divide(source, task)
             encoded = task.encode(self._training(parts, source).target)
-            counts = torch.bincount(encoded, minlength=task.size).tolist()
+            # Posterior Networks need a sample of each class; a class without one counts as one.
+            counts = torch.bincount(encoded, minlength=task.size).clamp_min(1).tolist()
             return Prepared(task.model_copy(update={"counts": tuple(counts)}), source, parts)
         tolerance = config.data.tolerance
         # Mean and deviation come from the training samples alone.

@@ -12,8 +12,8 @@ True
 import copy
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import index
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -25,7 +25,7 @@ from torch import Tensor
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.exceptions import NotFittedError
-    from sklearn.preprocessing import LabelEncoder, MinMaxScaler, StandardScaler
+    from sklearn.preprocessing import LabelEncoder, StandardScaler
     from sklearn.utils import check_random_state, compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -37,16 +37,17 @@ except ImportError as error:
 from dubito import _checks
 from dubito.api import find_device
 from dubito.backbones.base import BackboneLike
-from dubito.calibration import Calibration
-from dubito.config import PolicyConfig, validated
-from dubito.distributions import Distribution
+from dubito.config import PolicyConfig, RunConfig, validated
+from dubito.data import Source
+from dubito.data.base import Items
 from dubito.errors import DubitoError
-from dubito.formats import ArrayFormat, InputFormat, Preprocessing, TableFormat
+from dubito.formats import ArrayFormat, Encoded, InputFormat, Preprocessing, TableFormat
 from dubito.formats.arrays import check_resolution
 from dubito.formats.tables import Column
 from dubito.methods import METHODS, Method
 from dubito.methods.posterior_network import DensityHead
 from dubito.model import Model, Prediction
+from dubito.pipeline import Pipeline
 from dubito.tasks import Classification, Regression, Task, class_names
 from dubito.training import Callback, TrainConfig, Trainer
 
@@ -57,8 +58,8 @@ AnyMethod = str | Mapping[str, Any] | Method
 #: fewer held-out samples calibrate worse than cross-validated predictions
 MIN_HELD_OUT = 100
 #: fewer samples in all are not calibrated
-MIN_CALIBRATED = 20
-FOLDS = 3
+MIN_FOLDED = 20
+FOLDS = 5
 #: smallest and largest batch of "auto", which otherwise makes eight steps per epoch
 BATCH = (16, 64)
 
@@ -82,6 +83,7 @@ class _Estimator(BaseEstimator):
     confidence: float = 0.95
     false_alarms: float = 0.05
     validation_fraction: float = 0.1
+    folds: int | str | None = "auto"
     random_state: int | np.random.RandomState | None = None
     device: str = "cpu"
     callbacks: Sequence[Callback] | None = None
@@ -89,45 +91,131 @@ class _Estimator(BaseEstimator):
 
     # --- training ---
 
-    def _fit(self, X: Array, y: Array, task: Callable[[Array], Task], strata: Array) -> Self:
+    def _fit(self, X: Array, target: Array, task: Task, class_weight: Tensor | None) -> Self:
         """Train, calibrate and fit the policy.
 
         Args:
             X: Inputs, (N, *shape).
-            y: Targets.
-            task: Returns the task for some of the targets.
-            strata: Samples with two different values of this, (N,), are trained on.
+            target: Targets, (N,) or (N, T); classes are numbered.
+            task: Task with the names of the targets.
+            class_weight: Weight of each class.
         """
         self.__dict__.pop("model_", None)  # has other classes or features if this call fails
-        self._check(task(y))
+        self.__dict__.pop("_scaler", None)
+        self._check(task)
         rng = check_random_state(self.random_state)
-        seed = int(rng.randint(2**31 - 1))
-        held_out = self._held_out(strata, rng)
-        enough = held_out.sum() >= MIN_HELD_OUT
-        X_train, y_train = X[~held_out], y[~held_out]
-        cross_validate = self.calibrate and not enough and len(X_train) >= MIN_CALIBRATED
-        fitted = self._cross_validate(X_train, y_train, task, rng) if cross_validate else None
-        self.model_ = self._trained(X_train, y_train, task(y_train), seed)
-        self.model_.calibration = fitted
-        if held_out.any():
-            self._fit_held_out(X[held_out], y[held_out], self.calibrate and bool(enough))
+        self._seed, self._epochs = int(rng.randint(2**31 - 1)), 0
+        config = self._config(len(X), task)
+        pipeline = Pipeline(
+            config, device=find_device(self.device), callbacks=self.callbacks or (),
+            backbone=self.backbone,
+        )  # fmt: skip
+        prepared = pipeline.prepare(self._source(X, target))
+        model = pipeline.build(prepared, self._seed)
+        try:
+            (self.history_,) = pipeline.train([model], prepared, class_weight=class_weight)
+        finally:
+            # In float64 the prediction of a sample does not depend on others in its batch.
+            model.cpu().double()
+        self.model_, self._epochs = model, self.epochs
+        if prepared.calibration is not None:
+            self._fit_held_out(pipeline.held_out(model, prepared), prepared.calibration.target)
+        names = {"classes" if task.kind == "classification" else "names": task.names}
+        model.task = model.task.model_copy(update=names)
         return self
 
-    def _partial_fit(self, X: Array, y: Array, task: Task) -> Self:
+    def _config(self, count: int, task: Task) -> RunConfig:
+        """Return the configuration of a training."""
+        few = count * self.validation_fraction < MIN_HELD_OUT
+        folds, fits = self.folds, self.calibrate or self.error_rate is not None
+        if folds == "auto":
+            folds = FOLDS if fits and few and count >= MIN_FOLDED else None
+        holds_out = folds is None and fits and (not few or self.error_rate is not None)
+        data = {
+            "calibration": self.validation_fraction if holds_out else 0,
+            "selection": 0,
+            "folds": folds,
+            "split_seed": self._seed,
+            "standardize": True,
+            "task": task.kind,
+            "tolerance": getattr(task, "tolerance", None),
+        }
+        return validated(
+            RunConfig,
+            {"method": self.method, "data": data, "training": self._training(count, self.epochs)},
+        )
+
+    def _source(self, X: Array, target: Array) -> Source:
+        encoded = Encoded(_tensor(X), {}, {})
+        return Fitted("X", self._format(X), X, target, encoded=encoded, fit=self._format)
+
+    def _format(self, X: Array, rows: Sequence[int] | None = None) -> InputFormat:
+        """Return the format of inputs, with the range of some of them."""
+        if X.ndim > 2:
+            return ArrayFormat(shape=X.shape[1:])
+        values = X if rows is None else X[rows]
+        low, high = values.min(0), values.max(0)
+        names = getattr(self, "feature_names_in_", range(len(low)))
+        for name, column, a, b in zip(names, values.T, low, high, strict=True):
+            check_resolution(f"feature {name!r}", column.mean(), column.std(), a, b)
+        if not hasattr(self, "feature_names_in_"):
+            return ArrayFormat(shape=X.shape[1:], low=tuple(low), high=tuple(high))
+        columns = zip(names, low, high, strict=True)
+        return TableFormat(columns=tuple(Column(name=str(n), low=a, high=b) for n, a, b in columns))
+
+    def _partial_fit(self, X: Array, y: Array, task: Task, class_weight: Tensor | None) -> Self:
         """Train a new network, or that of earlier calls, for one epoch."""
         self._check(task)
         if not hasattr(self, "model_"):
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            self.model_ = self._untrained(X, task, seed)
-        else:
-            self.model_.preprocessing = self._preprocessing(X)
+            self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            self._epochs, self._scaler = 0, StandardScaler()
+            preprocessing = Preprocessing(inputs=self._format(X))
+            self.model_ = Model.build(
+                self.method, task, preprocessing, self.backbone, seed=self._seed, pretrained=True
+            )
         model = self.model_
+        model.preprocessing = self._extended(model.preprocessing, X)
         model.task, model.calibration, model.policy = task, None, None
         for head in model.network.modules():
             if isinstance(head, DensityHead):
                 head.log_counts.copy_(torch.tensor(task.counts).log())  # type: ignore[attr-defined]
-        self._train(model, X, y, 1)
+        config = validated(TrainConfig, self._training(len(X), 1))
+        trainer = Trainer(config, callbacks=self.callbacks or (), device=find_device(self.device))
+        samples = _tensor(X), model.task.encode(y)
+        try:
+            self.history_ = trainer.fit(model.float(), samples, class_weight=class_weight)
+        finally:
+            model.cpu().double()
+        self._epochs += 1
         return self
+
+    def _extended(self, preprocessing: Preprocessing, X: Array) -> Preprocessing:
+        """Add inputs to the range, and to mean and deviation if there was no call of `fit`."""
+        inputs = _joined(preprocessing.inputs, self._format(X))
+        update: dict[str, Any] = {"inputs": inputs}
+        if hasattr(self, "_scaler"):
+            values = np.moveaxis(X, 1, -1).reshape(-1, X.shape[1])  # per channel
+            scaler = self._scaler.partial_fit(values)
+            update |= {"mean": tuple(scaler.mean_), "std": tuple(scaler.scale_)}
+        return preprocessing.model_copy(update=update)
+
+    def _training(self, count: int, epochs: int) -> dict[str, Any]:
+        """Return the settings of a training on some samples."""
+        size = self.batch_size
+        if size == "auto":
+            size = int(np.clip(count // 8, *BATCH))
+        return {
+            "epochs": index(epochs),
+            "first_epoch": self._epochs,
+            "batch_size": size if isinstance(size, str) else index(size),
+            "optimizer": "adamw",
+            "lr": self.lr,
+            "optimizer_options": {"weight_decay": self.weight_decay},
+            "schedule": "cosine",
+            "schedule_by": "epoch",
+            "keep": "last",
+            "seed": self._seed + self._epochs,
+        }
 
     def calibrate_on(self, X: Any, y: Any) -> Self:
         """Fit calibration and policy on data that was neither trained nor selected on.
@@ -139,88 +227,21 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self)
         X, y = self._samples(X, y)
         self._check(self.model_.task)
-        self._fit_held_out(X, y, self.calibrate)
+        self._fit_held_out(_predict(self.model_, X), y)
         return self
 
-    def _fit_held_out(self, X: Array, y: Array, calibrate: bool) -> None:
+    def _fit_held_out(self, prediction: Prediction, y: object) -> None:
         """Fit calibration and policy; the policy does not depend on the calibration."""
-        model, prediction = self.model_, _predict(self.model_, X)
-        if calibrate:
+        model = self.model_
+        if self.calibrate:
             model.calibrate(prediction, y)
         model.policy = None
         if self.error_rate is None:
             return
         policy = model.fit_policy(prediction, y, **self._policy_options()).policy
         if policy is not None and policy.accepts_nothing:
-            text = f"{policy!r}: hold out more data, or raise error_rate={self.error_rate:g}"
+            text = f"{policy!r}: {policy.advice}"
             warnings.warn(text, UserWarning, stacklevel=4)
-
-    def _cross_validate(
-        self, X: Array, y: Array, task: Callable[[Array], Task], rng: np.random.RandomState
-    ) -> Calibration:
-        """Calibrate on predictions of each sample by a network that was not trained on it."""
-        fold = rng.permutation(len(X)) % FOLDS
-        dists, targets = [], []
-        for number, seed in enumerate(rng.randint(2**31 - 1, size=FOLDS)):
-            train, test = fold != number, fold == number
-            model = self._trained(X[train], y[train], task(y[train]), int(seed))
-            dists.append(_predict(model, X[test]).distribution)
-            targets.append(model.task.encode(y[test]))
-        return Calibration.fit(Distribution.cat(dists), torch.cat(targets))
-
-    def _trained(self, X: Array, y: Array, task: Task, seed: int) -> Model:
-        return self._train(self._untrained(X, task, seed), X, y, self.epochs)
-
-    def _untrained(self, X: Array, task: Task, seed: int) -> Model:
-        self._scaler, self._span = StandardScaler(), MinMaxScaler()
-        self._seed, self._epochs = seed, 0
-        preprocessing = self._preprocessing(X)
-        return Model.build(
-            self.method, task, preprocessing, self.backbone, seed=seed, pretrained=True
-        )
-
-    def _preprocessing(self, X: Array) -> Preprocessing:
-        """Add inputs (N, *shape) to those so far, and return the preprocessing for all."""
-        values = np.moveaxis(X, 1, -1).reshape(-1, X.shape[1])  # per channel
-        mean, std = self._scaler.partial_fit(values).mean_, self._scaler.scale_
-        low, high = self._span.partial_fit(values).data_min_, self._span.data_max_
-        names = getattr(self, "feature_names_in_", range(len(mean)))
-        columns = []
-        for name, center, scale, a, b in zip(names, mean, std, low, high, strict=True):
-            check_resolution(f"feature {name!r}", center, scale, a, b)
-            columns.append(Column(name=str(name), low=a, high=b))
-        format: InputFormat = ArrayFormat(shape=X.shape[1:])
-        if hasattr(self, "feature_names_in_"):
-            format = TableFormat(columns=tuple(columns))
-        elif X.ndim == 2:
-            format = ArrayFormat(shape=X.shape[1:], low=tuple(low), high=tuple(high))
-        return Preprocessing(inputs=format, mean=tuple(mean), std=tuple(std))
-
-    def _train(self, model: Model, X: Array, y: Array, epochs: int) -> Model:
-        size = self.batch_size
-        if size == "auto":
-            size = int(np.clip(len(X) // 8, *BATCH))
-        values = {
-            "epochs": index(epochs),
-            "first_epoch": self._epochs,
-            "batch_size": size if isinstance(size, str) else index(size),
-            "optimizer": "adamw",
-            "lr": self.lr,
-            "optimizer_options": {"weight_decay": self.weight_decay},
-            "schedule": "cosine",
-            "keep": "last",
-            "seed": self._seed + self._epochs,
-        }
-        config, device = validated(TrainConfig, values), find_device(self.device)
-        trainer = Trainer(config, callbacks=self.callbacks or (), device=device)
-        samples, weights = (_tensor(X), model.task.encode(y)), self._class_weights(y)
-        try:
-            self.history_ = trainer.fit(model.float(), samples, class_weight=weights)
-        finally:
-            # In float64 the prediction of a sample does not depend on others in its batch.
-            model.cpu().double()
-        self._epochs += epochs
-        return model
 
     def _check(self, task: Task) -> None:
         """Check parameters before the training."""
@@ -235,24 +256,6 @@ class _Estimator(BaseEstimator):
 
     def _policy_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("error_rate", "confidence", "false_alarms")}
-
-    def _held_out(self, strata: Array, rng: np.random.RandomState) -> Array:
-        """Return which samples are not trained on: bool (N,).
-
-        They are drawn regardless of their class, as the guarantee assumes. If a single stratum
-        would remain, the last drawn sample of another one is trained on.
-        """
-        held_out = np.zeros(len(strata), bool)
-        count = int(len(strata) * self.validation_fraction)
-        if self.error_rate is not None or (self.calibrate and count >= MIN_HELD_OUT):
-            order = rng.permutation(len(strata))
-            differs = np.flatnonzero(strata[order] != strata[order[-1]])
-            candidates = np.delete(order, [differs[-1], len(order) - 1])
-            held_out[candidates[: max(count, 1)]] = True
-        return held_out
-
-    def _class_weights(self, y: Array) -> Tensor | None:
-        return None
 
     # --- prediction ---
 
@@ -340,14 +343,17 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 64.
         lr: Initial learning rate, which falls to 0 along a cosine.
         weight_decay: Weight decay of AdamW.
-        calibrate: Calibrate on `validation_fraction` of the data, which is then not trained on. If
-            that is fewer than 100 samples, train three further networks on two thirds of the data
-            each, and calibrate on their predictions of the rest.
+        calibrate: Calibrate on `validation_fraction` of the data, which is then not trained on, or
+            on the predictions of folds.
         error_rate: Error rate among accepted predictions that `predict_or_abstain` guarantees,
             fitted on `validation_fraction` of the data; None for no guarantee.
         confidence: Probability with which the guarantee holds.
         false_alarms: Share of ordinary inputs that may be rejected as unfamiliar.
         validation_fraction: Share of the data that is held out.
+        folds: Train as many networks, each without one fold of the data, calibrate on its
+            predictions of that fold, and predict with their ensemble: its guarantee is approximate.
+            "auto" takes five if fewer than 100 of at least 20 samples would be held out; None holds
+            out.
         class_weight: "balanced", a dict from class to weight, or None.
         random_state: Seed; equal seeds give equal networks.
         device: Device of the training: "cpu", "cuda", or "auto" for a GPU if there is one.
@@ -373,13 +379,14 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         check_classification_targets(y)
         self._set_classes(y)
         self._class_counts += self._counts(y)
-        return self._fit(X, y, lambda target: self._task(self._counts(target)), y)
+        task, numbers = self._task(self._class_counts), self._encoder.transform(y)
+        return self._fit(X, numbers, task, self._class_weights(y))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Train for one more epoch, on this data.
 
-        Normalization follows all data so far, and the optimizer is reset. Calibration and policy
-        are removed: call `calibrate_on`.
+        Normalization follows all data so far, or that of `fit`, and the optimizer is reset.
+        Calibration and policy are removed: call `calibrate_on`.
 
         Args:
             X: Inputs, (N, D).
@@ -398,7 +405,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise DubitoError(f"classes are {classes!r}, but were {self.classes_.tolist()} before")
         self._class_counts += self._counts(y)
-        return self._partial_fit(X, y, self._task(self._class_counts))
+        return self._partial_fit(X, y, self._task(self._class_counts), self._class_weights(y))
 
     def predict_proba(self, X: Any) -> Array:
         """Return calibrated probabilities in the order of `classes_`: (N, K).
@@ -449,9 +456,8 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 64.
         lr: Initial learning rate, which falls to 0 along a cosine.
         weight_decay: Weight decay of AdamW.
-        calibrate: Fit intervals on `validation_fraction` of the data, which is then not trained on.
-            If that is fewer than 100 samples, train three further networks on two thirds of the
-            data each, and use their predictions of the rest.
+        calibrate: Fit intervals on `validation_fraction` of the data, which is then not trained on,
+            or on the predictions of folds.
         error_rate: Error rate among accepted predictions that `predict_or_abstain` guarantees,
             fitted on `validation_fraction` of the data; None for no guarantee.
         tolerance: Deviation, one or one per target, beyond which a prediction is an error; needed
@@ -459,6 +465,10 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         confidence: Probability with which the guarantee holds.
         false_alarms: Share of ordinary inputs that may be rejected as unfamiliar.
         validation_fraction: Share of the data that is held out.
+        folds: Train as many networks, each without one fold of the data, calibrate on its
+            predictions of that fold, and predict with their ensemble: its guarantee is approximate.
+            "auto" takes five if fewer than 100 of at least 20 samples would be held out; None holds
+            out.
         random_state: Seed; equal seeds give equal networks.
         device: Device of the training: "cpu", "cuda", or "auto" for a GPU if there is one.
         callbacks: Objects of subclasses of `dubito.training.Callback`, or None.
@@ -480,14 +490,13 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
             y: Numbers, (N,) or (N, T).
         """
         X, values = self._samples(X, y, reset=True, least=2)
-        task = self._task(y)
-        return self._fit(X, values, lambda _: task, np.arange(len(X)))
+        return self._fit(X, values, self._task(y), None)
 
     def partial_fit(self, X: Any, y: Any) -> Self:
         """Train for one more epoch, on this data.
 
-        Normalization of inputs follows all data so far, that of targets the first call; the
-        optimizer is reset. Calibration and policy are removed: call `calibrate_on`.
+        Normalization of inputs follows all data so far, or that of `fit`, that of targets the
+        first call; the optimizer is reset. Calibration and policy are removed: call `calibrate_on`.
 
         Args:
             X: Inputs, (N, D).
@@ -495,7 +504,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         """
         first = not hasattr(self, "model_")
         X, values = self._samples(X, y, reset=first)
-        return self._partial_fit(X, values, self._task(y) if first else self.model_.task)
+        return self._partial_fit(X, values, self._task(y) if first else self.model_.task, None)
 
     def predict_interval(self, X: Any) -> tuple[Array, Array]:
         """Return the ends of 90 % intervals: (N,) or (N, T) each.
@@ -516,6 +525,28 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+@dataclass(eq=False, repr=False)
+class Fitted(Items):
+    """Inputs that are encoded already; only the range of their format is fitted again."""
+
+    def in_memory(self) -> Items:
+        """Return the inputs as they are."""
+        return self
+
+
+def _joined(old: InputFormat, new: InputFormat) -> InputFormat:
+    """Return a format with the ranges of two."""
+    if isinstance(old, TableFormat) and isinstance(new, TableFormat):
+        pairs = zip(old.columns, new.columns, strict=True)
+        ranges = ({"low": min(a.low, b.low), "high": max(a.high, b.high)} for a, b in pairs)
+        columns = zip(old.columns, ranges, strict=True)
+        return replace(old, columns=tuple(c.model_copy(update=span) for c, span in columns))
+    if not isinstance(old, ArrayFormat) or not isinstance(new, ArrayFormat) or old.low is None:
+        return old
+    low, high = (np.array([a, b]) for a, b in ((old.low, new.low), (old.high, new.high)))
+    return replace(old, low=tuple(low.min(0).tolist()), high=tuple(high.max(0).tolist()))
 
 
 def _tensor(X: Array) -> Tensor:

@@ -199,8 +199,8 @@ def _not_a_model(folder: Path) -> str:
     if several:
         return f"{folder} contains several models, choose one: {', '.join(several)}"
     return (
-        f"{folder} is not a model: it has no {MODEL}. If its training was interrupted, run the same "
-        "command again to resume, or with --finish (finish=True) to use the weights that are there"
+        f"{folder} is not a model: it has no {MODEL}. If its training was interrupted, run the "
+        "same command again to resume, or with --finish (finish=True) to use the weights so far"
     )
 
 
