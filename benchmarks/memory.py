@@ -20,9 +20,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks import Row
-from dubito.data import ImageFormat
+from dubito.formats import ImageFormat, Preprocessing
 from dubito.methods import Softmax
-from dubito.model import Model, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification
 
 SIDE, FILES = 224, 50

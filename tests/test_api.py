@@ -224,11 +224,12 @@ def test_calibrate_on_other_data(folder, tmp_path):
 def test_calibrate_adds_scores_to_a_finished_model(folder, tmp_path):
     posthoc = ["energy", "test_nearest"]
     model = calibrate(folder, posthoc=posthoc, ood_score="test_nearest", out=tmp_path)
-    assert len(model.scores["test_nearest"].bank) == model.record.train_samples
+    assert len(model.scores["test_nearest"].bank) == model.record.samples["training"]
     assert model.policy.ood_threshold.score == "test_nearest"
     test = data.open("digits", "test")
     expected = model.predict(test).score("test_nearest")
     assert torch.equal(dubito.load(tmp_path).predict(test).score("test_nearest"), expected)
+    assert evaluate(tmp_path)["aurc"].keys() >= {"energy", "test_nearest"}
     assert not dubito.load(folder).scores
 
 

@@ -302,7 +302,7 @@ def calibrate(
     model: AnyModel,
     data: Any = None,
     *,
-    posthoc: Sequence[Any] = (),
+    posthoc: Sequence[str] = (),
     coverage: float | None = None,
     out: AnyPath | None = None,
     device: str = "auto",
@@ -344,6 +344,10 @@ def calibrate(
     else:
         source, _ = _labeled(loaded, data)
         prediction, target = loaded.predict(source), source.target
+    if loaded.record is not None:  # the policy may name new scores
+        scores = [SCORES.to_dict(score) for score in (*run.posthoc, *built)]
+        config = {**loaded.record.config, "posthoc": scores}
+        loaded.record = loaded.record.model_copy(update={"config": config})
     refit(loaded, prediction, target, policy, coverage)
     folder = model if out is None else out
     if not isinstance(folder, Model):

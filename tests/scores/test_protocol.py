@@ -25,7 +25,7 @@ def test_options_are_fixed_and_state_is_not():
 
 
 def test_models_fit_copies_of_a_score():
-    score = kinds.Nearest()
+    score = SCORES.build("test_nearest")
     model = models.build().add_score(score, X, NAMES)
     assert not score.state_dict()
     assert len(model.scores["test_nearest"].bank) == len(X)

@@ -22,7 +22,7 @@ SUMMARIES = {
     "train": "Train a model, calibrate it and fit its policy.",
     "evaluate": "Evaluate a model: metrics, detection of errors and OOD inputs, policy.",
     "predict": "Predict with a model: value, probability, uncertainty, accept or abstain.",
-    "calibrate": "Refit calibration and policy of a finished model.",
+    "calibrate": "Refit calibration and policy of a finished model, perhaps with further scores.",
     "export": "Write a model as an ONNX file that needs neither torch nor dubito.",
     "serve": "Serve a model over HTTP until SIGTERM or SIGINT.",
     "fewshot": "Evaluate few-shot episodes on frozen features: accuracy, confidence and OOD "

@@ -46,7 +46,8 @@ def forward_with_features(network: nn.Module, x: Tensor) -> Pass:
             hook.remove()
     for layer, features in reversed(calls):
         fits = isinstance(outputs, Tensor) and layer.out_features == outputs.shape[-1]
-        if fits and features.ndim == 2 and len(features) == len(x):
+        # len() would fix the size of the batch in an exported graph.
+        if fits and features.ndim == 2 and features.shape[0] == x.shape[0]:
             return features, outputs
     return None, outputs
 

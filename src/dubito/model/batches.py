@@ -24,9 +24,7 @@ def batch_size(source: Source, device: torch.device) -> int:
         source: Inputs.
         device: Device of the network.
     """
-    if len(source) < 2:
-        return 1
-    dtype = source.encode([0]).inputs.dtype
-    values = prod(source.format.shape) * (EMBEDDED if dtype == torch.int64 else 1)
+    format = source.format
+    values = prod(format.shape) * (EMBEDDED if format.dtype == "int64" else 1)
     budget = VALUES * (GPU if device.type == "cuda" else 1)
     return min(MOST, 1 << max(1, budget // values).bit_length() - 1)

@@ -24,7 +24,6 @@ from dubito.calibration import Calibration
 from dubito.data import Source
 from dubito.data.base import Items
 from dubito.distributions import Distribution
-from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
 from dubito.evaluation import Result
 from dubito.formats import FORMATS, Encoded, Preprocessing
@@ -448,8 +447,7 @@ class Model(nn.Module):
         """
         built = [deepcopy(SCORES.build(score)) for score in scores]
         added = {SCORES.name_of(score): score for score in built}
-        empty = torch.zeros(1, 1, self.method.outputs(self.task))
-        present = (*self.scores, *COMMON, *self.method.distribution(empty).scores)
+        present = (*self.scores, *self.method.scores(self.task))
         for name, score in added.items():
             if self.task.kind not in score.tasks:
                 raise DubitoError(f"the score {name!r} is not for {self.task.kind}")
@@ -457,7 +455,7 @@ class Model(nn.Module):
                 raise DubitoError(f"the model already has a score {name!r}")
         if to_fit := [score for score in built if score.needs_fit]:
             self._fit_scores(to_fit, items, target)
-        device = next(self.network.parameters(), empty).device
+        device = next(self.network.parameters(), torch.empty(0)).device
         for name, score in added.items():
             self.scores[name] = score.to(device).train(self.training)
         return self
