@@ -205,6 +205,7 @@ class _Estimator(BaseEstimator):
             "lr": self.lr,
             "optimizer_options": {"weight_decay": self.weight_decay},
             "schedule": "cosine",
+            "schedule_by": "epoch",  # a single epoch of partial_fit has the whole rate
             "keep": "last",
             "seed": self._seed + self._epochs,
         }
