@@ -59,6 +59,6 @@ def test_it_is_shown_and_saved(sounds: Path) -> None:
 
 def test_it_is_trained_and_predicts_files(sounds: Path, tmp_path: Path) -> None:
     options = {"backbone": {"name": "mlp", "hidden": [8]}, "epochs": 30, "report": False}
-    train(sounds, out=tmp_path / "run", device="cpu", lr=0.01, validation=0.5, **options)
+    train(sounds, out=tmp_path / "run", device="cpu", lr=0.01, calibration=0.5, **options)
     prediction = predict(tmp_path / "run", [sounds / "low" / "0.wav", sounds / "high" / "1.wav"])
     assert prediction.labels.tolist() == ["low", "high"]
