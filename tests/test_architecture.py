@@ -14,6 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 LAYERS: list[list[str]] = [
     ["errors"],
     ["_special"],
+    ["binomial"],
     # Kernels leave second derivatives to the closed forms of the distributions.
     ["kernels", "distributions"],
     ["losses"],
@@ -37,7 +38,7 @@ LAYERS: list[list[str]] = [
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 SPECIAL_FUNCTIONS = {"lgamma", "digamma", "polygamma", "gammaln", "psi", "mvlgamma", "multigammaln"}
-SPECIAL_HOMES = {"_special", "distributions", "kernels"}
+SPECIAL_HOMES = {"_special", "binomial", "distributions", "kernels"}
 
 
 def rank(unit: str) -> int:

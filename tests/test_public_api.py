@@ -22,7 +22,7 @@ PUBLIC = {
     "predict train uce",
     "dubito.api": "RunConfig calibrate evaluate export load predict train",
     "dubito.backbones": "BACKBONES register",
-    "dubito.calibration": "Calibration",
+    "dubito.calibration": "Calibration interval_exponent",
     "dubito.data": "DATASETS ArrayFormat ImageFormat Source TableFormat open register split",
     "dubito.demo": "demo",
     "dubito.distributions": "Categorical ClassDistribution Dirichlet Distribution "
