@@ -238,7 +238,7 @@ class Trained:
     def __init__(
         self, cell: Cell, x: Tensor, y: Tensor, parts: list[Tensor], generator: torch.Generator
     ) -> None:
-        self.classes, self.each = cell.classes, len(parts)
+        self.each = len(parts)
         self.method = IEDL() if cell.classes else DER()
         inputs, target = (
             torch.stack([values[~part] for values in each for part in parts]) for each in (x, y)
@@ -256,9 +256,9 @@ class Trained:
         own = slice(repetition * self.each, (repetition + 1) * self.each)
         outputs = self.networks.outputs((x - self.mean[own]) / self.std[own], own)
         dist = self.method.distribution(outputs.transpose(0, 1))
-        if not isinstance(dist, NormalInverseGamma):
-            return dist
-        return dist.affine(self.scale[own, 0], self.shift[own, 0])
+        if isinstance(dist, NormalInverseGamma):
+            return dist.affine(self.scale[own, 0], self.shift[own, 0])
+        return dist
 
 
 # --- results ---

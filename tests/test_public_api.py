@@ -26,7 +26,7 @@ PUBLIC = {
     "dubito.augmentations": "AUGMENTATIONS Augmentation Photo Shift",
     "dubito.backbones": "BACKBONES Backbone",
     "dubito.config": "RunConfig",
-    "dubito.calibration": "Calibration",
+    "dubito.calibration": "Calibration interval_exponent",
     "dubito.data": "DATASETS Dataset Source open split",
     "dubito.demo": "demo",
     "dubito.distributions": "Categorical ClassDistribution Dirichlet Distribution "

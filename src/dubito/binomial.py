@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["cdf", "crossing", "tails", "upper_bound"]
-
 Array = np.ndarray[Any, Any]
 #: Standard deviations from the mean, and trials more, beyond which 1e-12 is left
 DEVIATIONS, MORE = 8, 12

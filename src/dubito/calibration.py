@@ -34,7 +34,7 @@ from dubito._files import ExtendedFloat
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 
-__all__ = ["EXPONENTS", "Calibration", "interval_exponent"]
+__all__ = ["Calibration", "interval_exponent"]
 
 #: exponents of the standard deviation that `interval_exponent` compares
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
