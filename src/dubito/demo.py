@@ -26,8 +26,8 @@ from dubito._threads import one_thread
 from dubito.api import AnyPath, averaged, train
 from dubito.data import Source
 from dubito.model import Model
-from dubito.report import _figures
-from dubito.report._html import Example, examples, render
+from dubito.report import figures
+from dubito.report.html import Example, examples, render
 
 __all__ = ["demo"]
 
@@ -89,7 +89,7 @@ def demo(*, out: AnyPath = "dubito-demo", epochs: int = 40, seed: int = 0) -> di
         "demo.html",
         result=result,
         rows=comparison(result),
-        svg=_figures.svg(figure, "Vacuity of each method, by set of images"),
+        svg=figures.svg(figure, "Vacuity of each method, by set of images"),
         groups={group: _examples(models[0], source) for group, source in sets.items()},
     )
     atomic_write(folder / "report.html", page)
@@ -119,15 +119,15 @@ def comparison(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 def _draw(scores: Mapping[str, Mapping[str, Tensor]]) -> Any:
     """Draw the densities of scores by method and set of images."""
-    figure, axes = _figures.new("", SCORE, width=2, columns=len(scores))
+    figure, axes = figures.new("", SCORE, width=2, columns=len(scores))
     for ax, (name, groups) in zip(axes, scores.items(), strict=True):
         values = [score.numpy() for score in groups.values()]
         drawn: Any = ax.violinplot(values, widths=0.9, showextrema=False, showmedians=True)
-        drawn["cmedians"].set_color(_figures.INK)
-        for body, color in zip(drawn["bodies"], _figures.COLORS, strict=False):
+        drawn["cmedians"].set_color(figures.INK)
+        for body, color in zip(drawn["bodies"], figures.COLORS, strict=False):
             body.set(facecolor=color, alpha=0.6)
         ax.set_xticks(range(1, len(groups) + 1), list(groups))
-        ax.set_title(name, fontsize=12, fontweight="bold", color=_figures.INK)
+        ax.set_title(name, fontsize=12, fontweight="bold", color=figures.INK)
     return figure
 
 
