@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 #: lowest first; units on one line do not import each other
 LAYERS: list[list[str]] = [
     ["errors"],
-    ["_extras", "_files", "_threads", "plugins"],
+    ["_extras", "_files", "plugins"],
     ["registry"],
     ["_checks"],
     ["binomial"],
@@ -37,7 +37,7 @@ LAYERS: list[list[str]] = [
     ["config"],
     ["pipeline"],
     ["api"],
-    ["demo", "fewshot", "lightning", "serve", "sklearn"],
+    ["fewshot", "lightning", "serve", "sklearn"],
     # The package itself, which re-exports the layers below.
     ["dubito"],
     ["cli"],

@@ -28,7 +28,6 @@ PUBLIC = {
     "dubito.config": "RunConfig",
     "dubito.calibration": "Calibration interval_exponent",
     "dubito.data": "DATASETS Dataset Source open split",
-    "dubito.demo": "demo",
     "dubito.distributions": "Categorical ClassDistribution Dirichlet Distribution "
     "FlexibleDirichlet NormalInverseGamma RealDistribution confidence_score uncertainty_score",
     "dubito.errors": "DubitoError",

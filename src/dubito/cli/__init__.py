@@ -29,7 +29,6 @@ SUMMARIES = {
     "detection.",
     "features": "Extract the features that a network has before its last layer, for few-shot "
     "episodes.",
-    "demo": "Train EDL and I-EDL on digits, predict photo patches and noise, write a report.",
 }
 
 

@@ -237,17 +237,6 @@ def _features(function: Run, **values: Any) -> None:
     sys.stdout.write(f"{count} x {size} features of {len(features.classes)} classes\n")
 
 
-def _demo(function: Run, *, out: str = "dubito-demo", **values: Any) -> None:
-    from dubito.demo import comparison
-
-    console = Console()
-    with console.status("training EDL and I-EDL on digits ..."):
-        result = function(out=out, **values)
-    title = f"{result['samples']} test digits, photo patches and noisy digits (%)"
-    console.print(_display.table(title, ["", *result["methods"]], comparison(result)))
-    console.print(Text(f"report: {Path(out) / REPORT}"), soft_wrap=True)
-
-
 def _pop_section(values: dict[str, Any], section: str) -> dict[str, Any]:
     names = [name for name in values if name.startswith(f"{section}.")]
     return {name.removeprefix(f"{section}."): values.pop(name) for name in names}
@@ -275,5 +264,4 @@ COMMANDS: dict[str, tuple[str, Run]] = {
     "serve": ("dubito.serve", _serve),
     "fewshot": ("dubito.fewshot", _fewshot),
     "features": ("dubito.fewshot", _features),
-    "demo": ("dubito.demo", _demo),
 }

@@ -18,7 +18,7 @@ from dubito.methods import Method
 from dubito.model import Model, Prediction
 from dubito.model.card import PERCENT, metric_name
 from dubito.report import figures
-from dubito.report.html import Example, examples, render
+from dubito.report.html import TEMPLATES, Example, examples, render
 from dubito.training import TrainConfig
 
 #: records of the epochs, `History.records`
@@ -51,7 +51,7 @@ def write(
         prediction: Prediction of these samples.
         history: Records of the epochs.
     """
-    page = render("training.html", view=View(model, source, prediction, history))
+    page = render(TEMPLATES / "training.html", view=View(model, source, prediction, history))
     return atomic_write(folder / REPORT, page)
 
 

@@ -1,35 +1,38 @@
 """Demo: EDL and I-EDL are trained on digits, and predict photo patches and noisy digits.
 
 Both methods get the same network, initial weights and batches, for several seeds: the difference
-between two seeds can exceed that between the methods. Patches are scaled like the digits, which
-count ink in blocks of 4x4: blocks of 4x4 pixels of two photographs are averaged.
+between two seeds can exceed that between the methods.
 
 The settings are not blind. The Fisher weight, the weight decay and the scale of the patches were
-chosen with OOD figures in view; batch size, learning rate and epochs keep the demo short.
+chosen with OOD figures in view; batch size, learning rate and epochs keep the demo short. Run it
+with
+
+    python examples/demo.py [--out dubito-demo] [--epochs 40] [--seed 0]
+
+which prints a table and writes report.html, results.json and densities.png.
 """
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
+from matplotlib.figure import Figure
+from shared import noisy, patches
 from torch import Tensor
 
-from dubito import __version__, data
-from dubito._extras import need
-from dubito._files import atomic_path, atomic_write, json_text, make_folder
-from dubito._threads import one_thread
-from dubito.api import AnyPath, averaged, train
+from dubito import Model, __version__, data, train
+from dubito.api import averaged
 from dubito.data import Source
-from dubito.model import Model
 from dubito.report import figures
 from dubito.report.html import Example, examples, render
-
-__all__ = ["demo"]
 
 #: name in tables -> method, the baseline first
 METHODS = {"EDL": {"name": "edl"}, "I-EDL": {"name": "iedl", "fisher_weight": 0.05}}
@@ -44,64 +47,33 @@ NOISE = 0.5
 #: score that is drawn and that detects OOD images
 SCORE = "vacuity"
 EXAMPLES = 6
-SIDE, BLOCK = 8, 4  # pixels of an image, and of a photograph in each of them
+TEMPLATE = Path(__file__).with_suffix(".html")
 
 
-def demo(*, out: AnyPath = "dubito-demo", epochs: int = 40, seed: int = 0) -> dict[str, Any]:
-    """Train EDL and I-EDL on digits, predict photo patches and noise, write a report.
-
-    Args:
-        out: Folder for report.html, results.json and densities.png.
-        epochs: Epochs of each training.
-        seed: First of the seeds.
-
-    Returns:
-        Content of results.json.
-    """
-    folder = make_folder(Path(out))
+def experiment(epochs: int, seed: int) -> tuple[dict[str, Any], dict[str, Source], dict[str, Any]]:
+    """Train each method with several seeds: results, sets of images, and models by method."""
     test = data.open("digits", "test")
-    generator = torch.Generator().manual_seed(seed)
     ood = {
-        "photo patches": data.open(_patches(len(test), generator), labeled=False),
-        "noisy digits": data.open(_noisy(test.load(), generator), labeled=False),
+        "photo patches": _unlabeled(patches(len(test), seed)),
+        "noisy digits": _unlabeled(noisy(test.load() / 255, NOISE, seed)),
     }
     for name, source in ood.items():
         source.name = name
-    sets = {"test digits": test, **ood}
     seeds = range(seed, seed + SEEDS)
     result: dict[str, Any] = {"dubito": __version__, "epochs": epochs, "seeds": [*seeds]}
     result |= {"noise": NOISE, "samples": len(test), "methods": {}}
-    scores: dict[str, dict[str, Tensor]] = {}
+    models: dict[str, Any] = {}
     for name, method in METHODS.items():
         options: Any = {"method": method, "epochs": epochs, "validate_every": epochs, **TRAINING}
-        with TemporaryDirectory() as runs, one_thread():  # the fastest for networks of this size
-            models: Any = train("digits", out=runs, seeds=seeds, report=False, **options)
-        result["methods"][name] = averaged([model.evaluate(test, ood=ood) for model in models])
-        scores[name] = {
-            group: torch.cat([model.predict(source).score(SCORE) for model in models])
-            for group, source in sets.items()
-        }
-    atomic_write(folder / "results.json", json_text(result))
-    figure = _draw(scores)
-    with atomic_path(folder / "densities.png") as partial:
-        figure.savefig(partial, format="png", dpi=160, facecolor="white")
-    page = render(
-        "demo.html",
-        result=result,
-        rows=comparison(result),
-        svg=figures.svg(figure, "Vacuity of each method, by set of images"),
-        groups={group: _examples(models[0], source) for group, source in sets.items()},
-    )
-    atomic_write(folder / "report.html", page)
-    return result
+        with TemporaryDirectory() as runs:
+            models[name] = train("digits", out=runs, seeds=seeds, report=False, **options)
+        evaluations = [model.evaluate(test, ood=ood) for model in models[name]]
+        result["methods"][name] = averaged(evaluations)
+    return result, {"test digits": test, **ood}, models
 
 
 def comparison(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield rows of a table: a name, and mean and standard deviation of each method in percent.
-
-    Args:
-        result: Result of `demo`.
-    """
+    """Yield rows of a table: a name, and mean and standard deviation of each method in percent."""
     methods = result["methods"].values()
     rows: dict[str, tuple[str, ...]] = {
         "Accuracy ↑": ("metrics", "accuracy"),
@@ -117,7 +89,7 @@ def comparison(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         yield name, [f"{100 * v['mean']:.1f} ±{100 * v['std']:.1f}" for v in values]
 
 
-def _draw(scores: Mapping[str, Mapping[str, Tensor]]) -> Any:
+def _draw(scores: Mapping[str, Mapping[str, Tensor]]) -> Figure:
     """Draw the densities of scores by method and set of images."""
     figure, axes = figures.new("", SCORE, width=2, columns=len(scores))
     for ax, (name, groups) in zip(axes, scores.items(), strict=True):
@@ -139,18 +111,44 @@ def _examples(model: Model, source: Source) -> list[Example]:
     return examples(source, prediction, rows, [SCORE])
 
 
-def _patches(count: int, generator: torch.Generator) -> Tensor:
-    """Return gray patches of two photographs: (count, 1, 8, 8) uint8."""
-    windows = []
-    for photograph in need("sklearn.datasets", "sklearn").load_sample_images().images:
-        small = need("PIL.Image", "data").fromarray(photograph).convert("L").reduce(BLOCK)
-        pixels = torch.from_numpy(np.array(small))
-        windows.append(pixels.unfold(0, SIDE, 1).unfold(1, SIDE, 1).flatten(0, 1))
-    patches = torch.cat(windows).unsqueeze(1)
-    return patches[torch.randperm(len(patches), generator=generator)[:count]]
+def _unlabeled(images: Tensor) -> Source:
+    return data.open((255 * images).round().byte(), labeled=False)
 
 
-def _noisy(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Add Gaussian noise to images, and clip."""
-    noise = torch.randn(images.shape, generator=generator)
-    return (images + 255 * NOISE * noise).round().clamp(0, 255).byte()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, print the table, write the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("dubito-demo"), help="folder to write to")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs of each training")
+    parser.add_argument("--seed", type=int, default=0, help="first of the seeds")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)  # the fastest for networks of this size
+    result, sets, models = experiment(options.epochs, options.seed)
+    scores = {
+        name: {
+            group: torch.cat([model.predict(source).score(SCORE) for model in trained])
+            for group, source in sets.items()
+        }
+        for name, trained in models.items()
+    }
+    figure, rows = _draw(scores), dict(comparison(result))
+    page = render(
+        TEMPLATE,
+        result=result,
+        rows=rows.items(),
+        svg=figures.svg(figure, "Vacuity of each method, by set of images"),
+        groups={group: _examples(models["I-EDL"][0], source) for group, source in sets.items()},
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "results.json").write_text(json.dumps(result, indent=2), "utf-8")
+    (options.out / "report.html").write_text(page, "utf-8")
+    figure.savefig(options.out / "densities.png", dpi=160, facecolor="white")
+    print(f"{result['samples']} test digits, photo patches and noisy digits (%)")
+    print("".ljust(28), *(f"{name:>12}" for name in METHODS))
+    for name, cells in rows.items():
+        print(name.ljust(28), *(f"{cell:>12}" for cell in cells))
+    print(f"report: {options.out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()
