@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 #: lowest first; units on one line do not import each other
 LAYERS: list[list[str]] = [
     ["errors"],
-    ["_extras", "_files", "plugins"],
+    ["_extras", "_files", "plugins", "types"],
     ["registry"],
     ["_checks"],
     ["binomial"],

@@ -50,10 +50,10 @@ from dubito.model import Model, Prediction
 from dubito.pipeline import Pipeline
 from dubito.tasks import Classification, Regression, Task, class_names
 from dubito.training import Callback, TrainConfig, Trainer
+from dubito.types import Array, Options
 
 __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
 
-Array = np.ndarray[Any, Any]
 AnyMethod = str | Mapping[str, Any] | Method
 #: fewer held-out samples calibrate worse than cross-validated predictions
 MIN_HELD_OUT = 100
@@ -87,7 +87,7 @@ class _Estimator(BaseEstimator):
     random_state: int | np.random.RandomState | None = None
     device: str = "cpu"
     callbacks: Sequence[Callback] | None = None
-    _target_options: ClassVar[dict[str, Any]] = {}
+    _target_options: ClassVar[Options] = {}
 
     # --- training ---
 
@@ -192,14 +192,14 @@ class _Estimator(BaseEstimator):
     def _extended(self, preprocessing: Preprocessing, X: Array) -> Preprocessing:
         """Add inputs to the range, and to mean and deviation if there was no call of `fit`."""
         inputs = _joined(preprocessing.inputs, self._format(X))
-        update: dict[str, Any] = {"inputs": inputs}
+        update: Options = {"inputs": inputs}
         if hasattr(self, "_scaler"):
             values = np.moveaxis(X, 1, -1).reshape(-1, X.shape[1])  # per channel
             scaler = self._scaler.partial_fit(values)
             update |= {"mean": tuple(scaler.mean_), "std": tuple(scaler.scale_)}
         return preprocessing.model_copy(update=update)
 
-    def _training(self, count: int, epochs: int) -> dict[str, Any]:
+    def _training(self, count: int, epochs: int) -> Options:
         """Return the settings of a training on some samples."""
         size = self.batch_size
         if size == "auto":
@@ -254,7 +254,7 @@ class _Estimator(BaseEstimator):
         if text := METHODS.build(self.method).warning(task):
             warnings.warn(text, UserWarning, stacklevel=4)
 
-    def _policy_options(self) -> dict[str, Any]:
+    def _policy_options(self) -> Options:
         return {name: getattr(self, name) for name in ("error_rate", "confidence", "false_alarms")}
 
     # --- prediction ---
@@ -480,7 +480,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
 
     method: AnyMethod = "der"
     tolerance: float | Sequence[float] | None = field(default=None, kw_only=True)
-    _target_options: ClassVar[dict[str, Any]] = {"y_numeric": True, "multi_output": True}
+    _target_options: ClassVar[Options] = {"y_numeric": True, "multi_output": True}
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train a new network.

@@ -25,6 +25,7 @@ from typing_extensions import TypeVar
 from dubito import _checks, metrics
 from dubito.distributions import ClassDistribution, RealDistribution
 from dubito.errors import DubitoError
+from dubito.types import Array
 
 __all__ = ["Classification", "Regression"]
 
@@ -72,7 +73,7 @@ class Task(BaseModel, ABC, Generic[D, P], frozen=True, extra="forbid"):
         """
 
     @abstractmethod
-    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+    def decode(self, point: Tensor) -> Array:
         """Convert point predictions to class names or numbers.
 
         Args:
@@ -209,7 +210,7 @@ class Classification(Task[ClassDistribution, td.Categorical], frozen=True, extra
         _checks.probabilities(probs, "target")
         return probs.detach().float()
 
-    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+    def decode(self, point: Tensor) -> Array:
         """Convert class indices (...) to names (...)."""
         return np.asarray(self.classes).take(point.cpu().numpy())
 
@@ -330,9 +331,9 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
         array, _ = _numbers(values, self.names)
         return torch.from_numpy(array).float()
 
-    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+    def decode(self, point: Tensor) -> Array:
         """Convert means (N, T) to an array, (N,) if T is 1."""
-        array: np.ndarray[Any, Any] = point.detach().cpu().numpy()
+        array: Array = point.detach().cpu().numpy()
         return array[..., 0] if self.size == 1 else array
 
     def point(self, dist: RealDistribution) -> Tensor:
@@ -418,9 +419,7 @@ def _sort_key(name: str) -> tuple[float, str]:
     return (number if number < math.inf else math.inf, name)
 
 
-def _numbers(
-    values: Any, names: Sequence[str] | None
-) -> tuple[np.ndarray[Any, Any], Sequence[str]]:
+def _numbers(values: Any, names: Sequence[str] | None) -> tuple[Array, Sequence[str]]:
     """Return finite numbers (N, T) in float64 and the names of the columns."""
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     array = array[:, None] if array.ndim == 1 else array

@@ -25,6 +25,7 @@ from dubito.model.card import format_metric
 from dubito.plugins import import_plugin, load_plugins
 from dubito.scores import SCORES
 from dubito.training.config import OPTIMIZERS
+from dubito.types import Options
 
 Run = Callable[..., Any]
 REPORT = "report.html"
@@ -237,7 +238,7 @@ def _features(function: Run, **values: Any) -> None:
     sys.stdout.write(f"{count} x {size} features of {len(features.classes)} classes\n")
 
 
-def _pop_section(values: dict[str, Any], section: str) -> dict[str, Any]:
+def _pop_section(values: Options, section: str) -> Options:
     names = [name for name in values if name.startswith(f"{section}.")]
     return {name.removeprefix(f"{section}."): values.pop(name) for name in names}
 

@@ -28,6 +28,7 @@ from dubito.formats.tables import (
     target_columns,
     without_index,
 )
+from dubito.types import Options
 
 __all__ = ["open"]
 
@@ -85,7 +86,7 @@ def open(
     <digits: 359 x (1, 8, 8), image, labeled>
     """
     _checks.one_of(("skip", "raise", "report"), on_error, "on_error")
-    options: dict[str, Any] = {"text": text, "size": size, "mode": mode, "fit": fit}
+    options: Options = {"text": text, "size": size, "mode": mode, "fit": fit}
     options |= {"ignore": ignore or None, "categories": categories or None}
     options = {option: value for option, value in options.items() if value is not None}
     if format is not None:
@@ -283,7 +284,7 @@ def _open_table(
     frame: Any,
     target: Any,
     columns: tuple[str, ...],
-    options: dict[str, Any],
+    options: Options,
     format: InputFormat | None,
     labeled: bool,
     on_error: str,

@@ -23,6 +23,7 @@ from dubito.fewshot._features import Features
 from dubito.fewshot._lbfgs import Solver, minimize
 from dubito.losses import value_and_gradient
 from dubito.methods import METHODS, Method
+from dubito.types import Json
 
 #: metrics by name, one value per episode
 Values = dict[str, NDArray[np.float32]]
@@ -90,7 +91,7 @@ class Engine:
         self._inside = features.values.to(self.device)
         self._outside = self.sampler.ood.values.to(self.device)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Return what the values depend on, as JSON values."""
         return {
             "setting": asdict(self.setting),

@@ -12,7 +12,8 @@ from pydantic import FiniteFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from dubito.errors import DubitoError
-from dubito.formats.base import FORMATS, Array, Encoded, InputFormat, joined
+from dubito.formats.base import FORMATS, Encoded, InputFormat, joined
+from dubito.types import Array
 
 __all__ = ["ArrayFormat"]
 

@@ -21,8 +21,9 @@ from dubito import _checks
 from dubito._extras import need
 from dubito.errors import DubitoError
 from dubito.formats.arrays import CHANNELS, as_numpy, channels_first
-from dubito.formats.base import FORMATS, Array, Encoded, InputFormat
+from dubito.formats.base import FORMATS, Encoded, InputFormat
 from dubito.formats.threads import each
+from dubito.types import Array
 
 __all__ = ["ImageFormat", "Resize"]
 

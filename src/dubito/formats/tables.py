@@ -23,7 +23,8 @@ from dubito import _checks
 from dubito._extras import need
 from dubito.errors import DubitoError
 from dubito.formats.arrays import as_tensor, check_resolution, margins
-from dubito.formats.base import FORMATS, Array, Encoded, InputFormat, joined, listing
+from dubito.formats.base import FORMATS, Encoded, InputFormat, joined, listing
+from dubito.types import Array
 
 __all__ = ["TableFormat"]
 

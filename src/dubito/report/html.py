@@ -17,6 +17,7 @@ from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Prediction
 from dubito.model.card import format_metric, interval_text, metric_name, policy_text
+from dubito.types import Json
 
 #: image, and texts by name: truth, prediction and further columns
 Example = tuple[str | None, dict[str, str]]
@@ -122,7 +123,7 @@ def examples(
     columns, predicted = (*COLUMNS, *scores), prediction[rows].rows(scores, probs=False)
     truth = None if shown.target is None else task.decode(task.encode(shown.target)).tolist()
     for index, (inputs, row) in enumerate(zip(shown.load(), predicted, strict=True)):
-        cells: dict[str, Any] = {"sample": shown.item(index)}
+        cells: Json = {"sample": shown.item(index)}
         if truth is not None:
             cells["true"] = truth[index]
         cells |= {name: value for name, value in row.items() if name.split(".")[0] in columns}
