@@ -217,7 +217,7 @@ class _Estimator(BaseEstimator):
             "seed": self._seed + self._epochs,
         }
 
-    def calibrate_on(self, X: Any, y: Any) -> Self:
+    def calibrate_on(self, X: object, y: object) -> Self:
         """Fit calibration and policy on data that was neither trained nor selected on.
 
         Args:
@@ -259,7 +259,7 @@ class _Estimator(BaseEstimator):
 
     # --- prediction ---
 
-    def prediction(self, X: Any) -> Prediction:
+    def prediction(self, X: object) -> Prediction:
         """Return all that the model predicts: scores, intervals, decisions and their reasons.
 
         Args:
@@ -268,7 +268,7 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self)
         return _predict(self.model_, self._samples(X)[0])
 
-    def uncertainty(self, X: Any, score: str = "epistemic") -> Array:
+    def uncertainty(self, X: object, score: str = "epistemic") -> Array:
         """Return the uncertainty of each sample: (N,).
 
         Args:
@@ -277,7 +277,7 @@ class _Estimator(BaseEstimator):
         """
         return (0 - self.prediction(X).distribution.confidence(score)).numpy()
 
-    def predict_or_abstain(self, X: Any) -> tuple[Array, Array]:
+    def predict_or_abstain(self, X: object) -> tuple[Array, Array]:
         """Return predictions, and which of them are accepted: bool (N,).
 
         The guaranteed error rate is that of accepted predictions; see `prediction` for the reasons.
@@ -290,7 +290,7 @@ class _Estimator(BaseEstimator):
             raise NotFittedError("there is no policy: set error_rate, and call fit or calibrate_on")
         return self._labels(prediction), prediction.accepted.numpy()
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: object) -> Array:
         """Return the most probable classes, or the expected values: (N,).
 
         Args:
@@ -368,7 +368,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
     method: AnyMethod = "iedl"
     class_weight: str | Mapping[Any, float] | None = field(default=None, kw_only=True)
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: object, y: object) -> Self:
         """Train a new network.
 
         Args:
@@ -382,7 +382,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         task, numbers = self._task(self._class_counts), self._encoder.transform(y)
         return self._fit(X, numbers, task, self._class_weights(y))
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: object, y: object, classes: Any = None) -> Self:
         """Train for one more epoch, on this data.
 
         Normalization follows all data so far, or that of `fit`, and the optimizer is reset.
@@ -407,7 +407,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         self._class_counts += self._counts(y)
         return self._partial_fit(X, y, self._task(self._class_counts), self._class_weights(y))
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: object) -> Array:
         """Return calibrated probabilities in the order of `classes_`: (N, K).
 
         Args:
@@ -420,7 +420,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         labels: Array = self.classes_[prediction.point.numpy()]
         return labels
 
-    def _set_classes(self, values: Any) -> None:
+    def _set_classes(self, values: object) -> None:
         self._encoder = LabelEncoder().fit(values)
         self.classes_ = self._encoder.classes_
         if len(self.classes_) < 2:
@@ -482,7 +482,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
     tolerance: float | Sequence[float] | None = field(default=None, kw_only=True)
     _target_options: ClassVar[Options] = {"y_numeric": True, "multi_output": True}
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: object, y: object) -> Self:
         """Train a new network.
 
         Args:
@@ -492,7 +492,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         X, values = self._samples(X, y, reset=True, least=2)
         return self._fit(X, values, self._task(y), None)
 
-    def partial_fit(self, X: Any, y: Any) -> Self:
+    def partial_fit(self, X: object, y: object) -> Self:
         """Train for one more epoch, on this data.
 
         Normalization of inputs follows all data so far, or that of `fit`, that of targets the
@@ -506,7 +506,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         X, values = self._samples(X, y, reset=first)
         return self._partial_fit(X, values, self._task(y) if first else self.model_.task, None)
 
-    def predict_interval(self, X: Any) -> tuple[Array, Array]:
+    def predict_interval(self, X: object) -> tuple[Array, Array]:
         """Return the ends of 90 % intervals: (N,) or (N, T) each.
 
         Args:
@@ -518,7 +518,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         lower, upper = (self.model_.task.decode(end) for end in interval)
         return lower, upper
 
-    def _task(self, y: Any) -> Regression:
+    def _task(self, y: object) -> Regression:
         return Regression.from_target(y, tolerance=self.tolerance)
 
     def __sklearn_tags__(self) -> Any:

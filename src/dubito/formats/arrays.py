@@ -48,7 +48,7 @@ class ArrayFormat(InputFormat):
         return self
 
     @classmethod
-    def accepts(cls, items: Any) -> bool:
+    def accepts(cls, items: object) -> bool:
         """Return whether the format reads such inputs: an array or a tensor."""
         return isinstance(items, Tensor | np.ndarray)
 

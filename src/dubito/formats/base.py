@@ -83,7 +83,7 @@ class InputFormat(Entry, ABC):
         return self.dtype == "uint8"
 
     @classmethod
-    def accepts(cls, items: Any) -> bool:
+    def accepts(cls, items: object) -> bool:
         """Return whether the format reads such inputs; here, files with one of `extensions`.
 
         Args:
