@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import plugins.waves as waves
 from dubito import data
 from dubito.api import predict, train
 from dubito.formats import FORMATS, Preprocessing
+from tests.plugins import waves
 
 
 @pytest.fixture
