@@ -8,6 +8,8 @@ import torch
 
 from dubito.types import Array
 
+__all__: list[str] = []
+
 #: Standard deviations from the mean, and trials more, beyond which 1e-12 is left
 DEVIATIONS, MORE = 8, 12
 

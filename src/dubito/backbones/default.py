@@ -5,6 +5,8 @@ from typing import Any
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape
 
+__all__: list[str] = []
+
 AUTO = "auto"
 #: names of backbones that "auto" may mean
 CHOSEN = ("mlp", "convnet", "resnet", "embedding")

@@ -12,6 +12,8 @@ from dubito.errors import DubitoError
 from dubito.plugins import import_function
 from dubito.types import Options
 
+__all__: list[str] = []
+
 
 @BACKBONES.register("module")
 class UserModule(Backbone):

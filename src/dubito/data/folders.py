@@ -22,6 +22,8 @@ from dubito.formats.images import ImageFormat
 from dubito.plugins import load_plugins
 from dubito.types import Array
 
+__all__: list[str] = []
+
 #: bytes of inputs that are read at once to find damaged ones
 READ = 1 << 24
 #: seconds without a word

@@ -11,6 +11,8 @@ from dubito.data import base
 from dubito.errors import DubitoError
 from dubito.types import Array
 
+__all__: list[str] = []
+
 #: names of arrays of inputs and of targets in a file
 INPUTS = ("inputs", "x", "X", "images", "features", "data")
 TARGETS = ("labels", "y", "Y", "targets", "target")

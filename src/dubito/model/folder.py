@@ -34,6 +34,8 @@ from dubito.policy import Policy
 from dubito.tasks import AnyTask
 from dubito.types import Json
 
+__all__: list[str] = []
+
 MODEL, CARD = "model.json", "card.md"
 FORMAT, VERSION = "dubito-model", 1
 WEIGHTS = re.compile(r"weights-[0-9a-f]{12}\.safetensors")

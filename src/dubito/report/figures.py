@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__: list[str] = []
+
 #: coordinates x and y of the points of a line
 Curve = tuple[Sequence[float] | Array, Sequence[float] | Array]
 

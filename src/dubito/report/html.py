@@ -19,6 +19,8 @@ from dubito.model import Prediction
 from dubito.model.card import format_metric, interval_text, metric_name, policy_text
 from dubito.types import Json
 
+__all__: list[str] = []
+
 #: image, and texts by name: truth, prediction and further columns
 Example = tuple[str | None, dict[str, str]]
 

@@ -21,6 +21,8 @@ from dubito.report import figures
 from dubito.report.html import TEMPLATES, Example, examples, render
 from dubito.training import TrainConfig
 
+__all__: list[str] = []
+
 #: records of the epochs, `History.records`
 Records = Sequence[Mapping[str, Any]]
 

@@ -28,6 +28,8 @@ from dubito.serve.schema import REFUSALS, ModelInfo, Predictions, Refusal, descr
 from dubito.serve.service import BUSY_DELAY, Lease, Network, Service
 from dubito.types import Options
 
+__all__: list[str] = []
+
 log = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")
 #: FastAPI would look for a configuration of OpenTelemetry in each request.

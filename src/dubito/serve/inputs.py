@@ -22,6 +22,8 @@ from dubito.formats import ArrayFormat, Encoded, InputFormat
 from dubito.serve.config import ServeConfig
 from dubito.types import Array
 
+__all__: list[str] = []
+
 JSON, FORM = "application/json", "multipart/form-data"
 #: Values from which files are decoded one at a time.
 LARGE = 1 << 20

@@ -11,6 +11,8 @@ from dubito.serve.inputs import FORM, JSON, InputReader
 from dubito.tasks import AnyTask
 from dubito.types import Json
 
+__all__: list[str] = []
+
 #: statuses of POST /v1/predict
 REFUSALS = (400, 401, 408, 413, 415, 422, 500, 503, 504)
 

@@ -30,6 +30,8 @@ from dubito.serve.inputs import JSON, InputReader, Item, media_type
 from dubito.serve.schema import ModelInfo
 from dubito.types import Json
 
+__all__: list[str] = []
+
 log = logging.getLogger(__name__)
 #: threads that read large bodies and images
 READERS = 2

@@ -13,6 +13,8 @@ from dubito.errors import DubitoError
 from dubito.model.folder import unshared
 from dubito.types import Json
 
+__all__: list[str] = []
+
 FORMAT = "dubito-checkpoint-3"
 
 

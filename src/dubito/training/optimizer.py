@@ -12,6 +12,8 @@ from dubito.methods.base import Network
 from dubito.training.config import FUSED, OPTIMIZERS, TrainConfig
 from dubito.types import Options
 
+__all__: list[str] = []
+
 #: parameters, initial_lr, and options of `torch.optim` by name
 Group = Options
 

@@ -27,6 +27,8 @@ from dubito.training.config import LAST, TrainConfig
 from dubito.training.optimizer import build_optimizer, read_rates
 from dubito.types import Json
 
+__all__: list[str] = []
+
 CHECKPOINT = "checkpoint.safetensors"
 #: training samples that determine the batch norm statistics of averaged weights
 BATCH_NORM_SAMPLES = 10_000
