@@ -279,7 +279,9 @@ class Pipeline:
         ood = self._train_ood(models[0])
         histories = []
         for fold, part in enumerate(prepared.parts):
-            folders = out if out is None or len(prepared.parts) == 1 else fold_folders(out, fold)
+            folders = out
+            if out is not None and len(prepared.parts) > 1:
+                folders = [folder / f"fold-{fold + 1}" for folder in out]
             # Without selection samples the others show progress, and nothing is chosen by them.
             watched = part.selection or part.calibration
             histories.append(
@@ -462,16 +464,6 @@ class Pipeline:
             f"{source.name}: {samples} of shape {model.preprocessing.shape}, {target}; method "
             f"{method}, backbone {backbone}, {self.device}"
         )
-
-
-def fold_folders(folders: Sequence[Path], fold: int) -> list[Path]:
-    """Return the folders of the checkpoints of a fold.
-
-    Args:
-        folders: Folders of the models.
-        fold: Number of the fold, from 0.
-    """
-    return [folder / f"fold-{fold + 1}" for folder in folders]
 
 
 def fit_held_out(
