@@ -279,14 +279,15 @@ class Pipeline:
         ood = self._train_ood(models[0])
         histories = []
         for fold, part in enumerate(prepared.parts):
+            # Not even progress is shown on calibration samples: users would stop by it.
+            selection = None
+            if part.selection is not None:
+                selection = self._samples(part.selection, prepared.task)
             folders = out if out is None or len(prepared.parts) == 1 else fold_folders(out, fold)
-            # Without selection samples the others show progress, and nothing is chosen by them.
-            watched = part.selection or part.calibration
             histories.append(
                 trainer.fit_many(
                     [self._member(model, fold) for model in models],
-                    self._samples(part.train, prepared.task),
-                    None if watched is None else self._samples(watched, prepared.task),
+                    self._samples(part.train, prepared.task), selection,
                     seeds=[self.network_seed(seed, fold) for seed in seeds],
                     ood=ood, class_weight=class_weight, out=folders, finish=finish,
                 )
