@@ -28,7 +28,8 @@ MISSPELLED = {
     "keep": ({"keep": "acuracy"}, "unknown metric to keep 'acuracy'; known: .*'accuracy'"),
     "keep of another task": ({"keep": "rmse"}, "unknown metric to keep 'rmse'"),
     "precision": ({"precision": "bf16"}, "training.precision: .*'bfloat16'"),
-    "augment": ({"augment": {"flipp": 1}}, "flipp"),
+    "augment": ({"augment": "shiftt"}, "unknown augmentation 'shiftt'; known: 'photo', 'shift'"),
+    "augment option": ({"augment": {"flipp": 1}}, "unknown option 'flipp'; known: 'flip'"),
     "task": ({"task": "clasification"}, "data.task: .*'classification'"),
     "class_weight": ({"class_weight": "balancd"}, "data.class_weight: .*'balanced'"),
     "class_weight of regression": (

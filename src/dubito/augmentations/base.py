@@ -1,7 +1,8 @@
 """The augmentation protocol: random numbers of an epoch, and what they do to a batch."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer
@@ -63,9 +64,17 @@ class Augmentation(Entry, ABC):
 
 AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation", Augmentation)
 
-#: field for an augmentation: an augmentation, its name, or a dict with its name
+#: augmentation of options without a name
+DEFAULT = "shift"
+
+
+def _build(value: Any) -> Augmentation:
+    return AUGMENTATIONS.build({"name": DEFAULT, **value} if isinstance(value, Mapping) else value)
+
+
+#: field for an augmentation: an augmentation, its name, or a dict of options, perhaps with its name
 AnyAugmentation = Annotated[
     InstanceOf[Augmentation],
-    BeforeValidator(AUGMENTATIONS.build),
+    BeforeValidator(_build),
     PlainSerializer(AUGMENTATIONS.to_dict),
 ]

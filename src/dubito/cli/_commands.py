@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
+from dubito.augmentations import AUGMENTATIONS
 from dubito.backbones import BACKBONES
 from dubito.backbones.default import AUTO, CHOSEN
 from dubito.cli import _display
@@ -128,7 +129,7 @@ def _one_of(name: str) -> str:
     """List the names that a setting may have."""
     names: dict[str, Iterable[str]] = {
         "method": METHODS, "backbone": [AUTO, *BACKBONES], "posthoc": SCORES,
-        "training.optimizer": OPTIMIZERS,
+        "training.optimizer": OPTIMIZERS, "training.augment": AUGMENTATIONS,
     }  # fmt: skip
     return f"Known: {', '.join(names[name])}." if name in names else ""
 
