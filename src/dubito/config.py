@@ -19,7 +19,8 @@ from dubito.backbones.default import AUTO
 from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
-from dubito.formats import AnyFormat, Preprocessing
+from dubito.formats import Preprocessing
+from dubito.formats.base import AnyFormat
 from dubito.formats.images import Fit, Mode
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod

@@ -36,9 +36,9 @@ SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
 #: parameters without an option
 HIDDEN = {
     *("callbacks", "on_start", "progress", "backbone.path", "data.source"),
-    *("serve.config", "service.token"),
+    *("serve.config", "service.token", "training.first_epoch"),
 }
-PLUGIN_HELP = "Module or .py file that registers methods, scores, backbones or datasets."
+PLUGIN_HELP = "Module or .py file that registers methods, backbones, scores, formats, ..."
 IMPORT = Setting("import", Sequence[str], (), PLUGIN_HELP)
 VERBOSE = Setting("verbose", bool, False, "Show the terms of the loss and all validation metrics.")
 
