@@ -108,6 +108,23 @@ def test_features_of_a_network(photos: Path, network: object) -> None:
     torch.testing.assert_close(result.values, expected)
 
 
+def test_features_of_a_model_with_a_module_of_the_user(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "def build(shape):\n"
+        "    network = nn.Flatten()\n"
+        "    network.out_features = shape[1] * shape[2]\n"
+        "    return network\n"
+    )
+    source, factory = open_data(photos, size=4, mode="L"), f"{tmp_path / 'nets.py'}:build"
+    task, inputs = Classification.from_target(source.target), Preprocessing(inputs=source.format)
+    Model.build("edl", task, inputs, f"module:{factory}").save(tmp_path / "model")
+    result = features(tmp_path / "model", photos, network=factory, device="cpu")
+    torch.testing.assert_close(result.values, source.load().flatten(1) / 255)
+    with pytest.raises(DubitoError, match="pass network="):
+        features(tmp_path / "model", photos, device="cpu")
+
+
 def test_features_of_a_named_function(photos: Path) -> None:
     assert features("torch.nn:Flatten", photos, device="cpu").values.shape == (10, 8 * 8 * 3)
 
