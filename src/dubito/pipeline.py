@@ -147,7 +147,8 @@ class Pipeline:
             built = {seed: self.build(prepared, seed) for seed in missing}
             if on_start is not None:
                 on_start(self.describe(built[next(iter(built))], prepared))
-            self.callbacks = (*self._loggers(missing, tensorboard), *self.callbacks)
+            # Last, so that they log what the others add to a record.
+            self.callbacks = (*self.callbacks, *self._loggers(missing, tensorboard))
             trained, out = list(built.values()), list(missing.values())
             histories = self.train(trained, prepared, seeds=[*built], out=out, finish=finish)
             for (seed, model), history in zip(built.items(), histories, strict=True):
