@@ -366,6 +366,7 @@ def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str
     part = _test_part(place)
     if data is None and part == "all":
         return _calibration_samples(model, run), "calibration"
+    resize = resize or data is None  # as in training
     return run.data.open(place, part, format=model.preprocessing.inputs, resize=resize), part
 
 

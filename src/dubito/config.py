@@ -6,7 +6,6 @@ import difflib
 import json
 import os
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
@@ -20,7 +19,7 @@ from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
 from dubito.formats import AnyFormat, Preprocessing
-from dubito.formats.images import Fit, Mode
+from dubito.formats.images import Fit, ImageFormat, Mode
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
@@ -40,6 +39,8 @@ POSTHOC = "posthoc"
 READING = {"target", "ignore", "categories", "text", "size", "mode", "fit", "on_error", "stream"}
 #: those that determine the format of images
 SHAPING = ("size", "mode", "fit")
+#: those that a backbone may have expectations of
+INPUTS = ("format", *SHAPING, "mean", "std", "standardize")
 
 
 class Parts(NamedTuple):
@@ -209,30 +210,33 @@ class RunConfig(
         return self
 
     def open(self, source: Any, split: str = "train") -> Source:
-        """Open training data in the format that the backbone wants.
+        """Open training data in the format that the backbone wants, but for what is set.
 
         Args:
             source: Data, such as `self.data.source`.
             split: Part of the data.
         """
         wanted = None if self.data.format is not None else self.inputs()
-        if wanted is None:
-            return self.data.open(source, split)
-        given = {name: getattr(self.data, name) for name in SHAPING}
-        given = {name: value for name, value in given.items() if value is not None}
-        if not given:
-            return self.data.open(source, split, format=wanted.inputs)
-        warnings.warn(
-            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} replaces what the "
-            f"weights of the backbone expect: {wanted.inputs}",
-            stacklevel=2,
-        )
-        return self.data.open(source, split)
+        format = self.data.format if wanted is None else wanted.inputs
+        changes = {name: getattr(self.data, name) for name in SHAPING}
+        if wanted is not None and any(value is not None for value in changes.values()):
+            format = format.changed(**changes) if isinstance(format, ImageFormat) else None
+        return self.data.open(source, split, format=format, resize=True)
 
     def inputs(self) -> Preprocessing | None:
         """Return format and normalization that the backbone expects; None: any will do."""
         is_auto = self.backbone["name"] == AUTO
         return None if is_auto else BACKBONES.build(self.backbone).inputs()
+
+    def input_warning(self) -> str | None:
+        """Return a warning about settings that contradict the backbone's inputs, or None."""
+        given = {name: getattr(self.data, name) for name in INPUTS}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given or (wanted := self.inputs()) is None:
+            return None
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        normal = "" if wanted.mean is None else f", mean {wanted.mean}, deviation {wanted.std}"
+        return f"{shown} replaces what the backbone expects: {wanted.inputs}{normal}"
 
     @property
     def task_kind(self) -> str:
