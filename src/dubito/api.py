@@ -302,7 +302,7 @@ def calibrate(
     model: AnyModel,
     data: Any = None,
     *,
-    posthoc: Sequence[str] = (),
+    posthoc: Sequence[Any] = (),
     coverage: float | None = None,
     out: AnyPath | None = None,
     device: str = "auto",
@@ -316,8 +316,8 @@ def calibrate(
     Args:
         model: Model, or the folder of one, which is updated.
         data: Labeled data that was not used for training; by default the calibration samples.
-        posthoc: Post-hoc scores to add, fitted to the training samples; `score` and `ood_score` may
-            name them.
+        posthoc: Post-hoc scores to add, names or dicts with options, fitted to the training
+            samples; `score` and `ood_score` may name them.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
         out: Folder for the new model.
         device: "auto", "cpu" or "cuda".

@@ -23,7 +23,7 @@ from dubito.formats.images import Fit, ImageFormat, Mode
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
-from dubito.scores.base import AnyScore
+from dubito.scores.base import AnyScore, Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import TrainConfig
 from dubito.training.config import LAST
@@ -321,26 +321,16 @@ class RunConfig(
         Args:
             config: Configuration, its sections as a dict, or the path of a .toml or .json file;
                 the model.json of an earlier run will do.
-            settings: Values by field ("lr"), by section and field ("training.lr"), or by section.
+            settings: Values by field ("lr"), by section and field ("training.lr"), or by section;
+                options of an entry by its setting ("method.kl_weight", "augment.scale",
+                "posthoc.knn.k").
         """
         if isinstance(config, str | os.PathLike):
             config = read_config(config)
-        sections = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
-        for key, value in settings.items():
-            section, _, field = SHORT.get(key, key).partition(".")
-            if section == POSTHOC and field:  # an option of a score: posthoc.knn.k
-                sections[POSTHOC] = _with_option(sections.get(POSTHOC, ()), field, value)
-                continue
-            before = sections.get(section, {})
-            if isinstance(before, BaseModel):
-                before = before.model_dump()
-            elif isinstance(before, str):
-                before = {"name": before}
-            if field:
-                value = {**before, field: value}
-            elif "name" in before and value == before["name"]:
-                value = before  # the same method keeps its hyperparameters
-            sections[section] = value
+        sections: Any = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
+        changes = [(_path(key), value) for key, value in settings.items()]
+        for path, value in sorted(changes, key=lambda change: len(change[0])):
+            sections = _changed(sections, path, value)  # options after the name of their entry
         return validated(cls, sections)
 
     def identity(self) -> dict[str, Any]:
@@ -351,13 +341,45 @@ class RunConfig(
         return {f"{section}.{key}": v for section in values for key, v in values[section].items()}
 
 
-def _with_option(scores: Sequence[Any], option: str, value: Any) -> list[Any]:
-    """Set an option of a post-hoc score, "knn.k", which is added if it is not there."""
+def _path(key: str) -> list[str]:
+    """Return the section of a setting, its field and the option of an entry there."""
+    first, *rest = key.split(".")
+    return [*SHORT.get(first, first).split("."), *rest]
+
+
+def _changed(before: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a section, an entry or a list of entries with the value at a path replaced."""
+    if not path:  # the same entry keeps its options
+        return before if isinstance(before, Mapping) and value == before.get("name") else value
+    first, *rest = path
+    if isinstance(before, list | tuple):
+        return with_option(before, ".".join(path), value)
+    if isinstance(before, BaseModel):
+        before = before.model_dump()
+    elif isinstance(before, str):
+        before = {"name": before}
+    values = before if isinstance(before, Mapping) else {}
+    default = () if first == POSTHOC else None
+    return {**values, first: _changed(values.get(first, default), rest, value)}
+
+
+def with_option(scores: Sequence[Any], option: str, value: Any) -> list[Any]:
+    """Set an option of a post-hoc score, which is added if it is not there.
+
+    Args:
+        scores: Names, dicts with a name, or scores.
+        option: Name of the score and its option: "knn.k".
+        value: Value of the option.
+    """
     name, _, field = option.partition(".")
-    named = [{"name": score} if isinstance(score, str) else dict(score) for score in scores]
-    if all(score["name"] != name for score in named):
+    dicts = [SCORES.to_dict(one) if isinstance(one, Score) else one for one in scores]
+    named = [{"name": one} if isinstance(one, str) else dict(one) for one in dicts]
+    found = [one for one in named if one.get("name", "").partition(":")[0] == name]
+    if not found:
         named.append({"name": name})
-    return [score | {field: value} if score["name"] == name else score for score in named]
+    for one in found or named[-1:]:
+        one[field] = value
+    return named
 
 
 #: field of a section -> the same with its section
