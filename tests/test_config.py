@@ -3,7 +3,7 @@
 import pytest
 
 from dubito import data
-from dubito.api import evaluate, predict, train
+from dubito.api import calibrate, evaluate, predict, train
 from dubito.config import RunConfig
 from dubito.errors import DubitoError
 from dubito.tasks import Classification, Regression
@@ -39,7 +39,25 @@ MISSPELLED = {
     "keep": ({"keep": "acuracy"}, "unknown metric to keep 'acuracy'; known: .*'accuracy'"),
     "keep of another task": ({"keep": "rmse"}, "unknown metric to keep 'rmse'"),
     "precision": ({"precision": "bf16"}, "training.precision: .*'bfloat16'"),
-    "augment": ({"augment": {"flipp": 1}}, "flipp"),
+    "augment": ({"augment": "phto"}, "unknown augmentation 'phto'; known: 'photo', 'shift'"),
+    "augment option": ({"augment": "photo", "augment.flipp": 1}, "unknown option 'flipp'"),
+    "augment without a name": ({"augment.flip": 1}, "the augmentation needs a name"),
+    "optimizer option": (
+        {"optimizer_options": {"betas": (0.9, 0.99), "momentm": 1}},
+        "unknown option of adam 'momentm'; known: .*'weight_decay'",
+    ),
+    "param_groups": (
+        {"param_groups": {"head.*": {"lrr": 1}}},
+        "unknown setting .*; did you .*'lr'",
+    ),
+    "format": ({"format": "imag"}, "unknown format 'imag'; known: .*'image'"),
+    "format option": ({"format": "image", "format.size": 8}, "format 'image': .*mode is required"),
+    "mean without std": ({"mean": (0.5,)}, "mean and std go together"),
+    "std": ({"mean": (0.5,), "std": (0,)}, "data.std: .*greater than 0"),
+    "standardize": (
+        {"mean": (0.5,), "std": (1,), "standardize": False},
+        "standardize=False contradicts",
+    ),
     "task": ({"task": "clasification"}, "data.task: .*'classification'"),
     "class_weight": ({"class_weight": "balancd"}, "data.class_weight: .*'balanced'"),
     "class_weight of regression": (

@@ -136,6 +136,8 @@ def train(
         raise DubitoError("there is nothing to train on: pass data, or data.source in the config")
     if run.data.train_ood is not None:
         parts(run.data.train_ood)  # it exists
+    if run.backbone["name"] == "module":
+        import_function(run.backbone["path"])  # it exists, too
     chosen = [run.training.seed] if seeds is None else list(seeds)
     if len({*chosen}) < max(1, len(chosen)):
         raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
@@ -175,6 +177,8 @@ def predict(
         device: "auto", "cpu" or "cuda".
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
     """
+    if format is not None:
+        _checks.one_of(FORMATS, format, "format")
     loaded = load_model(model, device, network)
     known = (*loaded.method.scores(loaded.task), *loaded.scores)
     for name in scores:
@@ -332,6 +336,10 @@ def calibrate(
     run = _recorded(loaded)
     policy = validated(PolicyConfig, run.policy.model_dump() | settings)
     built = [SCORES.build(score) for score in posthoc]
+    own = loaded.method.scores(loaded.task)
+    known = (*own, *loaded.scores, *map(SCORES.name_of, built))
+    for name in filter(None, (policy.score, policy.ood_score)):
+        _checks.one_of(known, name, "score")
     if data is None or any(score.needs_fit for score in built):
         pipeline = Pipeline(run)
         prepared = pipeline.prepare(_training_data(loaded))

@@ -7,14 +7,22 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
 
 from dubito import _checks, data
 from dubito.backbones import BACKBONES
-from dubito.backbones.default import AUTO
+from dubito.backbones.default import AUTO, CHOSEN
 from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
@@ -78,9 +86,9 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Column of a table to read as text, the only input."""
     format: AnyFormat | None = None
     """Format of the inputs with all its options, in place of the options above."""
-    mean: tuple[float, ...] | None = None
+    mean: tuple[FiniteFloat, ...] | None = None
     """Mean of each channel or feature, in place of that of the data."""
-    std: tuple[float, ...] | None = None
+    std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
     """Standard deviation of each channel or feature."""
     on_error: Literal["skip", "raise"] = "skip"
     """Skip unreadable images with a warning, or stop."""
@@ -114,6 +122,10 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
         share = self.calibration + (self.selection or 0)
         if share >= 1:
             raise ValueError(f"calibration and selection leave {1 - share:g} for the training")
+        if (self.mean is None) is not (self.std is None):
+            raise ValueError("mean and std go together")
+        if self.mean is not None and self.standardize is False:
+            raise ValueError("standardize=False contradicts mean and std: drop one of them")
         return self
 
     def open(self, source: Any, split: str = "train", **options: Any) -> Source:
@@ -149,10 +161,13 @@ def _named_method(value: Any) -> Any:
 
 
 def _backbone_dict(value: Any) -> dict[str, Any]:
-    """Return all options of a backbone; those of "auto" are checked when the data is known."""
+    """Return all options of a backbone; values of "auto" are checked when the data is known."""
     named = {"name": AUTO, **value} if isinstance(value, Mapping) else value
     named = {"name": named} if named == AUTO else named
     if isinstance(named, dict) and named["name"] == AUTO:
+        known = {"name"}.union(*(signature(BACKBONES[name]).parameters for name in CHOSEN))
+        for option in named:
+            _checks.one_of(sorted(known), option, "option of the backbone")
         return named
     return BACKBONES.to_dict(BACKBONES.build(named))
 
@@ -442,6 +457,8 @@ def known_keys(model: Any, place: Sequence[Any]) -> list[str]:
     """
     short = SHORT if model is RunConfig and len(place) == 1 else ()
     for part in place[:-1]:
+        if part not in model.model_fields:  # a key of a mapping
+            continue
         kind = model.model_fields[part].annotation
         model = next(one for one in (kind, *get_args(kind)) if hasattr(one, "model_fields"))
     return [*short, *model.model_fields]

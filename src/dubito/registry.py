@@ -177,6 +177,8 @@ def _summary(kind: Any, error: ValidationError) -> str:
         if item["type"] == "unexpected_keyword_argument":
             known = ", ".join(map(repr, kind.__pydantic_fields__)) or "none"
             parts.append(f"unknown option {field!r}; known: {known}")
+        elif item["type"] == "missing":
+            parts.append(f"{field} is required")
         elif item["type"] == "value_error":
             parts.append(item["msg"].removeprefix("Value error, "))
         else:

@@ -113,7 +113,7 @@ def test_help_of_train_follows_the_method(capsys, monkeypatch):
 
 def test_help_of_train_lists_names(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    assert run("train", "--help", "--backbone", "resnet") == 0
+    assert run("train", "--help", "--backbone", "resnet", "--augment", "shift") == 0
     text = capsys.readouterr().out
     for names in ("auto, mlp, convnet", "der, edl", "energy", "adam, adamw", "photo, shift"):
         assert names in text

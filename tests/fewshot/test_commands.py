@@ -61,9 +61,11 @@ def test_fewshot_tunes_first(file: Path, tmp_path: Path) -> None:
     assert (tmp_path / "tuning.log").exists()
 
 
-def test_unknown_method_is_an_error(file: Path) -> None:
-    with pytest.raises(ValueError, match="unknown method 'none'"):
-        fewshot(file, method="none")
+def test_unknown_names_fail_before_features_are_read() -> None:
+    with pytest.raises(DubitoError, match="unknown preset 'publishd'; known: 'published'"):
+        fewshot("no file.npz", preset="publishd")
+    with pytest.raises(DubitoError, match="unknown method 'edll'"):
+        fewshot("no file.npz", method="edll")
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,11 @@ def fewshot(
     Returns:
         Configuration, and "metrics": mean, interval and episodes of each.
     """
+    if preset is not None:
+        if method is not None or scaling is not None:
+            raise DubitoError(f"preset {preset!r}: pass either preset, or method and scaling")
+        method, scaling = _checks.entry(PRESETS, preset, "preset")
+    built, scaling = METHODS.build(method or "iedl"), scaling or "none"
     setting = Setting(ways, shots, queries or 0, seed)
     place = find_device(device)
     with ThreadPoolExecutor() as pool:
@@ -90,11 +95,6 @@ def fewshot(
     assert inside is not None
     known = validation if known is None else known
     Sampler(inside, outside, setting)  # fail before a long search
-    if preset is not None:
-        if method is not None or scaling is not None:
-            raise DubitoError(f"preset {preset!r}: pass either preset, or method and scaling")
-        method, scaling = _checks.entry(PRESETS, preset, "preset")
-    built, scaling = METHODS.build(method or "iedl"), scaling or "none"
     folder = None if out is None else Path(out)
     if validation is not None:
         built = choose(
