@@ -1,8 +1,7 @@
 """The augmentation protocol: random numbers of an epoch, and what they do to a batch."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer
@@ -64,17 +63,9 @@ class Augmentation(Entry, ABC):
 
 AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation", Augmentation)
 
-#: augmentation of options without a name
-DEFAULT = "shift"
-
-
-def _build(value: Any) -> Augmentation:
-    return AUGMENTATIONS.build({"name": DEFAULT, **value} if isinstance(value, Mapping) else value)
-
-
-#: field for an augmentation: an augmentation, its name, or a dict of options, perhaps with its name
+#: field for an augmentation: an augmentation, its name, or a dict with its name
 AnyAugmentation = Annotated[
     InstanceOf[Augmentation],
-    BeforeValidator(_build),
+    BeforeValidator(AUGMENTATIONS.build),
     PlainSerializer(AUGMENTATIONS.to_dict),
 ]

@@ -25,7 +25,8 @@ class ResNet(Backbone):
 
     The stem follows the image, so that all sizes cost about the same: up to 32 pixels a 3x3
     convolution that keeps the resolution, as usual for CIFAR; up to 64 pixels the same with stride
-    2; above, a 7x7 convolution with stride 2 and a max-pooling, as published. Convolutions start from He et al. (2015). Dropout, if there is a rate, follows the pooling.
+    2; above, a 7x7 convolution with stride 2 and a max-pooling, as published. Convolutions start
+    from He et al. (2015). Dropout, if there is a rate, follows the pooling.
 
     >>> ResNet().build((3, 32, 32)).out_features
     512

@@ -105,7 +105,10 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _checks.one_of(OPTIMIZERS, self.optimizer, "optimizer")
+        optimizer = _checks.entry(OPTIMIZERS, self.optimizer, "optimizer")
+        known = [*inspect.signature(optimizer).parameters][2:]  # without params and lr
+        for name in self.optimizer_options:
+            _checks.one_of(known, name, f"option of {self.optimizer}")
         if self.warmup_steps > 1 and self.warmup_steps % 1:
             raise DubitoError(
                 f"warmup_steps must be a number of steps or a share below 1, not "

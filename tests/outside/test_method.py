@@ -12,7 +12,7 @@ from dubito.methods import METHODS, Ensemble
 from dubito.policy import Policy
 from dubito.tasks import Classification
 from methods.digits import Backbone, digits, predict
-from plugins.modex import DirichletMixture, MoDEX
+from outside.method import DirichletMixture, MoDEX
 
 METHOD = MoDEX()
 
