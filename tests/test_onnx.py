@@ -142,6 +142,22 @@ def test_export_leaves_the_level_of_a_logger(tmp_path: Path) -> None:
         logger.setLevel(before)
 
 
+@pytest.mark.parametrize(
+    ("method", "of_members"),
+    [("iedl", False), ({"name": "ensemble", "member": "iedl", "size": 2}, True)],
+)
+def test_calibration_of_almost_no_evidence(method: Any, of_members: bool, tmp_path: Path) -> None:
+    model = build(method, limits=False)
+    for name, parameter in model.network.named_parameters():
+        if name.endswith("head.bias"):
+            nn.init.constant_(parameter, -20.0)
+    model.calibration = Calibration(theta=(12.0, -1.0), of_members=of_members)
+    columns = assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 50))
+    np.testing.assert_allclose(columns["probs"].sum(-1), 1, rtol=1e-6)
+    assert columns["probs"].std(0).max() > 0.01  # calibration tells apart what alpha does not
+    assert (columns["probs"].argmax(-1) == columns["prediction"]).all()
+
+
 def test_ensemble_of_regressions(tmp_path: Path) -> None:
     model = build({"name": "ensemble", "member": "der", "size": 2})
     columns = assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 9))

@@ -33,14 +33,15 @@ PUBLIC = {
     "dubito.errors": "DubitoError",
     "dubito.evaluation": "error_detection evaluate ood_detection",
     "dubito.fewshot": "Features features fewshot read_features tune write_features",
-    "dubito.formats": "FORMATS AnyFormat ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
+    "dubito.formats": "FORMATS ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
     "Resize TableFormat TextFormat",
     "dubito.lightning": "EvidentialModule",
-    "dubito.losses": "EDLLoss IEDLLoss cross_entropy differential_entropy edl "
+    "dubito.losses": "EDLLoss IEDLLoss Term cross_entropy differential_entropy edl "
     "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
     "label_removed_kl marginal_nll mse_bias mse_variance reverse_kl uce",
     "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork LabelSmoothing "
-    "MCDropout Method MethodLoss PosteriorNetwork ReverseKLPriorNetwork Softmax",
+    "MCDropout Method MethodLoss NonNegative PosteriorNetwork ReverseKLPriorNetwork Softmax "
+    "TaskLike",
     "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
     "dubito.model": "Model Prediction",
     "dubito.onnx": "export",
@@ -98,7 +99,8 @@ def test_parameters_are_documented(module: str, name: str) -> None:
     value = getattr(importlib.import_module(module), name)
     if inspect.isfunction(value):
         check(name, value, argument_docs(value.__doc__ or ""))
-    if inspect.isclass(value) and not issubclass(value, Exception):
+    is_protocol = getattr(value, "_is_protocol", False)
+    if inspect.isclass(value) and not issubclass(value, Exception) and not is_protocol:
         text = value.__doc__ or ""
         if issubclass(value, BaseModel):  # its fields are parameters
             text = text.replace("Attributes:", "Args:")

@@ -147,7 +147,8 @@ class Pipeline:
             built = {seed: self.build(prepared, seed) for seed in missing}
             if on_start is not None:
                 on_start(self.describe(built[next(iter(built))], prepared))
-            self.callbacks = (*self._loggers(missing, tensorboard), *self.callbacks)
+            # Last, so that they log what the others add to a record.
+            self.callbacks = (*self.callbacks, *self._loggers(missing, tensorboard))
             trained, out = list(built.values()), list(missing.values())
             histories = self.train(trained, prepared, seeds=[*built], out=out, finish=finish)
             for (seed, model), history in zip(built.items(), histories, strict=True):
@@ -228,7 +229,7 @@ class Pipeline:
             method = Ensemble(member=method, size=self.config.data.folds)
         parts = (prepared.task, self._preprocessing(prepared))
         model = Model.build(method, *parts, self.backbone, seed=seed, pretrained=True)
-        texts = [method.warning(prepared.task)]
+        texts = [self.config.input_warning(), method.warning(prepared.task)]
         if model.backbone is not None:
             texts.append(model.backbone.warning(model.preprocessing.shape))
         for text in filter(None, texts):
@@ -242,8 +243,10 @@ class Pipeline:
             source = source.subset(range(0, len(source), -(-len(source) // count)))
         data, wanted = self.config.data, self.config.inputs()
         mean, std = data.mean, data.std
-        if wanted is not None and mean is None and std is None:
-            mean, std = wanted.mean, wanted.std
+        if wanted is not None and wanted.mean is not None:
+            is_free = mean is None and data.standardize is None
+            if is_free and len(wanted.mean) == source.format.shape[0]:  # not in another mode
+                mean, std = wanted.mean, wanted.std
         return Preprocessing.fit(source.format, source.load(), data.standardize, mean=mean, std=std)
 
     def train(
@@ -279,16 +282,17 @@ class Pipeline:
         ood = self._train_ood(models[0])
         histories = []
         for fold, part in enumerate(prepared.parts):
+            # Not even progress is shown on calibration samples: users would stop by it.
+            selection = None
+            if part.selection is not None:
+                selection = self._samples(part.selection, prepared.task)
             folders = out
             if out is not None and len(prepared.parts) > 1:
                 folders = [folder / f"fold-{fold + 1}" for folder in out]
-            # Without selection samples the others show progress, and nothing is chosen by them.
-            watched = part.selection or part.calibration
             histories.append(
                 trainer.fit_many(
                     [self._member(model, fold) for model in models],
-                    self._samples(part.train, prepared.task),
-                    None if watched is None else self._samples(watched, prepared.task),
+                    self._samples(part.train, prepared.task), selection,
                     seeds=[self.network_seed(seed, fold) for seed in seeds],
                     ood=ood, class_weight=class_weight, out=folders, finish=finish,
                 )
@@ -324,7 +328,7 @@ class Pipeline:
         if name is None:
             return None
         format = model.preprocessing.inputs
-        return datasets.open(name, "train", format=format, labeled=False).load()
+        return datasets.open(name, "train", format=format, resize=True, labeled=False).load()
 
     def fit(self, model: Model, prepared: Prepared) -> Prediction | None:
         """Fit scores, calibration and policy of a trained model.

@@ -132,7 +132,8 @@ class _Estimator(BaseEstimator):
             folds = FOLDS if fits and few and count >= MIN_FOLDED else None
         holds_out = folds is None and fits and (not few or self.error_rate is not None)
         data = {
-            "calibration": self.validation_fraction if holds_out else 0,
+            # At least two samples train, even of three.
+            "calibration": min(self.validation_fraction, 1 - 2 / count) if holds_out else 0,
             "selection": 0,
             "folds": folds,
             "split_seed": self._seed,

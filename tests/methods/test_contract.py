@@ -237,7 +237,7 @@ def test_unknown_method_lists_the_known():
 
 
 def test_names_of_the_package_are_taken():
-    with pytest.raises(ValueError, match="there is a method 'edl' already: choose another name"):
+    with pytest.raises(ValueError, match="the method 'edl' exists already: choose another name"):
         methods.METHODS.register("edl")(type("Mine", (methods.EDL,), {}))
     assert METHODS["edl"] is methods.EDL
 

@@ -92,7 +92,7 @@ def test_dropout_of_the_method_reaches_the_backbone():
         ("magic", "mlp", "unknown method 'magic'; known: "),
         ({"name": "edl", "weight": 1}, "mlp", "unknown option 'weight'"),
         ("edl", "magic", "unknown backbone 'magic'; known: "),
-        ("edl", {"hidden": [3]}, "a backbone needs a name"),
+        ("edl", {"hidden": [3]}, "the backbone needs a name"),
         ("edl", lambda shape: nn.Flatten(), "backbone Flatten needs an attribute out_features"),
     ],
 )

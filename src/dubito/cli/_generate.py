@@ -182,7 +182,7 @@ def of_fields(fields: Mapping[str, Any], section: str = "") -> Iterator[Setting]
             annotation=field.annotation,
             default=REQUIRED if field.is_required() else field.get_default(),
             help=" ".join((field.description or "").split()),
-            panel=section.capitalize() or None,
+            panel=section.partition(".")[0].capitalize() or None,
         )
 
 

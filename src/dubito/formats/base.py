@@ -13,7 +13,7 @@ from torch import Tensor
 from dubito.errors import DubitoError
 from dubito.registry import Entry, Registry
 
-__all__ = ["FORMATS", "AnyFormat", "Encoded", "InputFormat"]
+__all__ = ["FORMATS", "Encoded", "InputFormat"]
 
 
 #: problems that one message lists

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
@@ -169,6 +170,23 @@ class ImageFormat(InputFormat):
         side, chosen = (size, fit or "stretch") if size is not None else _common(shapes, fit)
         mode = mode or ("L" if gray else "RGB")
         return cls(size=_pair(side), mode=mode, resize=Resize(fit=chosen))
+
+    def changed(
+        self, *, size: int | tuple[int, int] | None, mode: Mode | None, fit: Fit | None
+    ) -> Self:
+        """Return this format with some options of `fit`.
+
+        Args:
+            size: Side, or height and width; None keeps the size.
+            mode: "L" or "RGB"; None keeps the mode.
+            fit: "stretch", "crop" or "pad"; None keeps how images are resized.
+        """
+        return replace(
+            self,
+            size=self.size if size is None else _pair(size),
+            mode=mode or self.mode,
+            resize=self.resize.model_copy(update={"fit": fit or self.resize.fit}),
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -130,16 +130,18 @@ class View:
             yield figures.svg(chart, f"Predicted against true {name}")
 
     def learning_curves(self) -> Iterator[tuple[str, str]]:
-        """Yield charts of the loss and of the metric that selects the weights, by name."""
+        """Yield charts of the loss and, if one selects the weights, of that metric, by name."""
         config = TrainConfig.model_validate(self.record.config["training"])
         epochs = config.for_samples(self.record.samples["training"]).num_epochs
         losses = training_losses(self.model.method, self.history, epochs)
         training = {"training": ([epoch["epoch"] for epoch in self.history], losses)}
         validated = [epoch for epoch in self.history if "validation" in epoch]
         numbers = [epoch["epoch"] for epoch in validated]
-        for metric in ("loss", self.model.task.monitor):
+        for metric in ("loss", self.model.task.monitor) if validated else ("loss",):
             lines = training if metric == "loss" else {}
-            lines |= {"validation": (numbers, [epoch["validation"][metric] for epoch in validated])}
+            if validated:
+                values = [epoch["validation"][metric] for epoch in validated]
+                lines |= {"selection": (numbers, values)}
             percent, name = "y" if metric in PERCENT else "", metric_name(metric)
             chart = figures.curves(lines, "epoch", "", percent=percent, at=self.record.best_epoch)
             yield name, figures.svg(chart, f"{name} by epoch")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, JsonValue
 
-from dubito.formats import AnyFormat
+from dubito.formats.base import AnyFormat
 from dubito.policy import Policy
 from dubito.serve.gallery import Drawing
 from dubito.serve.inputs import FORM, JSON, InputReader

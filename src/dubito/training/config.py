@@ -14,7 +14,7 @@ from dubito import _checks
 from dubito.augmentations.base import AnyAugmentation
 from dubito.errors import DubitoError
 from dubito.methods import Method
-from dubito.types import Options
+from dubito.types import Json, Options
 
 __all__ = ["TrainConfig"]
 
@@ -106,7 +106,10 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _checks.one_of(OPTIMIZERS, self.optimizer, "optimizer")
+        optimizer = _checks.entry(OPTIMIZERS, self.optimizer, "optimizer")
+        known = [*inspect.signature(optimizer).parameters][2:]  # without params and lr
+        for name in self.optimizer_options:
+            _checks.one_of(known, name, f"option of {self.optimizer}")
         if self.warmup_steps > 1 and self.warmup_steps % 1:
             raise DubitoError(
                 f"warmup_steps must be a number of steps or a share below 1, not "
@@ -203,7 +206,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         """
         return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.num_epochs)
 
-    def identity(self) -> Options:
+    def identity(self) -> Json:
         """Return the fields that a training must share with its checkpoint."""
         values = self.model_dump(mode="json", exclude=_SPEED_ONLY)
         return {**values, "average_epochs": self.averaged_epochs}
