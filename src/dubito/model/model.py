@@ -30,8 +30,7 @@ from dubito.formats import FORMATS, Encoded, Preprocessing
 from dubito.formats.preprocessing import unit_range
 from dubito.methods import METHODS, Method
 from dubito.methods.features import Pass, forward_with_features, linear_head
-from dubito.model.batches import batch_size
-from dubito.model.collector import Collector, name_of
+from dubito.model.batches import Collector, batch_size, name_of
 from dubito.model.folder import TrainingRecord, fill, read, write
 from dubito.model.prediction import Prediction
 from dubito.policy import REASONS, Policy
