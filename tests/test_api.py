@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dubito
-import scores.kinds  # noqa: F401  registers test_nearest
+import tests.scores.kinds  # noqa: F401  registers test_nearest
 from dubito import data
 from dubito.api import calibrate, evaluate, predict, train
 from dubito.config import RunConfig

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributions.examples import EXAMPLES, build
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import optimize, stats
 from torch import Tensor
 
-from distributions.examples import EXAMPLES, build
 from dubito import calibration
 from dubito.calibration import EXPONENTS, Calibration, interval_exponent
 from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma

@@ -18,7 +18,7 @@ import pytest
 
 import dubito
 from dubito import cli
-from test_public_api import PUBLIC
+from tests.test_public_api import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]

@@ -1,6 +1,7 @@
 """ONNX files equal torch, describe themselves, and are not written if they differ."""
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dubito.onnx
-import scores.kinds  # noqa: F401  registers test_residual
+import tests.scores.kinds  # noqa: F401  registers test_residual
 from dubito import methods
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
@@ -144,6 +145,17 @@ def test_calibration_of_almost_no_evidence(method: Any, of_members: bool, tmp_pa
     np.testing.assert_allclose(columns["probs"].sum(-1), 1, rtol=1e-6)
     assert columns["probs"].std(0).max() > 0.01  # calibration tells apart what alpha does not
     assert (columns["probs"].argmax(-1) == columns["prediction"]).all()
+
+
+def test_export_leaves_the_level_of_a_logger(tmp_path: Path) -> None:
+    logger = logging.getLogger(dubito.onnx.LOGGER)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        build("edl").export(tmp_path / "a.onnx")
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)
 
 
 def test_ensemble_of_regressions(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL
 from dubito.plugins import import_function, load_plugins
 from dubito.scores import SCORES
+from dubito.types import Json
 
 if TYPE_CHECKING:
     from dubito.config import RunConfig
@@ -263,7 +264,7 @@ def evaluate(
     seed: int = 0,
     device: str = "auto",
     network: Factory | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Evaluate a model: metrics, detection of errors and OOD inputs, policy.
 
     Samples are the test part of the training data; without a test part the calibration samples, to
@@ -294,7 +295,7 @@ def evaluate(
         unlabeled = {str(name): datasets.open(name, _test_part(name), **options) for name in ood}
         metrics = loaded.evaluate(source, ood=unlabeled, noise=noise, seed=seed)
         results.append({"data": source.name, "part": part, **metrics})
-    result: dict[str, Any] = results[0] if len(results) == 1 else averaged(results)
+    result: Json = results[0] if len(results) == 1 else averaged(results)
     if out is None and not isinstance(model, Model):
         out = make_folder(Path(model) / "evaluation") / "result.json"
     if out is not None:

@@ -36,6 +36,7 @@ from dubito.scores.base import AnyScore, Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import TrainConfig
 from dubito.training.config import LAST
+from dubito.types import Json
 
 __all__ = ["RunConfig"]
 
@@ -161,7 +162,7 @@ def _named_method(value: Any) -> Any:
     return {"name": METHOD, **value} if isinstance(value, Mapping) else value
 
 
-def _backbone_dict(value: Any) -> dict[str, Any]:
+def _backbone_dict(value: Any) -> Json:
     """Return all options of a backbone; values of "auto" are checked when the data is known."""
     named = {"name": AUTO, **value} if isinstance(value, Mapping) else value
     named = {"name": named} if named == AUTO else named
@@ -188,7 +189,7 @@ class RunConfig(
     """Training data."""
     method: Annotated[AnyMethod, BeforeValidator(_named_method)] = METHODS.build(METHOD)
     """Name of the method, or a dict with its hyperparameters."""
-    backbone: Annotated[dict[str, Any], BeforeValidator(_backbone_dict)] = {"name": AUTO}
+    backbone: Annotated[Json, BeforeValidator(_backbone_dict)] = {"name": AUTO}
     """Name of the backbone, or a dict with its options."""
     training: TrainConfig = TrainConfig()
     """Training loop."""
@@ -349,7 +350,7 @@ class RunConfig(
             sections = _changed(sections, path, value)  # options after the name of their entry
         return validated(cls, sections)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """Return the settings that determine the trained weights, by section and field."""
         values = self.model_dump(mode="json", include={"data", "method", "backbone"})
         scores = [SCORES.to_dict(score) for score in self.posthoc]
@@ -407,7 +408,7 @@ SHORT = {
 }
 
 
-def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_config(path: str | os.PathLike[str]) -> Json:
     """Read the sections of a configuration file.
 
     Args:

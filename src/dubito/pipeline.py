@@ -178,7 +178,7 @@ class Pipeline:
         prediction, samples = self.finish(model, prepared, history, seed), prepared.calibration
         model.save(folder)
         if report and prediction is not None and samples is not None:
-            from dubito.report._training import write
+            from dubito.report.training import write
 
             write(model, folder, samples, prediction, history.records)
         (folder / CHECKPOINT).unlink(missing_ok=True)
@@ -282,11 +282,13 @@ class Pipeline:
         ood = self._train_ood(models[0])
         histories = []
         for fold, part in enumerate(prepared.parts):
+            folders = out
+            if out is not None and len(prepared.parts) > 1:
+                folders = [folder / f"fold-{fold + 1}" for folder in out]
             # Not even progress is shown on calibration samples: users would stop by it.
             selection = None
             if part.selection is not None:
                 selection = self._samples(part.selection, prepared.task)
-            folders = out if out is None or len(prepared.parts) == 1 else fold_folders(out, fold)
             histories.append(
                 trainer.fit_many(
                     [self._member(model, fold) for model in models],
@@ -466,16 +468,6 @@ class Pipeline:
             f"{source.name}: {samples} of shape {model.preprocessing.shape}, {target}; method "
             f"{method}, backbone {backbone}, {self.device}"
         )
-
-
-def fold_folders(folders: Sequence[Path], fold: int) -> list[Path]:
-    """Return the folders of the checkpoints of a fold.
-
-    Args:
-        folders: Folders of the models.
-        fold: Number of the fold, from 0.
-    """
-    return [folder / f"fold-{fold + 1}" for folder in folders]
 
 
 def fit_held_out(

@@ -82,10 +82,10 @@ from dubito._files import ExtendedFloat
 from dubito.calibration import conformal_rank
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.types import Array
 
 __all__ = ["Policy"]
 
-Array = np.ndarray[Any, Any]
 #: reasons of a decision, by code
 REASONS = ("accepted", "ambiguous", "unfamiliar", "out_of_range")
 #: error rates of `Policy.table`

@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from dubito.errors import DubitoError
 from dubito.plugins import load_plugins
+from dubito.types import Json
 
 __all__ = ["Entry", "Registry"]
 
@@ -159,7 +160,7 @@ class Registry(Mapping[str, type[E]], Generic[E]):
             f"{type(entry).__name__} is no registered {self.what}: decorate it with register(name)"
         )
 
-    def to_dict(self, entry: E) -> dict[str, Any]:
+    def to_dict(self, entry: E) -> Json:
         """Return name and options as JSON values, which `build` reads.
 
         Args:

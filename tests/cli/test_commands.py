@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -90,6 +91,12 @@ def test_wrong_use(words, capsys):
 def test_a_known_error_is_one_line(capsys):
     assert run("predict", "nowhere", "x.png") == 2
     assert capsys.readouterr().err == "error: there is no folder nowhere\n"
+
+
+def test_warnings_are_printed_as_before_when_a_command_has_ended(capsys):
+    before = warnings.showwarning
+    run("predict", "nowhere", "x.png")
+    assert warnings.showwarning is before
 
 
 def test_a_bug_is_not_caught(monkeypatch):

@@ -15,7 +15,7 @@ from dubito.fewshot import features, fewshot, read_features, write_features
 from dubito.formats import Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 
 @pytest.fixture(scope="module")

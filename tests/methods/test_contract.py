@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import dubito.methods as methods
 from dubito.methods import METHODS, Method, MethodLoss
-from methods.digits import data_of, loss_of, predict, task_of, trained, untrained
+from tests.methods.digits import data_of, loss_of, predict, task_of, trained, untrained
 
 CHEAPER = {"ensemble": {"size": 2}, "mc_dropout": {"samples": 4}}
 BUILT_IN = [name for name in METHODS if METHODS[name].__module__.startswith("dubito.")]

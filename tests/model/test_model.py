@@ -14,7 +14,7 @@ from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.policy import Policy
 from dubito.tasks import Classification
-from model import models
+from tests.model import models
 
 X, _ = models.samples()
 #: methods that need nothing but samples, and what they are for

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, chain, image_shape
 
+__all__: list[str] = []
+
 #: number of blocks in each stage
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 #: largest sides of images whose resolution the stem keeps, and halves; it quarters others

@@ -28,6 +28,7 @@ from dubito.plugins import import_plugin, load_plugins
 from dubito.registry import Registry
 from dubito.scores import SCORES
 from dubito.training.config import OPTIMIZERS
+from dubito.types import Options
 
 Run = Callable[..., Any]
 REPORT = "report.html"
@@ -273,18 +274,7 @@ def _features(function: Run, **values: Any) -> None:
     sys.stdout.write(f"{count} x {size} features of {len(features.classes)} classes\n")
 
 
-def _demo(function: Run, *, out: str = "dubito-demo", **values: Any) -> None:
-    from dubito.demo import comparison
-
-    console = Console()
-    with console.status("training EDL and I-EDL on digits ..."):
-        result = function(out=out, **values)
-    title = f"{result['samples']} test digits, photo patches and noisy digits (%)"
-    console.print(_display.table(title, ["", *result["methods"]], comparison(result)))
-    console.print(Text(f"report: {Path(out) / REPORT}"), soft_wrap=True)
-
-
-def _pop_section(values: dict[str, Any], section: str) -> dict[str, Any]:
+def _pop_section(values: Options, section: str) -> Options:
     names = [name for name in values if name.startswith(f"{section}.")]
     return {name.removeprefix(f"{section}."): values.pop(name) for name in names}
 
@@ -311,5 +301,4 @@ COMMANDS: dict[str, tuple[str, Run]] = {
     "serve": ("dubito.serve", _serve),
     "fewshot": ("dubito.fewshot", _fewshot),
     "features": ("dubito.fewshot", _features),
-    "demo": ("dubito.demo", _demo),
 }

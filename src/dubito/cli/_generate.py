@@ -17,6 +17,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 
+from dubito.types import Options
+
 REQUIRED: Any = inspect.Parameter.empty
 #: sections whose name an option may have or lack
 OPTIONAL_SECTION = re.compile(r"^(no-)?(?:data|training|policy|service)\.")
@@ -66,7 +68,7 @@ class Setting:
         kinds = [get_origin(kind) or kind for kind in (self.annotation, *get_args(self.annotation))]
         is_flag, is_list = bool in kinds, Sequence in kinds or tuple in kinds
         kind: Any = bool if is_flag else list[str] if is_list else str
-        texts: dict[str, Any] = {"help": self._help(), "show_default": False}
+        texts: Options = {"help": self._help(), "show_default": False}
         if self.positional:
             info = typer.Argument(metavar=self.name.upper(), **texts)
         else:

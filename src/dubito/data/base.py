@@ -20,6 +20,7 @@ from torch import Tensor
 from dubito.errors import DubitoError
 from dubito.formats.base import FORMATS, Encoded, InputFormat
 from dubito.tasks import Classification
+from dubito.types import Array, Frame
 
 __all__ = ["Source", "split"]
 
@@ -41,7 +42,7 @@ class Source(ABC):
 
     name: str
     format: InputFormat
-    target: Any | None = None
+    target: Array | Frame | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -145,8 +146,8 @@ class Items(Source):
 
     name: str
     format: InputFormat
-    items: Any
-    target: Any | None = None
+    items: list[Any] | Array | Frame
+    target: Array | Frame | None = None
     names: Sequence[str] | None = None
     encoded: Encoded | None = None
     fit: Callable[[Any, Sequence[int]], InputFormat] | None = None
@@ -189,8 +190,9 @@ class Items(Source):
         if self.encoded is not None:
             content = self.encoded.inputs.numpy().tobytes()
         else:
-            mapped = isinstance(self.items, np.memmap)
-            items = [Path(str(self.items.filename))] if mapped else self.items
+            items = self.items
+            if isinstance(items, np.memmap):
+                items = [Path(str(items.filename))]
             content = str((len(self), [*map(_version, items)])).encode()
         labels = "" if self.target is None else str(np.asarray(self.target).tolist())
         return digest(content, labels.encode())

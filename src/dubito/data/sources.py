@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -28,12 +29,17 @@ from dubito.formats.tables import (
     target_columns,
     without_index,
 )
+from dubito.types import Array, Frame, Options
 
 __all__ = ["open"]
 
+#: inputs and targets as they are read
+Inputs: TypeAlias = Source | list[Any] | Array | Frame
+Targets: TypeAlias = Array | Frame | None
+
 
 def open(
-    source: Any,
+    source: object,
     split: str = "train",
     *,
     target: str | Sequence[str] | None = None,
@@ -85,7 +91,7 @@ def open(
     <digits: 359 x (1, 8, 8), image, labeled>
     """
     _checks.one_of(("skip", "raise", "report"), on_error, "on_error")
-    options: dict[str, Any] = {"text": text, "size": size, "mode": mode, "fit": fit}
+    options: Options = {"text": text, "size": size, "mode": mode, "fit": fit}
     options |= {"ignore": ignore or None, "categories": categories or None}
     options = {option: value for option, value in options.items() if value is not None}
     if format is not None:
@@ -107,7 +113,7 @@ def open(
     return _open_array(name, content, labels, options, format, resize, on_error)
 
 
-def parts(source: Any) -> tuple[str, ...]:
+def parts(source: object) -> tuple[str, ...]:
     """Return the parts of a source, such as ("train", "test"); empty if it has none.
 
     Args:
@@ -133,7 +139,7 @@ def parts(source: Any) -> tuple[str, ...]:
     return npz.npz_parts(path) if path.suffix.lower() == ".npz" else ()
 
 
-def _check(name: str, content: Any, labels: Any, target: Any, labeled: bool) -> None:
+def _check(name: str, content: Inputs, labels: Targets, target: object, labeled: bool) -> None:
     """Raise if there are no inputs, or if targets are missing or do not belong to them."""
     if not len(content):
         raise DubitoError(f"there are no inputs in {name}")
@@ -150,7 +156,7 @@ def _check(name: str, content: Any, labels: Any, target: Any, labeled: bool) -> 
 
 def _read(
     source: Any, split: str, labeled: bool, format: InputFormat | None
-) -> tuple[str, Any, Any]:
+) -> tuple[str, Inputs, Targets]:
     """Return the name, the inputs (a table, a list, an array or a source) and the targets."""
     if isinstance(source, Source):
         return source.name, source, source.target
@@ -177,7 +183,7 @@ def _read(
     return "data", as_array(inputs), labels
 
 
-def _load(name: str, parts: list[str]) -> tuple[str, Any, Any]:
+def _load(name: str, parts: list[str]) -> tuple[str, Inputs, Targets]:
     dataset = DATASETS.build(name)
     sources = [dataset.load(part) for part in parts]
     if len(sources) == 1:
@@ -189,7 +195,7 @@ def _load(name: str, parts: list[str]) -> tuple[str, Any, Any]:
 
 def _read_path(
     path: Path, parts: list[str], labeled: bool, kind: type[InputFormat] | None
-) -> tuple[str, Any, Any]:
+) -> tuple[str, Inputs, Targets]:
     suffix, name = path.suffix.lower(), path.resolve().name
     if path.is_dir() and labeled:
         return name, *folders.class_files(path, parts, kind)
@@ -207,7 +213,7 @@ def _read_path(
     )
 
 
-def _choose(name: str, items: Any, options: Mapping[str, Any]) -> type[InputFormat]:
+def _choose(name: str, items: Inputs, options: Options) -> type[InputFormat]:
     """Return the format that accepts items and takes the options; arrays are what others leave."""
     kinds = [kind for kind in FORMATS.values() if kind is not ArrayFormat and kind.accepts(items)]
     kinds.append(ArrayFormat)
@@ -226,9 +232,7 @@ def _options(kind: type[InputFormat]) -> set[str]:
     return {*inspect.signature(kind.fit).parameters}
 
 
-def _fitting(
-    kind: type[InputFormat], options: Mapping[str, Any]
-) -> Callable[..., InputFormat] | None:
+def _fitting(kind: type[InputFormat], options: Options) -> Callable[..., InputFormat] | None:
     """Return a function that fits a format to training rows again, if it depends on them."""
     return partial(kind.fit, **options) if "rows" in _options(kind) else None
 
@@ -236,8 +240,8 @@ def _fitting(
 def _open_list(
     name: str,
     items: list[Any],
-    labels: Any,
-    options: Mapping[str, Any],
+    labels: Targets,
+    options: Options,
     format: InputFormat | None,
     on_error: str,
     stream: bool | None,
@@ -254,9 +258,9 @@ def _open_list(
 
 def _open_array(
     name: str,
-    values: Any,
-    labels: Any,
-    options: Mapping[str, Any],
+    values: Array,
+    labels: Targets,
+    options: Options,
     format: InputFormat | None,
     resize: bool,
     on_error: str,
@@ -280,10 +284,10 @@ def _open_array(
 
 def _open_table(
     name: str,
-    frame: Any,
-    target: Any,
+    frame: Frame,
+    target: Targets,
     columns: tuple[str, ...],
-    options: dict[str, Any],
+    options: Options,
     format: InputFormat | None,
     labeled: bool,
     on_error: str,
@@ -313,7 +317,7 @@ def _open_table(
     return _without_errors(opened, on_error)
 
 
-def _columns(value: Any) -> Sequence[str]:
+def _columns(value: str | Sequence[str]) -> Sequence[str]:
     return [value] if isinstance(value, str) else value
 
 
@@ -324,7 +328,7 @@ def _without_errors(source: Items, on_error: str) -> Source:
     return source
 
 
-def _check_accepted(name: str, items: Any, format: InputFormat) -> None:
+def _check_accepted(name: str, items: Inputs, format: InputFormat) -> None:
     """Raise if a model takes inputs of another kind."""
     if not format.accepts(items):
         own = repr(name_of(_choose(name, items, {})))
@@ -339,5 +343,5 @@ def _are_paths(source: Any) -> bool:
     return _all_are(source, os.PathLike) or any(map(os.path.exists, source))
 
 
-def _all_are(source: Any, kind: Any) -> bool:
+def _all_are(source: object, kind: type | UnionType) -> bool:
     return isinstance(source, list) and all(isinstance(item, kind) for item in source)

@@ -17,6 +17,8 @@ from dubito.methods import Method
 from dubito.model import Model
 from dubito.training.config import TrainConfig
 
+__all__: list[str] = []
+
 #: encoded inputs in memory or a source to stream them from, and encoded targets
 Samples = tuple[Tensor | Source, Tensor]
 #: samples, and values of their inputs, in a batch without gradients
