@@ -131,17 +131,6 @@ def test_scores_of_features_are_in_the_graph(make: Callable[[], Model], tmp_path
     assert columns["test_residual"].std() > 0
 
 
-def test_export_leaves_the_level_of_a_logger(tmp_path: Path) -> None:
-    logger = logging.getLogger(dubito.onnx.LOGGER)
-    before = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        build("edl").export(tmp_path / "a.onnx")
-        assert logger.level == logging.INFO
-    finally:
-        logger.setLevel(before)
-
-
 @pytest.mark.parametrize(
     ("method", "of_members"),
     [("iedl", False), ({"name": "ensemble", "member": "iedl", "size": 2}, True)],
@@ -156,6 +145,17 @@ def test_calibration_of_almost_no_evidence(method: Any, of_members: bool, tmp_pa
     np.testing.assert_allclose(columns["probs"].sum(-1), 1, rtol=1e-6)
     assert columns["probs"].std(0).max() > 0.01  # calibration tells apart what alpha does not
     assert (columns["probs"].argmax(-1) == columns["prediction"]).all()
+
+
+def test_export_leaves_the_level_of_a_logger(tmp_path: Path) -> None:
+    logger = logging.getLogger(dubito.onnx.LOGGER)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        build("edl").export(tmp_path / "a.onnx")
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)
 
 
 def test_ensemble_of_regressions(tmp_path: Path) -> None:

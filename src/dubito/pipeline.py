@@ -147,10 +147,11 @@ class Pipeline:
             built = {seed: self.build(prepared, seed) for seed in missing}
             if on_start is not None:
                 on_start(self.describe(built[next(iter(built))], prepared))
-            # Last, so that they log what the others add to a record.
-            self.callbacks = (*self.callbacks, *self._loggers(missing, tensorboard))
             trained, out = list(built.values()), list(missing.values())
-            histories = self.train(trained, prepared, seeds=[*built], out=out, finish=finish)
+            histories = self.train(
+                trained, prepared, seeds=[*built], out=out, finish=finish,
+                loggers=[*self._loggers(missing, tensorboard)],
+            )  # fmt: skip
             for (seed, model), history in zip(built.items(), histories, strict=True):
                 if parallel.rank() == 0:
                     self._save(model, prepared, history, seed, missing[seed], report)
@@ -258,6 +259,7 @@ class Pipeline:
         class_weight: Tensor | None = None,
         out: Sequence[Path] | None = None,
         finish: bool = False,
+        loggers: Sequence[Callback] = (),
     ) -> list[History]:
         """Train models in place, or resume.
 
@@ -268,6 +270,7 @@ class Pipeline:
             class_weight: Weight of each class; None: that of the configuration.
             out: Folder of each model's checkpoint; None saves none.
             finish: End interrupted trainings now, with the weights of their checkpoints.
+            loggers: Callbacks that log what the others add to a record.
 
         Returns:
             History of each model; with folds that of its first network.
@@ -275,20 +278,21 @@ class Pipeline:
         config = self.config.training
         if not self.config.selection:
             config = config.model_copy(update={"keep": LAST})
-        trainer = Trainer(config, callbacks=self.callbacks, device=self.device)
+        callbacks = (*self.callbacks, *loggers)
+        trainer = Trainer(config, callbacks=callbacks, device=self.device)
         seeds = [config.seed] if seeds is None else seeds
         if class_weight is None:
             class_weight = _class_weight(self.config, prepared.task)
         ood = self._train_ood(models[0])
         histories = []
         for fold, part in enumerate(prepared.parts):
+            folders = out
+            if out is not None and len(prepared.parts) > 1:
+                folders = [folder / f"fold-{fold + 1}" for folder in out]
             # Not even progress is shown on calibration samples: users would stop by it.
             selection = None
             if part.selection is not None:
                 selection = self._samples(part.selection, prepared.task)
-            folders = out
-            if out is not None and len(prepared.parts) > 1:
-                folders = [folder / f"fold-{fold + 1}" for folder in out]
             histories.append(
                 trainer.fit_many(
                     [self._member(model, fold) for model in models],

@@ -1,6 +1,6 @@
 """A package of plug-ins, one file for an entry, that uses what is public."""
 
-from outside import (  # noqa: F401 - registers the entries
+from . import (  # noqa: F401 - registers the entries
     augmentation,
     backbone,
     dataset,

@@ -9,7 +9,7 @@ from dubito.formats import ImageFormat, Preprocessing
 from dubito.model import Model
 from dubito.pipeline import Pipeline
 from dubito.tasks import Classification
-from outside.backbone import OFFLINE, WANTED
+from tests.outside.backbone import OFFLINE, WANTED
 
 
 def preprocessing(settings, message=None):

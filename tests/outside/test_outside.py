@@ -11,8 +11,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from outside.backbone import OFFLINE, WANTED
-from outside.dataset import photos
+from tests.outside.backbone import OFFLINE, WANTED
+from tests.outside.dataset import photos
 
 OPTIONS = {
     "method": ("modex", "tau_weight", 0.2),

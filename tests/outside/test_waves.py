@@ -10,7 +10,7 @@ import torch
 from dubito import data
 from dubito.api import load, predict, train
 from dubito.formats import FORMATS, Preprocessing
-from outside.waves import WaveFormat
+from tests.outside.waves import WaveFormat
 
 
 @pytest.fixture
