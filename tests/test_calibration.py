@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributions.examples import EXAMPLES, build
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
