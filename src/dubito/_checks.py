@@ -55,11 +55,6 @@ def non_negative(value: float | Tensor, name: str) -> float | Tensor:
     return value
 
 
-def prior(value: float) -> float:
-    """Check the prior of a Dirichlet: a finite number >= 0."""
-    return float(non_negative(value, "prior"))
-
-
 def positive(value: float, name: str) -> float:
     """Check for a finite number > 0."""
     if not 0 < value < math.inf:
@@ -131,11 +126,6 @@ def classes_last(values: object, class_dim: int, name: str) -> Tensor:
         )
     # A view that changes nothing would still be a node of the autograd graph.
     return checked if class_dim == -1 else checked.movedim(class_dim, -1)
-
-
-def concentration(alpha: Tensor) -> None:
-    """Raise if a value of alpha is not positive, infinite or NaN."""
-    finite(alpha, "alpha", 0, "; for logits use Dirichlet.from_logits")
 
 
 def finite(values: Tensor, name: str, bound: float = -math.inf, hint: str = "") -> None:

@@ -52,7 +52,7 @@ class Dirichlet(ClassDistribution):
     def __init__(self, alpha: Tensor, prior: float = 1.0) -> None:
         self._values = _checks.shaped(alpha, "alpha")
         self._evidence: str | None = None
-        self.prior = _checks.prior(prior)
+        self.prior = float(_checks.non_negative(prior, "prior"))
 
     @classmethod
     def from_logits(
@@ -86,7 +86,7 @@ class Dirichlet(ClassDistribution):
     def validate(self) -> None:
         """Raise a ValueError if a logit is not finite, or alpha not positive and finite."""
         if self._evidence is None:
-            _checks.concentration(self._values)
+            _checks.finite(self._values, "alpha", 0, "; for logits use Dirichlet.from_logits")
         else:
             _checks.finite(self._values, "logits")
 
