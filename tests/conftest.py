@@ -1,6 +1,7 @@
 import os
 import signal
 import tomllib
+from collections.abc import Generator
 from pathlib import Path
 
 # One torch thread a process. The tests run in several processes at once, and a thread pool in each
@@ -31,6 +32,20 @@ settings.load_profile("dubito")
 ROOT = Path(__file__).resolve().parents[1]
 # Distributions that are imported under another name.
 IMPORT_NAMES = {"python-multipart": "python_multipart", "mkdocs-material": "material"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail on a test file that cannot be imported: doctest would skip it, and with it its tests."""
+    options = collector.config.option
+    before = options.doctest_ignore_import_errors
+    options.doctest_ignore_import_errors = not collector.name.startswith("test_")
+    try:
+        return (yield)
+    finally:
+        options.doctest_ignore_import_errors = before
 
 
 @pytest.fixture(autouse=True)
