@@ -23,7 +23,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.stamp-base ## train on embedded data and write dubito-demo/report.html
-	$(BIN)/dubito demo
+	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.stamp-dev ## run the tests, the doctests and the examples of the documents
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

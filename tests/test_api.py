@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dubito
-import scores.kinds  # noqa: F401  registers test_nearest
+import tests.scores.kinds  # noqa: F401  registers test_nearest
 from dubito import data
 from dubito.api import calibrate, evaluate, predict, train
 from dubito.config import RunConfig
@@ -71,7 +71,7 @@ def test_settings_override_tuples_and_objects():
     [
         ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
         ({"training.epoch": 3}, "unknown setting 'training.epoch'; did you mean 'epochs'"),
-        ({"augment": {"flop": 1}}, "'training.augment.flop'; did you mean 'flip'.*'degrees'"),
+        ({"augment": {"flop": 1}}, "'shift': unknown option 'flop'; known: 'flip'.*'degrees'"),
         ({"epochs": "many"}, "training.epochs: Input should be a valid integer.*'many'"),
         ({"size": "wide"}, "data.size: Input should be a valid integer"),
         ({"method": "best"}, "unknown method 'best'"),

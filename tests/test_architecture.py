@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 #: lowest first; units on one line do not import each other
 LAYERS: list[list[str]] = [
     ["errors"],
-    ["_extras", "_files", "_threads", "plugins"],
+    ["_extras", "_files", "plugins", "types"],
     ["registry"],
     ["_checks"],
     ["binomial", "targets"],
@@ -37,7 +37,7 @@ LAYERS: list[list[str]] = [
     ["config"],
     ["pipeline"],
     ["api"],
-    ["demo", "fewshot", "lightning", "serve", "sklearn"],
+    ["fewshot", "lightning", "serve", "sklearn"],
     # The package itself, which re-exports the layers below.
     ["dubito"],
     ["cli"],
@@ -158,8 +158,8 @@ def causes(error: BaseException | None) -> Iterator[ImportError]:
         ("dubito.kernels", "from dubito.distributions import Dirichlet", ["distributions"]),
         ("dubito.backbones.base", "from dubito import scores", ["scores"]),
         ("dubito.losses", "def f():\n    from dubito.methods import METHODS", ["methods"]),
-        ("dubito.report._html", "from dubito import Dirichlet", ["dubito"]),
-        ("dubito._checks", "import dubito.losses as x, dubito.report._html", ["losses", "report"]),
+        ("dubito.report.html", "from dubito import Dirichlet", ["dubito"]),
+        ("dubito._checks", "import dubito.losses as x, dubito.report.html", ["losses", "report"]),
         ("dubito.training", "if TYPE_CHECKING:\n    from dubito.cli.train import x", ["cli"]),
         ("dubito.model", "from dubito import __version__", []),
         ("dubito.training", "from dubitous.cli import x", []),

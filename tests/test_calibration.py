@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributions.examples import EXAMPLES, build
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -184,6 +185,39 @@ def test_the_order_of_classes_stays(theta: tuple[float, float], seed: int, prior
     probs = Calibration(theta=theta)(dist).probs
     first, second = evidence[:, 0], evidence[:, 1]
     assert bool(((probs[:, 0] <= probs[:, 1]) | (first > second)).all())
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in EXAMPLES if "normal" not in name and "regression" not in name]
+)
+@given(
+    data=st.data(), shift=st.floats(-45, 30), spread=st.sampled_from([1e-7, 1e-3, 0.3, 3.0]),
+    seed=st.integers(0, 1000), of_members=st.booleans(),
+)  # fmt: skip
+def test_probabilities_sum_to_one_and_the_point_stays(
+    name: str, data: st.DataObject, shift: float, spread: float, seed: int, of_members: bool
+) -> None:
+    """From almost no evidence, whose alpha ties in float32, to almost nothing else."""
+    shape, _ = EXAMPLES[name]
+    dist: Any = build(name, shift + spread * torch.randn(20, *shape, generator=generator(seed)))
+    bounds = getattr(dist, "members", dist) if of_members else dist
+    theta = tuple(data.draw(st.floats(-b, b)) for b in bounds.calibration_bounds)
+    predictive: Any = Calibration(theta=theta, of_members=of_members)(dist)
+    probs = predictive.probs.float()
+    torch.testing.assert_close(probs.sum(-1), torch.ones(20), rtol=0, atol=1e-6)
+    assert torch.equal(probs.argmax(-1), dist.probs.argmax(-1))
+    classes = torch.arange(probs.shape[-1]).unsqueeze(-1).expand(-1, 20)
+    torch.testing.assert_close(predictive.log_prob(classes).exp().mT, predictive.probs)
+
+
+def test_classes_whose_alpha_ties_share_what_calibration_finds() -> None:
+    dist = Dirichlet.from_logits(torch.tensor([[-40.0, -17.0, -40.0]]))
+    assert torch.equal(dist.alpha, torch.ones(1, 3))
+    probs = Calibration(theta=(12.0, -2.0))(dist).probs[0]
+    evidence = math.exp(12) * math.exp(-17) ** math.exp(-2)
+    least = math.exp(12) * math.exp(-40) ** math.exp(-2)
+    parts = torch.tensor([1 + evidence, 1 + evidence, 1 + least], dtype=torch.float64)
+    torch.testing.assert_close(probs, parts / parts.sum(), rtol=1e-6, atol=0)
 
 
 def test_a_calibration_of_members_is_applied_to_each_before_mixing() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from dubito import data
-from dubito.api import evaluate, predict, train
+from dubito.api import calibrate, evaluate, predict, train
 from dubito.config import RunConfig
 from dubito.errors import DubitoError
 from dubito.tasks import Classification, Regression
@@ -20,6 +20,17 @@ MISSPELLED = {
         "der is for regression",
     ),
     "backbone": ({"backbone": "resnett"}, "unknown backbone 'resnett'"),
+    "backbone option": ({"backbone": "mlp", "backbone.hiden": [8]}, "unknown option 'hiden'"),
+    "option of auto": ({"backbone.hiden": [8]}, "unknown option of the backbone 'hiden'"),
+    "module": ({"backbone": "module:no_module.nets:build"}, "cannot import the plug-in no_module"),
+    "posthoc option": (
+        {"posthoc": ["energy"], "posthoc.energy.temprature": 2},
+        "score 'energy': unknown option 'temprature'; known: 'temperature'",
+    ),
+    "posthoc value": (
+        {"posthoc": [{"name": "energy", "temperature": 0}]},
+        "score 'energy': temperature: Input should be greater than 0",
+    ),
     "posthoc": ({"posthoc": ["enrgy"]}, "unknown score 'enrgy'; known: .*'energy'"),
     "score": ({"score": "max_porb"}, "unknown score 'max_porb'; known: .*'max_prob'"),
     "ood_score": ({"ood_score": "energy"}, "unknown ood_score 'energy'; known: .*'vacuity'"),
@@ -28,7 +39,25 @@ MISSPELLED = {
     "keep": ({"keep": "acuracy"}, "unknown metric to keep 'acuracy'; known: .*'accuracy'"),
     "keep of another task": ({"keep": "rmse"}, "unknown metric to keep 'rmse'"),
     "precision": ({"precision": "bf16"}, "training.precision: .*'bfloat16'"),
-    "augment": ({"augment": {"flipp": 1}}, "flipp"),
+    "augment": ({"augment": "phto"}, "unknown augmentation 'phto'; known: 'photo', 'shift'"),
+    "augment option": ({"augment": "photo", "augment.flipp": 1}, "unknown option 'flipp'"),
+    "augment without a name": ({"augment.flip": 1}, "the augmentation needs a name"),
+    "optimizer option": (
+        {"optimizer_options": {"betas": (0.9, 0.99), "momentm": 1}},
+        "unknown option of adam 'momentm'; known: .*'weight_decay'",
+    ),
+    "param_groups": (
+        {"param_groups": {"head.*": {"lrr": 1}}},
+        "unknown setting .*; did you .*'lr'",
+    ),
+    "format": ({"format": "imag"}, "unknown format 'imag'; known: .*'image'"),
+    "format option": ({"format": "image", "format.size": 8}, "format 'image': .*mode is required"),
+    "mean without std": ({"mean": (0.5,)}, "mean and std go together"),
+    "std": ({"mean": (0.5,), "std": (0,)}, "data.std: .*greater than 0"),
+    "standardize": (
+        {"mean": (0.5,), "std": (1,), "standardize": False},
+        "standardize=False contradicts",
+    ),
     "task": ({"task": "clasification"}, "data.task: .*'classification'"),
     "class_weight": ({"class_weight": "balancd"}, "data.class_weight: .*'balanced'"),
     "class_weight of regression": (
@@ -65,6 +94,27 @@ def test_a_bad_score_fails_before_inputs_are_read(folder, monkeypatch):
     monkeypatch.setattr(data, "open", lambda *_, **__: pytest.fail("inputs were read"))
     with pytest.raises(DubitoError, match=r"unknown score 'vacuty'; known: .*'vacuity'"):
         predict(folder, "x.png", scores=["vacuty"])
+
+
+def test_a_bad_format_fails_before_inputs_are_read(folder, monkeypatch):
+    monkeypatch.setattr(data, "open", lambda *_, **__: pytest.fail("inputs were read"))
+    with pytest.raises(DubitoError, match="unknown format 'xml'; known: 'csv', 'jsonl'"):
+        predict(folder, "x.png", format="xml")
+
+
+def test_a_bad_score_of_a_policy_fails_before_data_is_read(folder, monkeypatch):
+    monkeypatch.setattr(data, "open", lambda *_, **__: pytest.fail("data was read"))
+    with pytest.raises(DubitoError, match=r"unknown score 'enrgy'; known: .*'energy'"):
+        calibrate(folder, posthoc=["energy"], ood_score="enrgy")
+
+
+def test_options_of_entries_may_stand_anywhere():
+    settings = {"backbone.hidden": (8,), "posthoc.energy.temperature": 2, "augment.scale": 0.8}
+    named = {"backbone": "mlp", "posthoc": ["energy"], "augment": "photo"}
+    run = RunConfig.merge(None, settings | named)
+    assert run.backbone["hidden"] == [8]
+    assert run.posthoc[0].temperature == 2
+    assert run.training.augment.scale == 0.8
 
 
 def test_a_bad_ood_set_fails_before_the_model_is_loaded():

@@ -18,7 +18,7 @@ import pytest
 
 import dubito
 from dubito import cli
-from test_public_api import PUBLIC
+from tests.test_public_api import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -85,7 +85,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     diabetes = datasets.load_diabetes(as_frame=True).frame
     diabetes[:400].to_csv(folder / "diabetes.csv", index=False)
     diabetes[400:].drop(columns="target").to_csv(folder / "patients.csv", index=False)
-    shutil.copy(ROOT / "tests" / "plugins" / "modex.py", folder)
+    shutil.copy(ROOT / "tests" / "outside" / "method.py", folder / "modex.py")
     return folder
 
 
@@ -191,7 +191,7 @@ def test_method_of_the_guide_is_the_tested_plugin() -> None:
     page = (ROOT / "docs" / "methods.md").read_text("utf-8")
     text = page.partition("### Imports")[2].partition("## Use it")[0]
     code = "\n\n\n".join(fence[2].strip() for fence in FENCE.finditer(text))
-    plugin = (ROOT / "tests" / "plugins" / "modex.py").read_text("utf-8")
+    plugin = (ROOT / "tests" / "outside" / "method.py").read_text("utf-8")
     assert code.split() == plugin.split()
 
 

@@ -1,6 +1,7 @@
 """ONNX files equal torch, describe themselves, and are not written if they differ."""
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dubito.onnx
-import scores.kinds  # noqa: F401  registers test_residual
+import tests.scores.kinds  # noqa: F401  registers test_residual
 from dubito import methods
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
@@ -128,6 +129,33 @@ def test_scores_of_features_are_in_the_graph(make: Callable[[], Model], tmp_path
         draw(model, 50), ["test_residual"],
     )  # fmt: skip
     assert columns["test_residual"].std() > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "of_members"),
+    [("iedl", False), ({"name": "ensemble", "member": "iedl", "size": 2}, True)],
+)
+def test_calibration_of_almost_no_evidence(method: Any, of_members: bool, tmp_path: Path) -> None:
+    model = build(method, limits=False)
+    for name, parameter in model.network.named_parameters():
+        if name.endswith("head.bias"):
+            nn.init.constant_(parameter, -20.0)
+    model.calibration = Calibration(theta=(12.0, -1.0), of_members=of_members)
+    columns = assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 50))
+    np.testing.assert_allclose(columns["probs"].sum(-1), 1, rtol=1e-6)
+    assert columns["probs"].std(0).max() > 0.01  # calibration tells apart what alpha does not
+    assert (columns["probs"].argmax(-1) == columns["prediction"]).all()
+
+
+def test_export_leaves_the_level_of_a_logger(tmp_path: Path) -> None:
+    logger = logging.getLogger(dubito.onnx.LOGGER)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        build("edl").export(tmp_path / "a.onnx")
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)
 
 
 def test_ensemble_of_regressions(tmp_path: Path) -> None:

@@ -413,11 +413,11 @@ def test_table_has_the_coverage_at_each_error_rate() -> None:
     ("count", "wrong", "level", "ood", "expected"),
     [
         (58, 0, 0.05, False,
-         "58 validation samples are too few for an error rate of 0.05: it needs 59, even without "
+         "58 calibration samples are too few for an error rate of 0.05: it needs 59, even without "
          "an error; at 0.1, 100.0% would be answered"),
         (61, 0, 0.05, True, "61 .* too few .* needs 62, .*; at 0.1, 95.1% would be answered"),
         (1000, 100, 0.05, False,
-         "the predictions are not accurate enough for an error rate of 0.05 with 1,000 validation "
+         "the predictions are not accurate enough for an error rate of 0.05 with 1,000 calibration "
          "samples; at 0.2, 100.0% would be answered"),
         (1000, 500, 0.05, False, "the predictions are not accurate enough .* samples"),
         (59, 0, 0.05, False, ""),

@@ -28,20 +28,20 @@ PUBLIC = {
     "dubito.config": "RunConfig",
     "dubito.calibration": "Calibration interval_exponent",
     "dubito.data": "DATASETS Dataset Source open split",
-    "dubito.demo": "demo",
     "dubito.distributions": "Categorical ClassDistribution Dirichlet Distribution "
     "FlexibleDirichlet NormalInverseGamma RealDistribution confidence_score uncertainty_score",
     "dubito.errors": "DubitoError",
     "dubito.evaluation": "error_detection evaluate ood_detection",
     "dubito.fewshot": "Features features fewshot read_features tune write_features",
-    "dubito.formats": "FORMATS AnyFormat ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
+    "dubito.formats": "FORMATS ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
     "Resize TableFormat TextFormat",
     "dubito.lightning": "EvidentialModule",
-    "dubito.losses": "EDLLoss IEDLLoss cross_entropy differential_entropy edl "
+    "dubito.losses": "EDLLoss IEDLLoss Term cross_entropy differential_entropy edl "
     "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
     "label_removed_kl marginal_nll mse_bias mse_variance reverse_kl uce",
     "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork LabelSmoothing "
-    "MCDropout Method MethodLoss PosteriorNetwork ReverseKLPriorNetwork Softmax",
+    "MCDropout Method MethodLoss NonNegative PosteriorNetwork ReverseKLPriorNetwork Softmax "
+    "TaskLike",
     "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
     "dubito.model": "Model Prediction",
     "dubito.onnx": "export",
@@ -62,12 +62,12 @@ IMPLICIT = ("self", "cls", "kind")
 
 
 def exported(path: Path) -> list[str]:
-    """Return the names in `__all__` of a source file."""
+    """Return the names in `__all__` of a source file, which every public file has."""
     for node in ast.parse(path.read_text("utf-8")).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Name) and target.id == "__all__":
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(targets[0], ast.Name) and targets[0].id == "__all__":
             return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
-    return []
+    raise AssertionError(f"{path} has no __all__: list the names that are for users")
 
 
 def public_files() -> Iterator[tuple[str, Path]]:
@@ -100,7 +100,8 @@ def test_parameters_are_documented(module: str, name: str) -> None:
     value = getattr(importlib.import_module(module), name)
     if inspect.isfunction(value):
         check(name, value, argument_docs(value.__doc__ or ""))
-    if inspect.isclass(value) and not issubclass(value, Exception):
+    is_protocol = getattr(value, "_is_protocol", False)
+    if inspect.isclass(value) and not issubclass(value, Exception) and not is_protocol:
         text = value.__doc__ or ""
         if issubclass(value, BaseModel):  # its fields are parameters
             text = text.replace("Attributes:", "Args:")
@@ -116,8 +117,8 @@ def field_docs(kind: type) -> dict[str, str]:
     """Return the docstrings below the fields of a dataclass or a pydantic model."""
     found: dict[str, str] = {}
     for base in kind.__mro__:
-        if not base.__module__.startswith("dubito"):
-            continue
+        if not base.__module__.startswith("dubito") or "[" in base.__name__:
+            continue  # foreign, or a generic class with its parameters
         (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, text in pairwise(definition.body):

@@ -330,7 +330,7 @@ def test_callbacks(wine: Parts) -> None:
     ("parameters", "message"),
     [
         ({"method": "magic"}, "unknown method 'magic'; known: "),
-        ({"method": "der"}, "DER is for regression, not for classification"),
+        ({"method": "der"}, "der is for regression, not for classification"),
         ({"backbone": "magic"}, "unknown backbone 'magic'; known: "),
         ({"method": {"name": "iedl", "magic": 1}}, "unknown option 'magic'"),
         ({"device": "magic"}, "unknown device 'magic'; known: 'auto', 'cpu', 'cuda'"),

@@ -2,9 +2,10 @@
 
     python tools/resume_proof.py --kills 20
 
-Four kinds of training run in processes of their own: in memory, streamed from image files,
-averaged, and several seeds. Each is killed (SIGKILL) at random moments of random epochs and started
-again; the weights and metrics at the end must equal those of a training that nobody disturbed.
+Five kinds of training run in processes of their own: in memory, streamed from image files, averaged
+over epochs, averaged over steps, and several seeds. Each is killed (SIGKILL) at random moments of
+random epochs and started again; the weights and metrics at the end must equal those of a training
+that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from dubito.training import JSONLines, TrainConfig, Trainer
 EPOCHS = 60
 #: kind of training -> values of its configuration
 KINDS: dict[str, dict[str, Any]] = {
-    "in memory": {
+    "in memory": {"optimizer": "adamw", "schedule": "cosine"},
+    "streamed": {"augment": {"name": "shift", "padding": 1}},
+    "averaged over epochs": {"average_epochs": 5},
+    "averaged over steps": {
         "optimizer": "adamw", "schedule": "cosine", "warmup_steps": 0.1, "max_grad_norm": 1.0,
         "ema_decay": 0.9, "layer_decay": 0.5, "augment": "photo",
     },
-    "streamed": {"augment": {"name": "shift", "padding": 1}},
-    "averaged": {"average_epochs": 5},
     "several seeds": {"average_epochs": 0},
 }  # fmt: skip
 SEEDS = (3, 4)

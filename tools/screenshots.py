@@ -1,6 +1,6 @@
 """Take the pictures of the documentation from running services.
 
-PYTHONPATH=tests python tools/screenshots.py FOLDER NAME=URL ...
+PYTHONPATH=. python tools/screenshots.py FOLDER NAME=URL ...
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from browser.hands import DIGITS, answered, draw
-from browser.watched import CHROMIUM
+from tests.browser.hands import DIGITS, answered, draw
+from tests.browser.watched import CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -27,12 +27,6 @@ def entry(table: Mapping[str, V], name: str, what: str) -> V:
     return table[name]
 
 
-def not_built_in(entry: Any, name: str, what: str) -> None:
-    """Raise if a registered entry is one of this package."""
-    if getattr(entry, "__module__", "").startswith("dubito."):
-        raise DubitoError(f"there is a {what} {name!r} already: choose another name")
-
-
 def listed(names: Iterable[str]) -> str:
     """Join names for a message."""
     return ", ".join(repr(name) for name in names)

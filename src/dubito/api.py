@@ -35,6 +35,7 @@ from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL
 from dubito.plugins import import_function, load_plugins
 from dubito.scores import SCORES
+from dubito.types import Json
 
 if TYPE_CHECKING:
     from dubito.config import RunConfig
@@ -136,6 +137,8 @@ def train(
         raise DubitoError("there is nothing to train on: pass data, or data.source in the config")
     if run.data.train_ood is not None:
         parts(run.data.train_ood)  # it exists
+    if run.backbone["name"] == "module":
+        import_function(run.backbone["path"])  # it exists, too
     chosen = [run.training.seed] if seeds is None else list(seeds)
     if len({*chosen}) < max(1, len(chosen)):
         raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
@@ -175,6 +178,8 @@ def predict(
         device: "auto", "cpu" or "cuda".
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
     """
+    if format is not None:
+        _checks.one_of(FORMATS, format, "format")
     loaded = load_model(model, device, network)
     known = (*loaded.method.scores(loaded.task), *loaded.scores)
     for name in scores:
@@ -259,7 +264,7 @@ def evaluate(
     seed: int = 0,
     device: str = "auto",
     network: Factory | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Evaluate a model: metrics, detection of errors and OOD inputs, policy.
 
     Samples are the test part of the training data; without a test part the calibration samples, to
@@ -290,7 +295,7 @@ def evaluate(
         unlabeled = {str(name): datasets.open(name, _test_part(name), **options) for name in ood}
         metrics = loaded.evaluate(source, ood=unlabeled, noise=noise, seed=seed)
         results.append({"data": source.name, "part": part, **metrics})
-    result: dict[str, Any] = results[0] if len(results) == 1 else averaged(results)
+    result: Json = results[0] if len(results) == 1 else averaged(results)
     if out is None and not isinstance(model, Model):
         out = make_folder(Path(model) / "evaluation") / "result.json"
     if out is not None:
@@ -302,7 +307,7 @@ def calibrate(
     model: AnyModel,
     data: Any = None,
     *,
-    posthoc: Sequence[str] = (),
+    posthoc: Sequence[Any] = (),
     coverage: float | None = None,
     out: AnyPath | None = None,
     device: str = "auto",
@@ -316,8 +321,8 @@ def calibrate(
     Args:
         model: Model, or the folder of one, which is updated.
         data: Labeled data that was not used for training; by default the calibration samples.
-        posthoc: Post-hoc scores to add, fitted to the training samples; `score` and `ood_score` may
-            name them.
+        posthoc: Post-hoc scores to add, names or dicts with options, fitted to the training
+            samples; `score` and `ood_score` may name them.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
         out: Folder for the new model.
         device: "auto", "cpu" or "cuda".
@@ -332,6 +337,10 @@ def calibrate(
     run = _recorded(loaded)
     policy = validated(PolicyConfig, run.policy.model_dump() | settings)
     built = [SCORES.build(score) for score in posthoc]
+    own = loaded.method.scores(loaded.task)
+    known = (*own, *loaded.scores, *map(SCORES.name_of, built))
+    for name in filter(None, (policy.score, policy.ood_score)):
+        _checks.one_of(known, name, "score")
     if data is None or any(score.needs_fit for score in built):
         pipeline = Pipeline(run)
         prepared = pipeline.prepare(_training_data(loaded))
@@ -366,6 +375,7 @@ def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str
     part = _test_part(place)
     if data is None and part == "all":
         return _calibration_samples(model, run), "calibration"
+    resize = resize or data is None  # as in training
     return run.data.open(place, part, format=model.preprocessing.inputs, resize=resize), part
 
 

@@ -2,12 +2,14 @@
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 
-Array = np.ndarray[Any, Any]
+from dubito.types import Array
+
+__all__: list[str] = []
+
 #: Standard deviations from the mean, and trials more, beyond which 1e-12 is left
 DEVIATIONS, MORE = 8, 12
 

@@ -6,28 +6,37 @@ import difflib
 import json
 import os
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
 
 from dubito import _checks, data
 from dubito.backbones import BACKBONES
-from dubito.backbones.default import AUTO
+from dubito.backbones.default import AUTO, CHOSEN
 from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
-from dubito.formats import AnyFormat, Preprocessing
-from dubito.formats.images import Fit, Mode
+from dubito.formats import Preprocessing
+from dubito.formats.base import AnyFormat
+from dubito.formats.images import Fit, ImageFormat, Mode
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
-from dubito.scores.base import AnyScore
+from dubito.scores.base import AnyScore, Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import TrainConfig
 from dubito.training.config import LAST
+from dubito.types import Json
 
 __all__ = ["RunConfig"]
 
@@ -41,6 +50,8 @@ READING = {"target", "weight", "ignore", "categories", "text", "on_error", "stre
 READING |= {"size", "mode", "fit"}
 #: those that determine the format of images
 SHAPING = ("size", "mode", "fit")
+#: those that a backbone may have expectations of
+INPUTS = ("format", *SHAPING, "mean", "std", "standardize")
 
 
 class Parts(NamedTuple):
@@ -80,9 +91,9 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Column of a table to read as text, the only input."""
     format: AnyFormat | None = None
     """Format of the inputs with all its options, in place of the options above."""
-    mean: tuple[float, ...] | None = None
+    mean: tuple[FiniteFloat, ...] | None = None
     """Mean of each channel or feature, in place of that of the data."""
-    std: tuple[float, ...] | None = None
+    std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
     """Standard deviation of each channel or feature."""
     on_error: Literal["skip", "raise"] = "skip"
     """Skip unreadable images with a warning, or stop."""
@@ -116,6 +127,10 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
         share = self.calibration + (self.selection or 0)
         if share >= 1:
             raise ValueError(f"calibration and selection leave {1 - share:g} for the training")
+        if (self.mean is None) is not (self.std is None):
+            raise ValueError("mean and std go together")
+        if self.mean is not None and self.standardize is False:
+            raise ValueError("standardize=False contradicts mean and std: drop one of them")
         return self
 
     def open(self, source: Any, split: str = "train", **options: Any) -> Source:
@@ -150,11 +165,14 @@ def _named_method(value: Any) -> Any:
     return {"name": METHOD, **value} if isinstance(value, Mapping) else value
 
 
-def _backbone_dict(value: Any) -> dict[str, Any]:
-    """Return all options of a backbone; those of "auto" are checked when the data is known."""
+def _backbone_dict(value: Any) -> Json:
+    """Return all options of a backbone; values of "auto" are checked when the data is known."""
     named = {"name": AUTO, **value} if isinstance(value, Mapping) else value
     named = {"name": named} if named == AUTO else named
     if isinstance(named, dict) and named["name"] == AUTO:
+        known = {"name"}.union(*(signature(BACKBONES[name]).parameters for name in CHOSEN))
+        for option in named:
+            _checks.one_of(sorted(known), option, "option of the backbone")
         return named
     return BACKBONES.to_dict(BACKBONES.build(named))
 
@@ -174,7 +192,7 @@ class RunConfig(
     """Training data."""
     method: Annotated[AnyMethod, BeforeValidator(_named_method)] = METHODS.build(METHOD)
     """Name of the method, or a dict with its hyperparameters."""
-    backbone: Annotated[dict[str, Any], BeforeValidator(_backbone_dict)] = {"name": AUTO}
+    backbone: Annotated[Json, BeforeValidator(_backbone_dict)] = {"name": AUTO}
     """Name of the backbone, or a dict with its options."""
     training: TrainConfig = TrainConfig()
     """Training loop."""
@@ -212,30 +230,33 @@ class RunConfig(
         return self
 
     def open(self, source: Any, split: str = "train") -> Source:
-        """Open training data in the format that the backbone wants.
+        """Open training data in the format that the backbone wants, but for what is set.
 
         Args:
             source: Data, such as `self.data.source`.
             split: Part of the data.
         """
         wanted = None if self.data.format is not None else self.inputs()
-        if wanted is None:
-            return self.data.open(source, split)
-        given = {name: getattr(self.data, name) for name in SHAPING}
-        given = {name: value for name, value in given.items() if value is not None}
-        if not given:
-            return self.data.open(source, split, format=wanted.inputs)
-        warnings.warn(
-            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} replaces what the "
-            f"weights of the backbone expect: {wanted.inputs}",
-            stacklevel=2,
-        )
-        return self.data.open(source, split)
+        format = self.data.format if wanted is None else wanted.inputs
+        changes = {name: getattr(self.data, name) for name in SHAPING}
+        if wanted is not None and any(value is not None for value in changes.values()):
+            format = format.changed(**changes) if isinstance(format, ImageFormat) else None
+        return self.data.open(source, split, format=format, resize=True)
 
     def inputs(self) -> Preprocessing | None:
         """Return format and normalization that the backbone expects; None: any will do."""
         is_auto = self.backbone["name"] == AUTO
         return None if is_auto else BACKBONES.build(self.backbone).inputs()
+
+    def input_warning(self) -> str | None:
+        """Return a warning about settings that contradict the backbone's inputs, or None."""
+        given = {name: getattr(self.data, name) for name in INPUTS}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given or (wanted := self.inputs()) is None:
+            return None
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        normal = "" if wanted.mean is None else f", mean {wanted.mean}, deviation {wanted.std}"
+        return f"{shown} replaces what the backbone expects: {wanted.inputs}{normal}"
 
     @property
     def task_kind(self) -> str:
@@ -320,29 +341,19 @@ class RunConfig(
         Args:
             config: Configuration, its sections as a dict, or the path of a .toml or .json file;
                 the model.json of an earlier run will do.
-            settings: Values by field ("lr"), by section and field ("training.lr"), or by section.
+            settings: Values by field ("lr"), by section and field ("training.lr"), or by section;
+                options of an entry by its setting ("method.kl_weight", "augment.scale",
+                "posthoc.knn.k").
         """
         if isinstance(config, str | os.PathLike):
             config = read_config(config)
-        sections = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
-        for key, value in settings.items():
-            section, _, field = SHORT.get(key, key).partition(".")
-            if section == POSTHOC and field:  # an option of a score: posthoc.knn.k
-                sections[POSTHOC] = _with_option(sections.get(POSTHOC, ()), field, value)
-                continue
-            before = sections.get(section, {})
-            if isinstance(before, BaseModel):
-                before = before.model_dump()
-            elif isinstance(before, str):
-                before = {"name": before}
-            if field:
-                value = {**before, field: value}
-            elif "name" in before and value == before["name"]:
-                value = before  # the same method keeps its hyperparameters
-            sections[section] = value
+        sections: Any = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
+        changes = [(_path(key), value) for key, value in settings.items()]
+        for path, value in sorted(changes, key=lambda change: len(change[0])):
+            sections = _changed(sections, path, value)  # options after the name of their entry
         return validated(cls, sections)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """Return the settings that determine the trained weights, by section and field."""
         values = self.model_dump(mode="json", include={"data", "method", "backbone"})
         scores = [SCORES.to_dict(score) for score in self.posthoc]
@@ -350,13 +361,45 @@ class RunConfig(
         return {f"{section}.{key}": v for section in values for key, v in values[section].items()}
 
 
-def _with_option(scores: Sequence[Any], option: str, value: Any) -> list[Any]:
-    """Set an option of a post-hoc score, "knn.k", which is added if it is not there."""
+def _path(key: str) -> list[str]:
+    """Return the section of a setting, its field and the option of an entry there."""
+    first, *rest = key.split(".")
+    return [*SHORT.get(first, first).split("."), *rest]
+
+
+def _changed(before: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a section, an entry or a list of entries with the value at a path replaced."""
+    if not path:  # the same entry keeps its options
+        return before if isinstance(before, Mapping) and value == before.get("name") else value
+    first, *rest = path
+    if isinstance(before, list | tuple):
+        return with_option(before, ".".join(path), value)
+    if isinstance(before, BaseModel):
+        before = before.model_dump()
+    elif isinstance(before, str):
+        before = {"name": before}
+    values = before if isinstance(before, Mapping) else {}
+    default = () if first == POSTHOC else None
+    return {**values, first: _changed(values.get(first, default), rest, value)}
+
+
+def with_option(scores: Sequence[Any], option: str, value: Any) -> list[Any]:
+    """Set an option of a post-hoc score, which is added if it is not there.
+
+    Args:
+        scores: Names, dicts with a name, or scores.
+        option: Name of the score and its option: "knn.k".
+        value: Value of the option.
+    """
     name, _, field = option.partition(".")
-    named = [{"name": score} if isinstance(score, str) else dict(score) for score in scores]
-    if all(score["name"] != name for score in named):
+    dicts = [SCORES.to_dict(one) if isinstance(one, Score) else one for one in scores]
+    named = [{"name": one} if isinstance(one, str) else dict(one) for one in dicts]
+    found = [one for one in named if one.get("name", "").partition(":")[0] == name]
+    if not found:
         named.append({"name": name})
-    return [score | {field: value} if score["name"] == name else score for score in named]
+    for one in found or named[-1:]:
+        one[field] = value
+    return named
 
 
 #: field of a section -> the same with its section
@@ -368,7 +411,7 @@ SHORT = {
 }
 
 
-def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_config(path: str | os.PathLike[str]) -> Json:
     """Read the sections of a configuration file.
 
     Args:
@@ -419,6 +462,8 @@ def known_keys(model: Any, place: Sequence[Any]) -> list[str]:
     """
     short = SHORT if model is RunConfig and len(place) == 1 else ()
     for part in place[:-1]:
+        if part not in model.model_fields:  # a key of a mapping
+            continue
         kind = model.model_fields[part].annotation
         model = next(one for one in (kind, *get_args(kind)) if hasattr(one, "model_fields"))
     return [*short, *model.model_fields]

@@ -5,7 +5,6 @@ more confident. Scores whose cost is quadratic in the number of classes are comp
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +17,13 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.targets import Target, known_rows, values_and_weight
 from dubito.tasks import Curve, Task
+from dubito.types import Json
 
 __all__ = ["error_detection", "evaluate", "ood_detection"]
 
 Detection = dict[str, dict[str, float]]
 #: numbers, and nested results, by name; written as JSON
-Result = dict[str, Any]
+Result = Json
 
 #: name -> metric of confidences and a mask of positives
 DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}

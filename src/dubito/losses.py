@@ -35,7 +35,7 @@ from dubito.numerics.tracing import constant, eager_cache
 from dubito.targets import Target, values_and_weight
 
 __all__ = [
-    "EDLLoss", "IEDLLoss", "cross_entropy", "differential_entropy", "edl",
+    "EDLLoss", "IEDLLoss", "Term", "cross_entropy", "differential_entropy", "edl",
     "expected_cross_entropy", "fisher_bias", "fisher_penalty", "fisher_variance", "forward_kl",
     "iedl", "label_removed_kl", "marginal_nll", "mse_bias", "mse_variance", "reverse_kl", "uce",
 ]  # fmt: skip

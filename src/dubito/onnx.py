@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ FORMAT = "dubito-onnx-2"
 #: versions of 2022, which onnxruntime 1.14 and later read
 OPSET, IR = 18, 8
 INPUT, BATCH = "inputs", "batch"
+LOGGER = "torch.onnx._internal.exporter._registration"
 #: limit of a protocol buffer
 MAX_BYTES = (1 << 31) - 1
 #: samples of each kind in a check, and the spread of numbers in standard deviations
@@ -192,12 +194,7 @@ def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
 def _trace(graph: _Graph, example: Tensor, names: Sequence[str]) -> Any:
     """Return the graph as an ONNX model, for batches of any size."""
     batch = torch.export.Dim(BATCH)
-    # Notes of torch about itself, and about packages that are not needed.
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
-        )
+    with _quiet():
         traced = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
         program: Any = torch.onnx.export(
             traced,
@@ -213,6 +210,21 @@ def _trace(graph: _Graph, example: Tensor, names: Sequence[str]) -> Any:
     _rename(proto.graph, names)
     _clean(proto)
     return proto
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence notes of torch about itself, and about packages that are not needed."""
+    logger = logging.getLogger(LOGGER)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            deprecated = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+            warnings.filterwarnings("ignore", deprecated, FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _rename(graph: Any, names: Sequence[str]) -> None:

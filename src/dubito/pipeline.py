@@ -148,9 +148,11 @@ class Pipeline:
             built = {seed: self.build(prepared, seed) for seed in missing}
             if on_start is not None:
                 on_start(self.describe(built[next(iter(built))], prepared))
-            self.callbacks = (*self._loggers(missing, tensorboard), *self.callbacks)
             trained, out = list(built.values()), list(missing.values())
-            histories = self.train(trained, prepared, seeds=[*built], out=out, finish=finish)
+            histories = self.train(
+                trained, prepared, seeds=[*built], out=out, finish=finish,
+                loggers=[*self._loggers(missing, tensorboard)],
+            )  # fmt: skip
             for (seed, model), history in zip(built.items(), histories, strict=True):
                 if parallel.rank() == 0:
                     self._save(model, prepared, history, seed, missing[seed], report)
@@ -178,7 +180,7 @@ class Pipeline:
         prediction, samples = self.finish(model, prepared, history, seed), prepared.calibration
         model.save(folder)
         if report and prediction is not None and samples is not None:
-            from dubito.report._training import write
+            from dubito.report.training import write
 
             write(model, folder, samples, prediction, history.records)
         (folder / CHECKPOINT).unlink(missing_ok=True)
@@ -229,7 +231,7 @@ class Pipeline:
             method = Ensemble(member=method, size=self.config.data.folds)
         parts = (prepared.task, self._preprocessing(prepared))
         model = Model.build(method, *parts, self.backbone, seed=seed, pretrained=True)
-        texts = [method.warning(prepared.task)]
+        texts = [self.config.input_warning(), method.warning(prepared.task)]
         if model.backbone is not None:
             texts.append(model.backbone.warning(model.preprocessing.shape))
         for text in filter(None, texts):
@@ -243,8 +245,10 @@ class Pipeline:
             source = source.subset(range(0, len(source), -(-len(source) // count)))
         data, wanted = self.config.data, self.config.inputs()
         mean, std = data.mean, data.std
-        if wanted is not None and mean is None and std is None:
-            mean, std = wanted.mean, wanted.std
+        if wanted is not None and wanted.mean is not None:
+            is_free = mean is None and data.standardize is None
+            if is_free and len(wanted.mean) == source.format.shape[0]:  # not in another mode
+                mean, std = wanted.mean, wanted.std
         return Preprocessing.fit(source.format, source.load(), data.standardize, mean=mean, std=std)
 
     def train(
@@ -256,6 +260,7 @@ class Pipeline:
         class_weight: Tensor | None = None,
         out: Sequence[Path] | None = None,
         finish: bool = False,
+        loggers: Sequence[Callback] = (),
     ) -> list[History]:
         """Train models in place, or resume.
 
@@ -266,6 +271,7 @@ class Pipeline:
             class_weight: Weight of each class; None: that of the configuration.
             out: Folder of each model's checkpoint; None saves none.
             finish: End interrupted trainings now, with the weights of their checkpoints.
+            loggers: Callbacks that log what the others add to a record.
 
         Returns:
             History of each model; with folds that of its first network.
@@ -273,21 +279,25 @@ class Pipeline:
         config = self.config.training
         if not self.config.selection:
             config = config.model_copy(update={"keep": LAST})
-        trainer = Trainer(config, callbacks=self.callbacks, device=self.device)
+        callbacks = (*self.callbacks, *loggers)
+        trainer = Trainer(config, callbacks=callbacks, device=self.device)
         seeds = [config.seed] if seeds is None else seeds
         if class_weight is None:
             class_weight = _class_weight(self.config, prepared.task)
         ood = self._train_ood(models[0])
         histories = []
         for fold, part in enumerate(prepared.parts):
-            folders = out if out is None or len(prepared.parts) == 1 else fold_folders(out, fold)
-            # Without selection samples the others show progress, and nothing is chosen by them.
-            watched = part.selection or part.calibration
+            folders = out
+            if out is not None and len(prepared.parts) > 1:
+                folders = [folder / f"fold-{fold + 1}" for folder in out]
+            # Not even progress is shown on calibration samples: users would stop by it.
+            selection = None
+            if part.selection is not None:
+                selection = self._samples(part.selection, prepared.task)
             histories.append(
                 trainer.fit_many(
                     [self._member(model, fold) for model in models],
-                    self._samples(part.train, prepared.task),
-                    None if watched is None else self._samples(watched, prepared.task),
+                    self._samples(part.train, prepared.task), selection,
                     seeds=[self.network_seed(seed, fold) for seed in seeds],
                     ood=ood, class_weight=class_weight, out=folders, finish=finish,
                 )
@@ -324,7 +334,7 @@ class Pipeline:
         if name is None:
             return None
         format = model.preprocessing.inputs
-        return datasets.open(name, "train", format=format, labeled=False).load()
+        return datasets.open(name, "train", format=format, resize=True, labeled=False).load()
 
     def fit(self, model: Model, prepared: Prepared) -> Prediction | None:
         """Fit scores, calibration and policy of a trained model.
@@ -466,16 +476,6 @@ class Pipeline:
             f"{source.name}: {samples} of shape {model.preprocessing.shape}, {target}; method "
             f"{method}, backbone {backbone}, {self.device}"
         )
-
-
-def fold_folders(folders: Sequence[Path], fold: int) -> list[Path]:
-    """Return the folders of the checkpoints of a fold.
-
-    Args:
-        folders: Folders of the models.
-        fold: Number of the fold, from 0.
-    """
-    return [folder / f"fold-{fold + 1}" for folder in folders]
 
 
 def fit_held_out(

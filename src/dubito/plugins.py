@@ -19,6 +19,8 @@ from typing import Any
 
 from dubito.errors import DubitoError
 
+__all__: list[str] = []
+
 
 @functools.cache
 def load_plugins() -> None:

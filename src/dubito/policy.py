@@ -6,7 +6,7 @@ A policy accepts a prediction or abstains, and gives the reason:
 - *out of range*: the input is outside of the range of the training data;
 - *ambiguous*: the prediction is not confident enough.
 
-**Risk control.** `Policy.control_error` takes validation samples and their errors, any 0/1 loss:
+**Risk control.** `Policy.control_error` takes calibration samples and their errors, any 0/1 loss:
 wrong classes, or numbers that are off by more than a tolerance. Sort the N samples by confidence,
 the most confident first. Rank k means accepting the k most confident samples; x_k of them are
 errors. The exact binomial test (Clopper and Pearson, 1934) of "error rate > level" has the p-value
@@ -25,7 +25,7 @@ the threshold. Ranks at which not even p_k(0 errors) <= delta are left out. If N
 ranks form blocks, and p_k has the first rank of its block in place of k, which makes it larger.
 
 Then, for any model, any score and any risk curve, under the assumptions below, with probability >=
-`confidence` over the draw of the validation samples, the error rate among accepted predictions is
+`confidence` over the draw of the calibration samples, the error rate among accepted predictions is
 at most `level`.
 
 *Proof.* Let U be the share of inputs that are more confident than a given input, with ties in
@@ -61,7 +61,7 @@ the inputs above it, and their number is fixed. If that value is tied, further i
 errors count at each rank that accepts them, their correct predictions never do. The proof is for
 OOD values without ties.
 
-**Assumptions.** Validation samples are independent, have the distribution of future inputs, and
+**Assumptions.** Calibration samples are independent, have the distribution of future inputs, and
 were not used for anything that shapes the scores or point predictions: neither for training, nor
 for early stopping, nor for choosing among models.
 """
@@ -82,10 +82,10 @@ from dubito._files import ExtendedFloat
 from dubito.calibration import conformal_rank
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.types import Array
 
 __all__ = ["Policy"]
 
-Array = np.ndarray[Any, Any]
 #: reasons of a decision, by code
 REASONS = ("accepted", "ambiguous", "unfamiliar", "out_of_range")
 #: error rates of `Policy.table`
@@ -146,12 +146,12 @@ class Threshold(BaseModel, frozen=True, extra="forbid"):
 
 
 class Guarantee(BaseModel, frozen=True, extra="forbid"):
-    """What a policy guarantees for inputs with the distribution of the validation data.
+    """What a policy guarantees for inputs with the distribution of the calibration samples.
 
     Attributes:
         controls: "error": error rate <= level; "coverage": coverage >= level.
         level: Error rate among accepted predictions, or share of accepted predictions.
-        confidence: Probability with which it holds; None if it holds on average over validation
+        confidence: Probability with which it holds; None if it holds on average over calibration
             sets.
         false_alarms: Largest expected share of inputs rejected as unfamiliar; None without an
             OOD threshold.
@@ -175,7 +175,7 @@ class Guarantee(BaseModel, frozen=True, extra="forbid"):
 
 
 class Validation(BaseModel, frozen=True, extra="forbid"):
-    """Results on the validation data.
+    """Results on the calibration samples.
 
     Attributes:
         samples: Number of samples in range.
@@ -198,7 +198,7 @@ class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
 
     Attributes:
         error_rate: Largest error rate among accepted predictions.
-        coverage: Share of all validation samples that are accepted, those out of range
+        coverage: Share of all calibration samples that are accepted, those out of range
             included.
     """
 
@@ -213,7 +213,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         threshold: Predictions that fail are ambiguous.
         ood_threshold: Inputs that fail are unfamiliar.
         guarantee: What holds for new inputs.
-        validation: Results on the validation data.
+        validation: Results on the calibration samples.
         table: Coverage at other error rates, each with its own threshold.
 
     >>> from dubito.distributions import Categorical
@@ -298,7 +298,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         """Accept at least a share of predictions, and no more than necessary.
 
         The threshold is a conformal quantile: a new input is accepted with probability >=
-        `coverage`, over the draws of validation data and input. Inputs rejected by `ood_score`
+        `coverage`, over the draws of calibration samples and input. Inputs rejected by `ood_score`
         count as not accepted, so coverage + false_alarms cannot exceed 1.
 
         Args:
@@ -351,7 +351,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         """
         guarantee, ood = self.guarantee, self.ood_threshold
         if guarantee is None or self.validation is None:
-            raise DubitoError("a table needs a policy that was fitted to validation data")
+            raise DubitoError("a table needs a policy that was fitted to calibration samples")
         confidence, alarms = guarantee.confidence or 0.95, guarantee.false_alarms or 0.01
         score, ood_score = self.threshold.score, None if ood is None else ood.score
         share = len(dist) / (len(dist) + out_of_range)
@@ -405,13 +405,13 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             needed += 1
         if samples < needed:
             cause = (
-                f"{samples:,} validation samples are too few for an error rate of {rate:g}: "
+                f"{samples:,} calibration samples are too few for an error rate of {rate:g}: "
                 f"it needs {needed:,}, even without an error"
             )
         else:
             cause = (
                 f"the predictions are not accurate enough for an error rate of {rate:g} "
-                f"with {samples:,} validation samples"
+                f"with {samples:,} calibration samples"
             )
         for point in self.table:
             if point.error_rate > rate and point.coverage >= LITTLE:
@@ -528,7 +528,7 @@ def _most_confident_first(values: Array) -> Array:
 
 
 def _familiar(count: int, false_alarms: float | None) -> int:
-    """Return how many of the validation samples are above the OOD threshold."""
+    """Return how many of the calibration samples are above the OOD threshold."""
     rank = count + 1 if false_alarms is None else conformal_rank(count, 1 - false_alarms)
     return min(rank - 1, count)
 

@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from dubito.errors import DubitoError
 from dubito.plugins import load_plugins
+from dubito.types import Json
 
 __all__ = ["Entry", "Registry"]
 
@@ -95,7 +96,7 @@ class Registry(Mapping[str, type[E]], Generic[E]):
 
         def add(entry: Any) -> Any:
             if name in self and self[name].__module__.startswith("dubito."):
-                raise DubitoError(f"there is a {self.what} {name!r} already: choose another name")
+                raise DubitoError(f"the {self.what} {name!r} exists already: choose another name")
             if not issubclass(entry, self.base):
                 base = f"{self.base.__module__}.{self.base.__qualname__}"
                 raise DubitoError(f"the {self.what} {name!r} must be a subclass of {base}")
@@ -135,7 +136,7 @@ class Registry(Mapping[str, type[E]], Generic[E]):
             options = {**value, **options}
             value = options.pop("name", None)
         if not isinstance(value, str):
-            raise DubitoError(f"a {self.what} needs a name, but is {value!r} with {options}")
+            raise DubitoError(f"the {self.what} needs a name, but is {value!r} with {options}")
         kind, (name, colon, argument) = self.find(value), value.partition(":")
         if colon and kind.argument is None:
             raise DubitoError(f"the {self.what} {name!r} takes no argument, but is {value!r}")
@@ -156,11 +157,10 @@ class Registry(Mapping[str, type[E]], Generic[E]):
             if type(entry) is kind:
                 return name
         raise DubitoError(
-            f"{type(entry).__name__} is not registered as a {self.what}: decorate it with "
-            "register(name)"
+            f"{type(entry).__name__} is no registered {self.what}: decorate it with register(name)"
         )
 
-    def to_dict(self, entry: E) -> dict[str, Any]:
+    def to_dict(self, entry: E) -> Json:
         """Return name and options as JSON values, which `build` reads.
 
         Args:
@@ -178,6 +178,8 @@ def _summary(kind: Any, error: ValidationError) -> str:
         if item["type"] == "unexpected_keyword_argument":
             known = ", ".join(map(repr, kind.__pydantic_fields__)) or "none"
             parts.append(f"unknown option {field!r}; known: {known}")
+        elif item["type"] == "missing":
+            parts.append(f"{field} is required")
         elif item["type"] == "value_error":
             parts.append(item["msg"].removeprefix("Value error, "))
         else:

@@ -50,10 +50,10 @@ from dubito.model import Model, Prediction
 from dubito.pipeline import Pipeline
 from dubito.tasks import Classification, Regression, Task, class_names
 from dubito.training import Callback, TrainConfig, Trainer
+from dubito.types import Array, Options
 
 __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
 
-Array = np.ndarray[Any, Any]
 AnyMethod = str | Mapping[str, Any] | Method
 #: fewer held-out samples calibrate worse than cross-validated predictions
 MIN_HELD_OUT = 100
@@ -87,7 +87,7 @@ class _Estimator(BaseEstimator):
     random_state: int | np.random.RandomState | None = None
     device: str = "cpu"
     callbacks: Sequence[Callback] | None = None
-    _target_options: ClassVar[dict[str, Any]] = {}
+    _target_options: ClassVar[Options] = {}
 
     # --- training ---
 
@@ -140,7 +140,8 @@ class _Estimator(BaseEstimator):
             folds = FOLDS if fits and few and count >= MIN_FOLDED else None
         holds_out = folds is None and fits and (not few or self.error_rate is not None)
         data = {
-            "calibration": self.validation_fraction if holds_out else 0,
+            # At least two samples train, even of three.
+            "calibration": min(self.validation_fraction, 1 - 2 / count) if holds_out else 0,
             "selection": 0,
             "folds": folds,
             "split_seed": self._seed,
@@ -202,14 +203,14 @@ class _Estimator(BaseEstimator):
     def _extended(self, preprocessing: Preprocessing, X: Array) -> Preprocessing:
         """Add inputs to the range, and to mean and deviation if there was no call of `fit`."""
         inputs = _joined(preprocessing.inputs, self._format(X))
-        update: dict[str, Any] = {"inputs": inputs}
+        update: Options = {"inputs": inputs}
         if hasattr(self, "_scaler"):
             values = np.moveaxis(X, 1, -1).reshape(-1, X.shape[1])  # per channel
             scaler = self._scaler.partial_fit(values)
             update |= {"mean": tuple(scaler.mean_), "std": tuple(scaler.scale_)}
         return preprocessing.model_copy(update=update)
 
-    def _training(self, count: int, epochs: int) -> dict[str, Any]:
+    def _training(self, count: int, epochs: int) -> Options:
         """Return the settings of a training on some samples."""
         size = self.batch_size
         if size == "auto":
@@ -227,7 +228,7 @@ class _Estimator(BaseEstimator):
             "seed": self._seed + self._epochs,
         }
 
-    def calibrate_on(self, X: Any, y: Any) -> Self:
+    def calibrate_on(self, X: object, y: object) -> Self:
         """Fit calibration and policy on data that was neither trained nor selected on.
 
         Args:
@@ -264,12 +265,12 @@ class _Estimator(BaseEstimator):
         if text := METHODS.build(self.method).warning(task):
             warnings.warn(text, UserWarning, stacklevel=4)
 
-    def _policy_options(self) -> dict[str, Any]:
+    def _policy_options(self) -> Options:
         return {name: getattr(self, name) for name in ("error_rate", "confidence", "false_alarms")}
 
     # --- prediction ---
 
-    def prediction(self, X: Any) -> Prediction:
+    def prediction(self, X: object) -> Prediction:
         """Return all that the model predicts: scores, intervals, decisions and their reasons.
 
         Args:
@@ -278,7 +279,7 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self)
         return _predict(self.model_, self._samples(X)[0])
 
-    def uncertainty(self, X: Any, score: str = "epistemic") -> Array:
+    def uncertainty(self, X: object, score: str = "epistemic") -> Array:
         """Return the uncertainty of each sample: (N,).
 
         Args:
@@ -287,7 +288,7 @@ class _Estimator(BaseEstimator):
         """
         return (0 - self.prediction(X).distribution.confidence(score)).numpy()
 
-    def predict_or_abstain(self, X: Any) -> tuple[Array, Array]:
+    def predict_or_abstain(self, X: object) -> tuple[Array, Array]:
         """Return predictions, and which of them are accepted: bool (N,).
 
         The guaranteed error rate is that of accepted predictions; see `prediction` for the reasons.
@@ -300,7 +301,7 @@ class _Estimator(BaseEstimator):
             raise NotFittedError("there is no policy: set error_rate, and call fit or calibrate_on")
         return self._labels(prediction), prediction.accepted.numpy()
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: object) -> Array:
         """Return the most probable classes, or the expected values: (N,).
 
         Args:
@@ -378,7 +379,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
     method: AnyMethod = "iedl"
     class_weight: str | Mapping[Any, float] | None = field(default=None, kw_only=True)
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: object, y: object, sample_weight: object = None) -> Self:
         """Train a new network.
 
         Args:
@@ -394,7 +395,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         task, numbers = self._task(self._class_counts), self._encoder.transform(y)
         return self._fit(X, numbers, task, self._class_weights(y), weight)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: object, y: object, classes: Any = None) -> Self:
         """Train for one more epoch, on this data.
 
         Normalization follows all data so far, or that of `fit`, and the optimizer is reset.
@@ -419,7 +420,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         self._class_counts += self._counts(y)
         return self._partial_fit(X, y, self._task(self._class_counts), self._class_weights(y))
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: object) -> Array:
         """Return calibrated probabilities in the order of `classes_`: (N, K).
 
         Args:
@@ -432,7 +433,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         labels: Array = self.classes_[prediction.point.numpy()]
         return labels
 
-    def _set_classes(self, values: Any) -> None:
+    def _set_classes(self, values: object) -> None:
         self._encoder = LabelEncoder().fit(values)
         self.classes_ = self._encoder.classes_
         if len(self.classes_) < 2:
@@ -492,9 +493,9 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
 
     method: AnyMethod = "der"
     tolerance: float | Sequence[float] | None = field(default=None, kw_only=True)
-    _target_options: ClassVar[dict[str, Any]] = {"y_numeric": True, "multi_output": True}
+    _target_options: ClassVar[Options] = {"y_numeric": True, "multi_output": True}
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: object, y: object, sample_weight: object = None) -> Self:
         """Train a new network.
 
         Args:
@@ -506,7 +507,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         X, values, weight = _counted(X, values, sample_weight)
         return self._fit(X, values, self._task(y), weight=weight)
 
-    def partial_fit(self, X: Any, y: Any) -> Self:
+    def partial_fit(self, X: object, y: object) -> Self:
         """Train for one more epoch, on this data.
 
         Normalization of inputs follows all data so far, or that of `fit`, that of targets the
@@ -520,7 +521,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         X, values = self._samples(X, y, reset=first)
         return self._partial_fit(X, values, self._task(y) if first else self.model_.task, None)
 
-    def predict_interval(self, X: Any) -> tuple[Array, Array]:
+    def predict_interval(self, X: object) -> tuple[Array, Array]:
         """Return the ends of 90 % intervals: (N,) or (N, T) each.
 
         Args:
@@ -532,7 +533,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         lower, upper = (self.model_.task.decode(end) for end in interval)
         return lower, upper
 
-    def _task(self, y: Any) -> Regression:
+    def _task(self, y: object) -> Regression:
         return Regression.from_target(y, tolerance=self.tolerance)
 
     def __sklearn_tags__(self) -> Any:
@@ -567,7 +568,7 @@ def _tensor(X: Array) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(X, np.float32))
 
 
-def _counted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array | None]:
+def _counted(X: Array, y: Array, sample_weight: object) -> tuple[Array, Array, Array | None]:
     """Return the samples with a weight above 0, and their weights."""
     if sample_weight is None:
         return X, y, None

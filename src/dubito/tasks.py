@@ -13,21 +13,26 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, model_validator
 from torch import Tensor
 from torch import distributions as td
+from typing_extensions import TypeVar
 
 from dubito import _checks, metrics
-from dubito.distributions import Distribution
+from dubito.distributions import ClassDistribution, RealDistribution
 from dubito.errors import DubitoError
 from dubito.targets import Target, missing, values_and_weight, weighted
+from dubito.types import Array
 
 __all__ = ["Classification", "Regression"]
 
+#: distribution that a network predicts, and that of the target which follows from it
+D = TypeVar("D", default=Any)
+P = TypeVar("P", default=Any)
 Curve = dict[str, list[float]]
 AnyTarget = TypeVar("AnyTarget", Tensor, Tensor | Target)
 #: metrics that can select weights, and whether lower or higher is better
@@ -37,7 +42,7 @@ RELIABILITY_BINS = 15
 MIN_SPREAD = 1e-5
 
 
-class Task(BaseModel, ABC, frozen=True, extra="forbid"):
+class Task(BaseModel, ABC, Generic[D, P], frozen=True, extra="forbid"):
     """What a model predicts."""
 
     kind: str
@@ -87,7 +92,7 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
         """Return encoded targets, of any value where they are missing, and which are not."""
 
     @abstractmethod
-    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+    def decode(self, point: Tensor) -> Array:
         """Convert point predictions to class names or numbers.
 
         Args:
@@ -95,7 +100,7 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
         """
 
     @abstractmethod
-    def point(self, dist: Distribution) -> Tensor:
+    def point(self, dist: D) -> Tensor:
         """Return the point prediction, in the encoding of targets.
 
         Args:
@@ -112,7 +117,7 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
         """
 
     @abstractmethod
-    def metrics(self, predictive: td.Distribution, target: Tensor | Target) -> dict[str, float]:
+    def metrics(self, predictive: P, target: Tensor | Target) -> dict[str, float]:
         """Compute the metrics of a predictive, raw or calibrated; weights count.
 
         Args:
@@ -121,7 +126,7 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
         """
 
     @abstractmethod
-    def reliability(self, predictive: td.Distribution, target: Tensor) -> Curve:
+    def reliability(self, predictive: P, target: Tensor) -> Curve:
         """Compute the points of a reliability diagram: expected and observed frequencies.
 
         Args:
@@ -133,7 +138,7 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
         """
 
     @abstractmethod
-    def tensors(self, point: Tensor, predictive: Any) -> dict[str, Tensor]:
+    def tensors(self, point: Tensor, predictive: P) -> dict[str, Tensor]:
         """Return the columns of a prediction that depend on the kind of target.
 
         Args:
@@ -145,12 +150,12 @@ class Task(BaseModel, ABC, frozen=True, extra="forbid"):
         """Convert encoded targets to the units in which a network is trained."""
         return target
 
-    def to_user_units(self, dist: Any) -> Any:
+    def to_user_units(self, dist: D) -> D:
         """Convert a distribution in training units to the units of the targets."""
         return dist
 
 
-class Classification(Task, frozen=True, extra="forbid"):
+class Classification(Task[ClassDistribution, td.Categorical], frozen=True, extra="forbid"):
     """One of several classes.
 
     Attributes:
@@ -236,11 +241,11 @@ class Classification(Task, frozen=True, extra="forbid"):
         _checks.probabilities(probs, "target")
         return probs.detach().float()
 
-    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+    def decode(self, point: Tensor) -> Array:
         """Convert class indices (...) to names (...)."""
         return np.asarray(self.classes).take(point.cpu().numpy())
 
-    def point(self, dist: Any) -> Tensor:
+    def point(self, dist: ClassDistribution) -> Tensor:
         """Return the most probable class: (N,) int64."""
         return torch.argmax(dist.probs, -1)
 
@@ -251,7 +256,7 @@ class Classification(Task, frozen=True, extra="forbid"):
         """
         return point != self._labels(target)
 
-    def metrics(self, predictive: Any, target: Tensor | Target) -> dict[str, float]:
+    def metrics(self, predictive: td.Categorical, target: Tensor | Target) -> dict[str, float]:
         """Compute accuracy, nll (nats), brier and ece; see `Task.metrics`."""
         values, weight = values_and_weight(target)
         probs, labels = predictive.probs, self._labels(values)
@@ -263,7 +268,7 @@ class Classification(Task, frozen=True, extra="forbid"):
             "ece": metrics.ece(probs, labels, RELIABILITY_BINS, weight).item(),
         }
 
-    def reliability(self, predictive: Any, target: Tensor) -> Curve:
+    def reliability(self, predictive: td.Categorical, target: Tensor) -> Curve:
         """Compute mean confidence and accuracy in the bins of the ECE; see `Task.reliability`.
 
         An empty bin has zeros.
@@ -274,9 +279,9 @@ class Classification(Task, frozen=True, extra="forbid"):
         columns = {"expected": expected, "observed": observed, "count": count}
         return {name: values.tolist() for name, values in columns.items()}
 
-    def tensors(self, point: Tensor, predictive: Any) -> dict[str, Tensor]:
+    def tensors(self, point: Tensor, predictive: td.Categorical) -> dict[str, Tensor]:
         """Return prediction (N,), its probability (N,) and probs (N, K); see `Task.tensors`."""
-        probs: Tensor = predictive.probs.float()
+        probs = predictive.probs.float()
         probability = probs.gather(-1, point.unsqueeze(-1)).squeeze(-1)
         return {"prediction": point, "probability": probability, "probs": probs}
 
@@ -285,7 +290,7 @@ class Classification(Task, frozen=True, extra="forbid"):
         return target.argmax(-1) if target.is_floating_point() else target
 
 
-class Regression(Task, frozen=True, extra="forbid"):
+class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="forbid"):
     """One or several numbers.
 
     Networks are trained on standardized targets, (y - mean)/std.
@@ -368,15 +373,14 @@ class Regression(Task, frozen=True, extra="forbid"):
         filled = torch.from_numpy(np.where(absent, self.mean, array)).float()
         return filled, torch.from_numpy(~absent)
 
-    def decode(self, point: Tensor) -> np.ndarray[Any, Any]:
+    def decode(self, point: Tensor) -> Array:
         """Convert means (N, T) to an array, (N,) if T is 1."""
-        array: np.ndarray[Any, Any] = point.detach().cpu().numpy()
+        array: Array = point.detach().cpu().numpy()
         return array[..., 0] if self.size == 1 else array
 
-    def point(self, dist: Any) -> Tensor:
+    def point(self, dist: RealDistribution) -> Tensor:
         """Return the mean: (N, T)."""
-        mean: Tensor = dist.mean
-        return mean
+        return dist.mean
 
     def errors(self, point: Tensor, target: Tensor) -> Tensor:
         """Return whether a value is off by more than its tolerance: bool (N,)."""
@@ -420,7 +424,7 @@ class Regression(Task, frozen=True, extra="forbid"):
         observed = [_central_coverage(cdf, level) for level in levels]
         return {"expected": levels, "observed": observed, "count": [len(target)] * len(levels)}
 
-    def tensors(self, point: Tensor, predictive: Any) -> dict[str, Tensor]:
+    def tensors(self, point: Tensor, predictive: td.Distribution) -> dict[str, Tensor]:
         """Return the prediction: (N,), or (N, T) if T > 1; see `Task.tensors`."""
         return {"prediction": point[..., 0] if self.size == 1 else point}
 
@@ -430,7 +434,7 @@ class Regression(Task, frozen=True, extra="forbid"):
             return target.map(self.to_training_units, weight=False)
         return (target - target.new_tensor(self.mean)) / target.new_tensor(self.std)
 
-    def to_user_units(self, dist: Any) -> Any:
+    def to_user_units(self, dist: RealDistribution) -> RealDistribution:
         """Undo the standardization of a distribution."""
         mean = dist.mean
         return dist.affine(mean.new_tensor(self.std), mean.new_tensor(self.mean))
@@ -473,7 +477,7 @@ def _sort_key(name: str) -> tuple[float, str]:
 
 def _numbers(
     values: Any, names: Sequence[str] | None, partial: bool = False
-) -> tuple[np.ndarray[Any, Any], Sequence[str]]:
+) -> tuple[Array, Sequence[str]]:
     """Return finite numbers (N, T) in float64 and the names of the columns.
 
     With `partial` missing numbers are NaN in place of an error.

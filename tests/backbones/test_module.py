@@ -97,7 +97,7 @@ def test_loading_takes_the_factory(nets, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("module", "path: "),
+        ("module", "path is required"),
         ("module:build", "'build' must be module:function or file.py:function"),
         ("module:no.such:build", "cannot import the plug-in no.such: ModuleNotFoundError"),
         ("module:{nets}:other", r"nets\.py has no function 'other'"),

@@ -11,9 +11,9 @@ def test_stem_follows_the_size_of_the_image():
     resnet = BACKBONES.build("resnet", width=2)
     sides = {
         side: resnet.build((3, side, side)).stem(torch.rand(1, 3, side, side)).shape[-1]
-        for side in (8, 64, 65, 224)
+        for side in (8, 32, 33, 64, 65, 224)
     }
-    assert sides == {8: 8, 64: 64, 65: 17, 224: 56}
+    assert sides == {8: 8, 32: 32, 33: 17, 64: 32, 65: 17, 224: 56}
 
 
 def test_stages_halve_the_resolution_and_double_the_channels():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser.hands import NOTE, PATIENCE
-from browser.watched import CHROMIUM, Watched
+from tests.browser.hands import NOTE, PATIENCE
+from tests.browser.watched import CHROMIUM, Watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -45,7 +45,7 @@ def address(
     trained.
     """
     folder = tmp_path_factory.mktemp("models")
-    path = os.pathsep.join([str(SERVICE.parents[1]), source_env["PYTHONPATH"]])
+    path = os.pathsep.join([str(SERVICE.parents[2]), source_env["PYTHONPATH"]])
     running: dict[str, tuple[subprocess.Popen[str], str]] = {}
 
     def find(name: str) -> str:

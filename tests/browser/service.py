@@ -4,8 +4,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from browser import models
 from dubito.serve import ServeConfig, serve
+from tests.browser import models
 
 TOKEN = "token-of-the-browser-tests"
 CONFIGS = {"species": {"max_body": 200_000}, "table": {"token": TOKEN}}

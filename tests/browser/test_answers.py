@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from browser.hands import answered, draw, offer, png, row, shown, text, until
-from browser.models import SPECIES, TREES
-from browser.service import TOKEN
-from browser.watched import Watched
+from tests.browser.hands import answered, draw, offer, png, row, shown, text, until
+from tests.browser.models import SPECIES, TREES
+from tests.browser.service import TOKEN
+from tests.browser.watched import Watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Request, Route

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from browser.hands import (
+from tests.browser.hands import (
     DIGITS,
     answered,
     draw,
@@ -21,7 +21,7 @@ from browser.hands import (
     text,
     until,
 )
-from browser.watched import Watched
+from tests.browser.watched import Watched
 
 pytestmark = pytest.mark.browser
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from browser.hands import DIGITS, answered, draw, pick, seen, shown
-from browser.watched import Watched
+from tests.browser.hands import DIGITS, answered, draw, pick, seen, shown
+from tests.browser.watched import Watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from browser.hands import DIGITS, answered, draw, row
-from browser.watched import Watched
+from tests.browser.hands import DIGITS, answered, draw, row
+from tests.browser.watched import Watched
 
 pytestmark = pytest.mark.browser
 

@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -92,6 +93,12 @@ def test_a_known_error_is_one_line(capsys):
     assert capsys.readouterr().err == "error: there is no folder nowhere\n"
 
 
+def test_warnings_are_printed_as_before_when_a_command_has_ended(capsys):
+    before = warnings.showwarning
+    run("predict", "nowhere", "x.png")
+    assert warnings.showwarning is before
+
+
 def test_a_bug_is_not_caught(monkeypatch):
     def broken(**_):
         raise ValueError("a bug")
@@ -113,18 +120,14 @@ def test_help_of_train_follows_the_method(capsys, monkeypatch):
 
 def test_help_of_train_lists_names(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    assert run("train", "--help", "--backbone", "resnet") == 0
+    assert run("train", "--help", "--backbone", "resnet", "--augment", "shift") == 0
     text = capsys.readouterr().out
-    for names in ("auto, mlp, convnet", "der, edl", "energy", "adam, adamw", "flip, padding"):
+    for names in ("auto, mlp, convnet", "der, edl", "energy", "adam, adamw", "photo, shift"):
         assert names in text
-    assert "--backbone.zero-init" in text
+    for option in ("--backbone.zero-init", "--augment.padding", "--posthoc.energy.temperature"):
+        assert option in text
     assert "--backbone.hidden" not in text
-
-
-def test_an_unknown_key_lists_the_known_ones(capsys):
-    assert run("train", "digits", "--out", "x", "--augment", "nope=3") == 2
-    text = " ".join(capsys.readouterr().err.replace("│", "").split())
-    assert "--augment: Unknown key 'nope'; known: flip, padding, degrees" in text
+    assert "--augment.scale" not in text
 
 
 # --- train ---
@@ -148,10 +151,20 @@ def test_train_shows_progress(photos, tmp_path, capsys):
     assert "epoch 2/2" in text
     assert "samples/s" in text
     assert "left" in text
-    assert "validation accuracy" in text
     assert "label_removed_kl" not in text
     assert run("train", photos, "--out", tmp_path / "b", "--epochs", "1", "--verbose") == 0
     assert "label_removed_kl" in capsys.readouterr().out
+
+
+def test_train_takes_options_of_entries(photos, tmp_path):
+    words = ["--training.augment", "photo", "--augment.scale", 0.8, "--format=image"]
+    words += ["--format.size", "10,8", "--format.mode", "L", "--posthoc.energy.temperature", 2]
+    assert run("train", photos, "--out", tmp_path, "--epochs", 1, "--no-report", *words) == 0
+    model = dubito.load(tmp_path)
+    assert model.preprocessing.shape == (1, 10, 8)
+    assert model.scores["energy"].temperature == 2
+    augment = model.record.config["training"]["augment"]
+    assert (augment["name"], augment["scale"]) == ("photo", 0.8)
 
 
 def test_train_again_does_nothing(trained, photos, capsys):
@@ -188,7 +201,8 @@ def test_ctrl_c_prints_how_to_resume(photos, monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr("dubito.training.Trainer.fit_many", interrupted)
     assert run("train", photos, "--out", tmp_path) == 130
-    assert capsys.readouterr().err == "interrupted: run the same command again to resume\n"
+    hint = "run the same command again to resume, or with --finish to use what is there"
+    assert capsys.readouterr().err == f"interrupted: {hint}\n"
 
 
 # --- the others ---
@@ -243,10 +257,12 @@ def test_calibrate_changes_the_policy(trained, tmp_path, capsys):
 
 
 def test_calibrate_adds_a_score(trained, tmp_path, capsys):
-    words = ["--posthoc", "energy", "--ood-score", "energy", "--out", tmp_path]
+    words = ["--posthoc.energy.temperature", 2, "--ood-score", "energy", "--out", tmp_path]
     assert run("calibrate", trained, *words) == 0
     assert "energy" in capsys.readouterr().out
-    assert dubito.load(tmp_path).policy.ood_threshold.score == "energy"
+    model = dubito.load(tmp_path)
+    assert model.policy.ood_threshold.score == "energy"
+    assert model.scores["energy"].temperature == 2
 
 
 def test_calibrate_keeps_a_policy_that_accepts(trained, capsys):

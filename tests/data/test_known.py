@@ -75,7 +75,7 @@ def test_registered_dataset() -> None:
 
 
 def test_known_names_cannot_be_taken() -> None:
-    with pytest.raises(DubitoError, match="there is a dataset 'mnist' already"):
+    with pytest.raises(DubitoError, match="the dataset 'mnist' exists already"):
 
         @DATASETS.register("mnist")
         class Other(Dataset):

@@ -159,6 +159,13 @@ def test_rows_without_a_target_are_left_out(put: Any) -> None:
     assert len(unlabeled) == 4
 
 
+def test_texts_have_weights(put: Any) -> None:
+    path = put("a.csv", "text,y,w\ngood,1,2\nbad,0,1\n")
+    source = data.open(path, text="text", weight="w")
+    assert source.weight.tolist() == [2, 1]
+    assert source.target.tolist() == [1, 0]
+
+
 def test_labels_of_arrays_may_be_missing() -> None:
     inputs = np.arange(6.0).reshape(3, 2)
     with pytest.warns(UserWarning, match="1 of 3 samples have no target .* first is sample 1"):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from distributions.examples import EXAMPLES, build, outputs_of
 from dubito.distributions import Dirichlet, Distribution
 from dubito.errors import DubitoError
+from tests.distributions.examples import EXAMPLES, build, outputs_of
 
 # torch.compile's own use of torch
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from distributions.examples import EXAMPLES, build, outputs_of
 from dubito import Dirichlet, IEDLLoss, iedl, kernels
 from dubito.methods import METHODS
-from methods.digits import data_of, untrained
+from tests.distributions.examples import EXAMPLES, build, outputs_of
+from tests.methods.digits import data_of, untrained
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

@@ -15,7 +15,7 @@ from dubito.fewshot import features, fewshot, read_features, write_features
 from dubito.formats import Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,11 @@ def test_fewshot_tunes_first(file: Path, tmp_path: Path) -> None:
     assert (tmp_path / "tuning.log").exists()
 
 
-def test_unknown_method_is_an_error(file: Path) -> None:
-    with pytest.raises(ValueError, match="unknown method 'none'"):
-        fewshot(file, method="none")
+def test_unknown_names_fail_before_features_are_read() -> None:
+    with pytest.raises(DubitoError, match="unknown preset 'publishd'; known: 'published'"):
+        fewshot("no file.npz", preset="publishd")
+    with pytest.raises(DubitoError, match="unknown method 'edll'"):
+        fewshot("no file.npz", method="edll")
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,23 @@ def test_features_of_a_network(photos: Path, network: object) -> None:
     result = features(network, photos, size=4, mode="L", device="cpu")
     expected = open_data(photos, "all", size=4, mode="L").load().flatten(1) / 255
     torch.testing.assert_close(result.values, expected)
+
+
+def test_features_of_a_model_with_a_module_of_the_user(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "def build(shape):\n"
+        "    network = nn.Flatten()\n"
+        "    network.out_features = shape[1] * shape[2]\n"
+        "    return network\n"
+    )
+    source, factory = open_data(photos, size=4, mode="L"), f"{tmp_path / 'nets.py'}:build"
+    task, inputs = Classification.from_target(source.target), Preprocessing(inputs=source.format)
+    Model.build("edl", task, inputs, f"module:{factory}").save(tmp_path / "model")
+    result = features(tmp_path / "model", photos, network=factory, device="cpu")
+    torch.testing.assert_close(result.values, source.load().flatten(1) / 255)
+    with pytest.raises(DubitoError, match="pass network="):
+        features(tmp_path / "model", photos, device="cpu")
 
 
 def test_features_of_a_named_function(photos: Path) -> None:

@@ -14,7 +14,7 @@ from dubito.fewshot._engine import Engine, evaluate_scores
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._results import summarize
 from dubito.methods import METHODS
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 PAPER = {"scale": "paper"}
 LOGDET = {"fisher_weight": 0.01, "scale": "paper"}

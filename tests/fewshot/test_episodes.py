@@ -7,7 +7,7 @@ import pytest
 
 from dubito.errors import DubitoError
 from dubito.fewshot._episodes import Sampler, Setting
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from dubito.errors import DubitoError
 from dubito.fewshot import Features, read_features, write_features
 from dubito.fewshot._features import scale
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 
 def test_classes_without_samples_are_left_out() -> None:

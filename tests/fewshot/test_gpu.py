@@ -7,7 +7,7 @@ import torch
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
 from dubito.methods import METHODS
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NAMES = [

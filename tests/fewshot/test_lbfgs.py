@@ -13,7 +13,7 @@ from dubito.fewshot._episodes import Setting
 from dubito.fewshot._lbfgs import Solver, minimize
 from dubito.losses import weighted_sums
 from dubito.methods import METHODS
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 WAYS = 4
 NAMES = ["iedl", "edl", "redl", "softmax", "fedl"]

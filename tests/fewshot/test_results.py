@@ -11,7 +11,7 @@ from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._results import summarize
 from dubito.methods import METHODS
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 
 def engine(shots: int = 1) -> Engine:

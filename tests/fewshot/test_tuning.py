@@ -8,7 +8,7 @@ from dubito.errors import DubitoError
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._tuning import tune
 from dubito.methods import METHODS
-from fewshot.samples import draw_features
+from tests.fewshot.samples import draw_features
 
 optuna = pytest.importorskip("optuna")
 # Optuna announces that its grid and journal are experimental.

@@ -11,6 +11,8 @@ import torch
 from dubito import data
 from dubito.errors import DubitoError
 from dubito.formats import FORMATS, ArrayFormat, Preprocessing, TextFormat
+from dubito.model import Model
+from dubito.tasks import Classification
 
 TEXTS = ["A good film.", "Bad, bad film!", "what a good day"]
 
@@ -86,6 +88,13 @@ def test_indices_are_not_normalized() -> None:
     taken = ArrayFormat(shape=(5,), dtype="int64").encode(indices)
     assert torch.equal(taken.inputs, indices)
     assert FORMATS.build(FORMATS.to_dict(format)) == format
+
+
+def test_noise_cannot_be_added_to_texts() -> None:
+    inputs, task = Preprocessing(inputs=TextFormat.fit(TEXTS)), Classification(classes=("a", "b"))
+    model = Model.build("edl", task, inputs)
+    with pytest.raises(DubitoError, match=r"noise=0\.5 is for numbers and pixels, .*: drop noise"):
+        model.evaluate(TEXTS, ["a", "b", "a"], noise=[0.5])
 
 
 def test_streamed_texts_are_those_in_memory() -> None:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import dubito.methods as methods
 from dubito.methods import METHODS, Method, MethodLoss
-from methods.digits import data_of, loss_of, predict, task_of, trained, untrained
+from tests.methods.digits import data_of, loss_of, predict, task_of, trained, untrained
 
 CHEAPER = {"ensemble": {"size": 2}, "mc_dropout": {"samples": 4}}
 BUILT_IN = [name for name in METHODS if METHODS[name].__module__.startswith("dubito.")]
@@ -238,7 +238,7 @@ def test_unknown_method_lists_the_known():
 
 
 def test_names_of_the_package_are_taken():
-    with pytest.raises(ValueError, match="there is a method 'edl' already: choose another name"):
+    with pytest.raises(ValueError, match="the method 'edl' exists already: choose another name"):
         methods.METHODS.register("edl")(type("Mine", (methods.EDL,), {}))
     assert METHODS["edl"] is methods.EDL
 

@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot, softplus
 
 from dubito.methods import EDL, IEDL, METHODS, REDL, Method
 from dubito.methods.edl import fisher_limit
-from methods.digits import task_of
+from tests.methods.digits import task_of
 
 LOGITS = torch.randn(32, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
 TARGET = torch.arange(32) % 5

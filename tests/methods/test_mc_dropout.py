@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dubito.methods import MCDropout, mc_dropout
 from dubito.methods.mc_dropout import Sampled
-from methods.digits import digits, predict, trained
+from tests.methods.digits import digits, predict, trained
 
 
 def small() -> nn.Sequential:

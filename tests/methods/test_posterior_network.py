@@ -9,7 +9,7 @@ from torch.distributions import Dirichlet
 
 from dubito.methods import PosteriorNetwork
 from dubito.methods.posterior_network import DensityHead, RadialFlows
-from methods.digits import digits, predict, trained, untrained
+from tests.methods.digits import digits, predict, trained, untrained
 
 METHOD = PosteriorNetwork()
 

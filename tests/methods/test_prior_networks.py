@@ -6,7 +6,7 @@ from torch.distributions import Dirichlet, kl_divergence
 
 from dubito import metrics
 from dubito.methods import METHODS
-from methods.digits import digits, predict, trained
+from tests.methods.digits import digits, predict, trained
 
 
 @pytest.mark.parametrize("name", ["kl_pn", "rkl_pn"])

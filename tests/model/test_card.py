@@ -4,7 +4,7 @@ import pytest
 
 from dubito.model.card import card
 from dubito.model.folder import TrainingRecord
-from model import models
+from tests.model import models
 
 
 def test_card_of_a_classifier() -> None:

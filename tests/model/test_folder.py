@@ -16,8 +16,8 @@ from dubito import _files
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.model.folder import TrainingRecord, digest
-from model import models
 from tests.fuzzing import FUZZ
+from tests.model import models
 
 X, _ = models.samples()
 

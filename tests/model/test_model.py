@@ -14,7 +14,7 @@ from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.policy import Policy
 from dubito.tasks import Classification
-from model import models
+from tests.model import models
 
 X, _ = models.samples()
 #: methods that need nothing but samples, and what they are for
@@ -92,7 +92,7 @@ def test_dropout_of_the_method_reaches_the_backbone():
         ("magic", "mlp", "unknown method 'magic'; known: "),
         ({"name": "edl", "weight": 1}, "mlp", "unknown option 'weight'"),
         ("edl", "magic", "unknown backbone 'magic'; known: "),
-        ("edl", {"hidden": [3]}, "a backbone needs a name"),
+        ("edl", {"hidden": [3]}, "the backbone needs a name"),
         ("edl", lambda shape: nn.Flatten(), "backbone Flatten needs an attribute out_features"),
     ],
 )

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import dubito
-import scores.kinds  # noqa: F401  registers scores that read features
+import tests.scores.kinds  # noqa: F401  registers scores that read features
 from dubito import data
 from dubito.data.base import Items
 from dubito.formats import ArrayFormat, ImageFormat, Preprocessing
 from dubito.model import Model
-from model import models
+from tests.model import models
 
 X = models.samples()[0]
 NAMES = models.names()

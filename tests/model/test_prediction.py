@@ -8,7 +8,7 @@ from dubito.distributions import NormalInverseGamma
 from dubito.model import Prediction
 from dubito.policy import REASONS
 from dubito.tasks import Regression
-from model import models
+from tests.model import models
 
 
 @pytest.fixture(scope="module")

@@ -6,23 +6,23 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dubito.report import _figures
+from dubito.report import figures
 
 TRUTH = np.random.default_rng(0).normal(size=900)
 FIGURES = {
-    "curves": _figures.curves(
+    "curves": figures.curves(
         {"$a & <b>": ([1, 2], [3, 4]), "one point": ([1], [2])},
         "x", "y", percent="x", point=(1, 2, "here"), at=1,
     ),
-    "reliability": _figures.curves({"a": ([0.2, 0.9], [0.3, 1])}, "x", "y", diagonal=True),
-    "predicted": _figures.predicted("y", TRUTH, TRUTH + 0.1, TRUTH - 0.2, TRUTH + 0.3),
-    "infinite": _figures.predicted("y", TRUTH, TRUTH + 0.1, TRUTH - np.inf, TRUTH + np.inf),
+    "reliability": figures.curves({"a": ([0.2, 0.9], [0.3, 1])}, "x", "y", diagonal=True),
+    "predicted": figures.predicted("y", TRUTH, TRUTH + 0.1, TRUTH - 0.2, TRUTH + 0.3),
+    "infinite": figures.predicted("y", TRUTH, TRUTH + 0.1, TRUTH - np.inf, TRUTH + np.inf),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_svg_is_well_formed(name: str) -> None:
-    text = _figures.svg(FIGURES[name], "A <label>")
+    text = figures.svg(FIGURES[name], "A <label>")
     root = ElementTree.fromstring(text.replace("xlink:href", "href"))
     assert root.attrib["aria-label"] == "A <label>"
     assert len(text) < 150_000
@@ -30,11 +30,11 @@ def test_svg_is_well_formed(name: str) -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_colors_follow_the_page(name: str) -> None:
-    text = _figures.svg(FIGURES[name], name)
+    text = figures.svg(FIGURES[name], name)
     rest = re.sub(r"var\(--[a-z0-9-]+, #[0-9a-f]{6}\)", "", text)
     assert not re.findall(r"(?:fill|stroke): #", rest)
     assert "font-family" not in text
 
 
 def test_text_is_not_a_formula() -> None:
-    assert "$a &amp; &lt;b&gt;" in _figures.svg(FIGURES["curves"], "x")
+    assert "$a &amp; &lt;b&gt;" in figures.svg(FIGURES["curves"], "x")

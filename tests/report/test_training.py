@@ -17,7 +17,7 @@ from dubito.formats import Preprocessing
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.folder import TrainingRecord
-from dubito.report._training import training_losses, write
+from dubito.report.training import training_losses, write
 from dubito.tasks import Classification, Regression, Task
 
 HISTORY = [

@@ -7,8 +7,8 @@ from torch import nn
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.scores import SCORES
-from model import models
-from scores import kinds
+from tests.model import models
+from tests.scores import kinds
 
 X, _ = models.samples()
 NAMES = models.names()

@@ -22,7 +22,7 @@ import uvicorn
 from PIL import Image
 
 from dubito import data
-from dubito.formats import ImageFormat, Preprocessing
+from dubito.formats import ArrayFormat, ImageFormat, Preprocessing
 from dubito.methods import EDL
 from dubito.model import Model
 from dubito.serve import ServeConfig, create_app
@@ -139,7 +139,7 @@ def gate() -> Iterator[Gate]:
 @pytest.fixture
 def gated_model(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Model:
     monkeypatch.setattr("dubito.serve.service.BRIEF", 0)  # it would block the loop
-    inputs = Preprocessing(inputs=data.ArrayFormat(shape=(2,)))
+    inputs = Preprocessing(inputs=ArrayFormat(shape=(2,)))
     return Model(gate, EDL(), Classification(classes=("a", "b", "c")), inputs)
 
 

@@ -16,7 +16,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from PIL import Image
 from starlette.exceptions import HTTPException
 
-from dubito import data
+from dubito.formats import Encoded, InputFormat
 from dubito.model import Model
 from dubito.serve import ServeConfig, create_app
 from dubito.serve.inputs import InputReader
@@ -195,17 +195,20 @@ def test_dependencies_and_handlers_apply_to_predictions(array_model: Model) -> N
     assert asyncio.run(post(outer)) == 409
 
 
-class Sound(data.base.InputFormat, frozen=True):
+class Sound(InputFormat):
     """Lengths of sounds, in a format that the service does not know."""
 
-    kind: str = "sound"
     media_types: ClassVar[tuple[str, ...]] = ("audio/wav",)
-    shape: tuple[int, ...] = (1,)
+    shape: ClassVar[tuple[int, ...]] = (1,)
 
-    def encode(self, items: Any) -> data.base.Encoded:
+    @classmethod
+    def fit(cls, items: Any) -> "Sound":
+        return cls()
+
+    def encode(self, items: Any) -> Encoded:
         errors = {row: "silent" for row, item in enumerate(items) if not item}
         lengths = torch.tensor([[len(item)] for item in items], dtype=torch.float32)
-        return data.base.Encoded(lengths, errors, {})
+        return Encoded(lengths, errors, {})
 
 
 def test_files_of_another_format() -> None:

@@ -20,7 +20,7 @@ from dubito.training import TrainConfig
         ({"warmup_steps": 1.5}, "a number of steps or a share below 1, not 1.5"),
         ({"ema_decay": 0.9, "average_epochs": 3}, "both average the weights: drop one"),
         ({"param_groups": {"*": {"decay": 1}}}, "Extra inputs are not permitted"),
-        ({"augment": {"flip": 1}}, "a augmentation needs a name"),
+        ({"augment": {"flip": 1}}, "the augmentation needs a name"),
         ({"learning_rate": 1}, "Extra inputs are not permitted"),
     ],
 )

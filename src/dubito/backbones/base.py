@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
+from pydantic import Field
 from torch import nn
 
 from dubito.errors import DubitoError
@@ -53,12 +53,8 @@ class Backbone(Entry, ABC):
 
 BACKBONES: Registry[Backbone] = Registry("backbone", Backbone)
 
-#: field for a backbone: a backbone, its name, or a dict with its name
-AnyBackbone = Annotated[
-    InstanceOf[Backbone], BeforeValidator(BACKBONES.build), PlainSerializer(BACKBONES.to_dict)
-]
 #: a backbone, its name or "auto", a dict with its name, or a function from a shape to a module
-BackboneLike = Backbone | str | Mapping[str, Any] | Callable[[Shape], nn.Module]
+BackboneLike = Backbone | str | Mapping[str, object] | Callable[[Shape], nn.Module]
 
 
 def chain(out_features: int, **parts: nn.Module) -> nn.Sequential:

@@ -8,6 +8,8 @@ from dubito.backbones.base import BACKBONES, Backbone, Shape, chain, image_shape
 from dubito.backbones.fourier import FourierConv2d
 from dubito.backbones.mlp import dense
 
+__all__: list[str] = []
+
 FEATURES = 64
 
 

@@ -1,9 +1,10 @@
 """The backbone that "auto" means."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape
+
+__all__: list[str] = []
 
 AUTO = "auto"
 #: names of backbones that "auto" may mean
@@ -39,7 +40,7 @@ def default_for(shape: Shape, kind: str = "array") -> str:
     return "convnet" if shape[0] == 1 and max(shape[1:]) <= LARGEST_GRAY else "resnet"
 
 
-def resolve(value: Backbone | str | Mapping[str, Any], shape: Shape, kind: str) -> Backbone:
+def resolve(value: Backbone | str | Mapping[str, object], shape: Shape, kind: str) -> Backbone:
     """Build an entry of the registry from its name, "auto" or a dict with a name.
 
     Args:

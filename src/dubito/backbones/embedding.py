@@ -6,6 +6,8 @@ from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, chain
 from dubito.backbones.mlp import dense
 from dubito.errors import DubitoError
 
+__all__: list[str] = []
+
 PADDING = 0
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from dubito.numerics.tracing import is_eager
 
+__all__: list[str] = []
+
 #: smaller batches do not repay the transform of the filters
 SMALLEST_BATCH = 16
 #: spectra of filters for larger maps take too much memory

@@ -8,6 +8,8 @@ from torch import nn
 from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, chain
 from dubito.errors import DubitoError
 
+__all__: list[str] = []
+
 #: Pixels from which an image is a photo.
 PHOTO = 32
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -10,6 +10,9 @@ from torch import nn
 from dubito.backbones.base import BACKBONES, Backbone, Shape
 from dubito.errors import DubitoError
 from dubito.plugins import import_function
+from dubito.types import Options
+
+__all__: list[str] = []
 
 
 @BACKBONES.register("module")
@@ -24,7 +27,7 @@ class UserModule(Backbone):
 
     path: str
     """Function or class: path.to:factory or file.py:factory."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """Arguments of the factory."""
 
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:

@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, chain, image_shape
 
+__all__: list[str] = []
+
 #: number of blocks in each stage
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-#: largest side of images whose resolution the stem keeps
-LARGEST_KEPT = 64
+#: largest sides of images whose resolution the stem keeps, and halves; it quarters others
+KEPT, HALVED = 32, 64
 
 
 def _depth(depth: int) -> int:
@@ -23,9 +25,10 @@ def _depth(depth: int) -> int:
 class ResNet(Backbone):
     """ResNet-18 with global average pooling, for images of any size from 8x8.
 
-    The stem follows the image: up to 64 pixels a 3x3 convolution that keeps the resolution, as
-    usual for CIFAR; above, a 7x7 convolution with stride 2 and a max-pooling, as published.
-    Convolutions start from He et al. (2015). Dropout, if there is a rate, follows the pooling.
+    The stem follows the image, so that all sizes cost about the same: up to 32 pixels a 3x3
+    convolution that keeps the resolution, as usual for CIFAR; up to 64 pixels the same with stride
+    2; above, a 7x7 convolution with stride 2 and a max-pooling, as published. Convolutions start
+    from He et al. (2015). Dropout, if there is a rate, follows the pooling.
 
     >>> ResNet().build((3, 32, 32)).out_features
     512
@@ -49,18 +52,18 @@ class ResNet(Backbone):
                 stage.append(_Block(inputs, outputs, stride, self.zero_init))
                 inputs = outputs
             stages.append(stage)
-        parts = {"stem": _stem(channels, self.width, max(size) > LARGEST_KEPT), "stages": stages}
+        parts = {"stem": _stem(channels, self.width, max(size)), "stages": stages}
         pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         if self.dropout:
             pool.append(nn.Dropout(self.dropout))
         return chain(inputs, **parts, pool=pool).apply(_he_init)
 
 
-def _stem(channels: int, width: int, shrink: bool) -> nn.Sequential:
-    side, stride = (7, 2) if shrink else (3, 1)
+def _stem(channels: int, width: int, size: int) -> nn.Sequential:
+    side, stride = 7 if size > HALVED else 3, 2 if size > KEPT else 1
     convolution = nn.Conv2d(channels, width, side, stride, padding=side // 2, bias=False)
     stem = nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
-    return stem.append(nn.MaxPool2d(3, 2, padding=1)) if shrink else stem
+    return stem.append(nn.MaxPool2d(3, 2, padding=1)) if size > HALVED else stem
 
 
 def _he_init(module: nn.Module) -> None:

@@ -6,6 +6,8 @@ from torch import nn
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape, chain, image_shape
 
+__all__: list[str] = []
+
 FEATURES = 512
 #: channels of the convolutions of each stage, which ends with a max-pooling
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))

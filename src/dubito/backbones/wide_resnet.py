@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, image_shape
 
+__all__: list[str] = []
+
 #: channels at width 1 and stride of each group
 GROUPS = ((16, 1), (32, 2), (64, 2))
 

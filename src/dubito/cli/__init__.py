@@ -29,7 +29,6 @@ SUMMARIES = {
     "detection.",
     "features": "Extract the features that a network has before its last layer, for few-shot "
     "episodes.",
-    "demo": "Train EDL and I-EDL on digits, predict photo patches and noise, write a report.",
 }
 
 
@@ -40,13 +39,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: Arguments; by default those of the process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    warnings.showwarning = _warn
-    try:
-        need("typer", "cli")
-        _app(words)(words, prog_name="dubito")
-    except DubitoError as error:
-        _print("error", str(error), "31")
-        sys.exit(FAILED)
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        try:
+            need("typer", "cli")
+            _app(words)(words, prog_name="dubito")
+        except DubitoError as error:
+            _print("error", str(error), "31")
+            sys.exit(FAILED)
 
 
 def _app(argv: list[str]) -> Any:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
@@ -15,29 +15,37 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
+from dubito.augmentations import AUGMENTATIONS
 from dubito.backbones import BACKBONES
 from dubito.backbones.default import AUTO, CHOSEN
 from dubito.cli import _display
-from dubito.cli._generate import Setting, command, of_fields, of_function, spelled
+from dubito.cli._generate import REQUIRED, Setting, command, of_fields, of_function, spelled
+from dubito.formats import FORMATS
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.card import format_metric
 from dubito.plugins import import_plugin, load_plugins
+from dubito.registry import Registry
 from dubito.scores import SCORES
 from dubito.training.config import OPTIMIZERS
+from dubito.types import Options
 
 Run = Callable[..., Any]
 REPORT = "report.html"
-FEWSHOT_METHOD = "iedl"
-#: section -> name where none is given
+#: settings that name an entry
+REGISTRIES: dict[str, Registry[Any]] = {
+    "data.format": FORMATS, "method": METHODS, "backbone": BACKBONES,
+    "training.augment": AUGMENTATIONS,
+}  # fmt: skip
+#: those that always name one -> name where none is given
 DEFAULTS = {"method": "iedl", "backbone": "auto"}
 SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
 #: parameters without an option
 HIDDEN = {
     *("callbacks", "on_start", "progress", "backbone.path", "data.source"),
-    *("serve.config", "service.token"),
+    *("serve.config", "service.token", "training.first_epoch"),
 }
-PLUGIN_HELP = "Module or .py file that registers methods, scores, backbones or datasets."
+PLUGIN_HELP = "Module or .py file that registers methods, backbones, scores, formats, ..."
 IMPORT = Setting("import", Sequence[str], (), PLUGIN_HELP)
 VERBOSE = Setting("verbose", bool, False, "Show the terms of the loss and all validation metrics.")
 
@@ -74,13 +82,17 @@ def add(app: typer.Typer, name: str, argv: Sequence[str]) -> None:
 
 
 def _option_values(argv: Sequence[str], name: str) -> list[str]:
-    """Return the values of an option, before the command is generated.
+    """Return the values of an option in any spelling, before the command is generated.
 
-    >>> _option_values(["train", "--import=a", "--import", "b"], "import")
+    >>> _option_values(["train", "--augment=a", "--training.augment", "b"], "augment")
     ['a', 'b']
     """
-    words = [value for word, value in pairwise(argv) if word == f"--{name}"]
-    return [word.partition("=")[2] for word in argv if word.startswith(f"--{name}=")] + words
+    found = []
+    for word, following in pairwise([*argv, ""]):
+        option, equals, value = word.partition("=")
+        if option.startswith("--") and spelled(option[2:]) == name:
+            found.append(value if equals else following)
+    return found
 
 
 def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
@@ -93,8 +105,10 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
 
         for setting in of_fields(PolicyConfig.model_fields):
             yield replace(setting, default=None)  # that of the training
+        yield from _score_settings()
     elif name == "fewshot":
-        yield from _method_settings((_option_values(argv, "method") or [FEWSHOT_METHOD])[-1])
+        named = _option_values(argv, "method") or [DEFAULTS["method"]]
+        yield from _entry_settings("method", named[-1])
     elif name == "serve":
         from dubito.serve import ServeConfig
 
@@ -102,49 +116,68 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
 
 
 def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
-    """Yield the fields of `RunConfig`; options of method and backbone depend on their names."""
-    from dubito.config import RunConfig, read_config
+    """Yield the fields of `RunConfig`, and the options of entries that are named."""
+    from dubito.config import POSTHOC, RunConfig, read_config
 
     load_plugins()
     files = _option_values(argv, "config")
     config = read_config(files[-1]) if files else {}
-    named = {"method": _method_settings, "backbone": _backbone_settings}
     for section, field in RunConfig.model_fields.items():
-        if section in named:
-            value = config.get(section, {})
-            default = value if isinstance(value, str) else value.get("name", DEFAULTS[section])
+        if section == POSTHOC:
             text = f"{field.description} {_one_of(section)}"
-            yield Setting(section, str, default, text, section.capitalize())
-            yield from named[section]((_option_values(argv, section) or [default])[-1])
+            yield Setting(section, Sequence[str], (), text, section.capitalize())
+            yield from _score_settings()
         elif isinstance(field.default, BaseModel):
+            values = config.get(section)
             for setting in of_fields(type(field.default).model_fields, section):
-                yield replace(setting, help=f"{setting.help} {_one_of(setting.name)}".strip())
+                name = setting.name.partition(".")[2]
+                value = values.get(name) if isinstance(values, Mapping) else None
+                yield from _with_options(setting, value, argv)
         else:
-            text = f"{field.description} {_one_of(section)}"
-            yield Setting(section, field.annotation, field.default, text)
+            setting = Setting(section, str, None, field.description or "", section.capitalize())
+            yield from _with_options(setting, config.get(section), argv)
+
+
+def _with_options(setting: Setting, value: Any, argv: Sequence[str]) -> Iterator[Setting]:
+    """Yield a setting, and the options of the entry that it names, by default `value`."""
+    setting = replace(setting, help=f"{setting.help} {_one_of(setting.name)}".strip())
+    if setting.name not in REGISTRIES:
+        yield setting
+        return
+    name = value.get("name") if isinstance(value, Mapping) else value
+    name = name or DEFAULTS.get(setting.name)
+    kind: Any = str if setting.name in DEFAULTS else str | None
+    yield replace(setting, annotation=kind, default=name)
+    named = _option_values(argv, spelled(setting.name)) or [name or ""]
+    yield from _entry_settings(setting.name, named[-1])
+
+
+def _entry_settings(section: str, name: str) -> Iterator[Setting]:
+    """Yield the options of an entry, or those of all backbones that "auto" may choose."""
+    settings: dict[str, Setting] = {}
+    for one in CHOSEN if name == AUTO else (name.partition(":")[0],):
+        fields = getattr(REGISTRIES[section].get(one), "__pydantic_fields__", {})
+        for setting in of_fields(fields, section):
+            settings.setdefault(setting.name, setting)
+    # A configuration file may have set what has no default.
+    yield from (
+        replace(one, default=None) if one.default is REQUIRED else one for one in settings.values()
+    )
+
+
+def _score_settings() -> Iterator[Setting]:
+    """Yield the options of all post-hoc scores."""
+    for name, kind in SCORES.items():
+        yield from of_fields(getattr(kind, "__pydantic_fields__", {}), f"posthoc.{name}")
 
 
 def _one_of(name: str) -> str:
     """List the names that a setting may have."""
     names: dict[str, Iterable[str]] = {
-        "method": METHODS, "backbone": [AUTO, *BACKBONES], "posthoc": SCORES,
+        **REGISTRIES, "backbone": [AUTO, *BACKBONES], "posthoc": SCORES,
         "training.optimizer": OPTIMIZERS,
     }  # fmt: skip
     return f"Known: {', '.join(names[name])}." if name in names else ""
-
-
-def _method_settings(name: str) -> Iterator[Setting]:
-    return of_fields(getattr(METHODS.get(name), "__pydantic_fields__", {}), "method")
-
-
-def _backbone_settings(name: str) -> Iterator[Setting]:
-    """Yield the options of a backbone, or those of all that "auto" may choose."""
-    settings: dict[str, Setting] = {}
-    for one in CHOSEN if name == AUTO else (name.partition(":")[0],):
-        fields = getattr(BACKBONES.get(one), "__pydantic_fields__", {})
-        for setting in of_fields(fields, "backbone"):
-            settings.setdefault(setting.name, setting)
-    yield from settings.values()
 
 
 # --- commands: call the function and print its result ---
@@ -205,6 +238,10 @@ def _predict(
 
 
 def _calibrate(function: Run, **values: Any) -> None:
+    from dubito.config import with_option
+
+    for option, value in _pop_section(values, "posthoc").items():
+        values["posthoc"] = with_option(values.get("posthoc", ()), option, value)
     _print_policy(function(**values), Console(soft_wrap=True))
 
 
@@ -224,7 +261,7 @@ def _serve(function: Run, **values: Any) -> None:
 
 def _fewshot(function: Run, **values: Any) -> None:
     if options := _pop_section(values, "method"):
-        values["method"] = {"name": values.get("method", FEWSHOT_METHOD), **options}
+        values["method"] = {"name": values.get("method", DEFAULTS["method"]), **options}
     with _display.counter("episodes") as progress:
         result = function(progress=progress, **values)
     Console().print(_display.fewshot_table(result))
@@ -237,18 +274,7 @@ def _features(function: Run, **values: Any) -> None:
     sys.stdout.write(f"{count} x {size} features of {len(features.classes)} classes\n")
 
 
-def _demo(function: Run, *, out: str = "dubito-demo", **values: Any) -> None:
-    from dubito.demo import comparison
-
-    console = Console()
-    with console.status("training EDL and I-EDL on digits ..."):
-        result = function(out=out, **values)
-    title = f"{result['samples']} test digits, photo patches and noisy digits (%)"
-    console.print(_display.table(title, ["", *result["methods"]], comparison(result)))
-    console.print(Text(f"report: {Path(out) / REPORT}"), soft_wrap=True)
-
-
-def _pop_section(values: dict[str, Any], section: str) -> dict[str, Any]:
+def _pop_section(values: Options, section: str) -> Options:
     names = [name for name in values if name.startswith(f"{section}.")]
     return {name.removeprefix(f"{section}."): values.pop(name) for name in names}
 
@@ -275,5 +301,4 @@ COMMANDS: dict[str, tuple[str, Run]] = {
     "serve": ("dubito.serve", _serve),
     "fewshot": ("dubito.fewshot", _fewshot),
     "features": ("dubito.fewshot", _features),
-    "demo": ("dubito.demo", _demo),
 }

@@ -17,6 +17,7 @@ from dubito.model import Prediction
 from dubito.model.card import PERCENT, format_metric
 from dubito.training import Callback
 from dubito.training import Progress as State
+from dubito.types import Json
 
 Result = Mapping[str, Any]
 DETECTION = {"aupr": "AUPR ↑", "auroc": "AUROC ↑", "fpr95": "FPR95 ↓"}
@@ -204,7 +205,7 @@ class TrainProgress(Callback):
         self.on_progress(progress)
 
 
-def _epoch_metrics(record: dict[str, Any], verbose: bool) -> dict[str, str]:
+def _epoch_metrics(record: Json, verbose: bool) -> dict[str, str]:
     validation = list(record.get("validation", {}).items())
     shown = validation if verbose else validation[:1]  # the first selects the weights
     terms = record["terms"] if verbose else {}

@@ -17,6 +17,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 
+from dubito.types import Options
+
 REQUIRED: Any = inspect.Parameter.empty
 #: sections whose name an option may have or lack
 OPTIONAL_SECTION = re.compile(r"^(no-)?(?:data|training|policy|service)\.")
@@ -66,7 +68,7 @@ class Setting:
         kinds = [get_origin(kind) or kind for kind in (self.annotation, *get_args(self.annotation))]
         is_flag, is_list = bool in kinds, Sequence in kinds or tuple in kinds
         kind: Any = bool if is_flag else list[str] if is_list else str
-        texts: dict[str, Any] = {"help": self._help(), "show_default": False}
+        texts: Options = {"help": self._help(), "show_default": False}
         if self.positional:
             info = typer.Argument(metavar=self.name.upper(), **texts)
         else:
@@ -180,7 +182,7 @@ def of_fields(fields: Mapping[str, Any], section: str = "") -> Iterator[Setting]
             annotation=field.annotation,
             default=REQUIRED if field.is_required() else field.get_default(),
             help=" ".join((field.description or "").split()),
-            panel=section.capitalize() or None,
+            panel=section.partition(".")[0].capitalize() or None,
         )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from dubito.errors import DubitoError
 from dubito.formats.base import FORMATS, Encoded, InputFormat
 from dubito.tasks import Classification
+from dubito.types import Array, Frame
 
 __all__ = ["Source", "split"]
 
@@ -42,8 +43,8 @@ class Source(ABC):
 
     name: str
     format: InputFormat
-    target: Any | None = None
-    weight: Any | None = None
+    target: Array | Frame | None = None
+    weight: Array | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -147,12 +148,12 @@ class Items(Source):
 
     name: str
     format: InputFormat
-    items: Any
-    target: Any | None = None
+    items: list[Any] | Array | Frame
+    target: Array | Frame | None = None
     names: Sequence[str] | None = None
     encoded: Encoded | None = None
     fit: Callable[[Any, Sequence[int]], InputFormat] | None = None
-    weight: Any | None = None
+    weight: Array | None = None
 
     def __len__(self) -> int:
         return len(self.items)
@@ -192,8 +193,9 @@ class Items(Source):
         if self.encoded is not None:
             content = self.encoded.inputs.numpy().tobytes()
         else:
-            mapped = isinstance(self.items, np.memmap)
-            items = [Path(str(self.items.filename))] if mapped else self.items
+            items = self.items
+            if isinstance(items, np.memmap):
+                items = [Path(str(items.filename))]
             content = str((len(self), [*map(_version, items)])).encode()
         labels = "" if self.target is None else str(np.asarray(self.target).tolist())
         weights = [] if self.weight is None else [str(np.asarray(self.weight).tolist()).encode()]

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from dubito._extras import need
 from dubito.errors import DubitoError
 
+__all__: list[str] = []
+
 TIMEOUT = 30  # seconds without a byte
 
 

@@ -17,9 +17,12 @@ from dubito import _checks
 from dubito.data import base
 from dubito.data.base import Items, Source
 from dubito.errors import DubitoError
-from dubito.formats.base import FORMATS, Array, Encoded, InputFormat, listing, name_of
+from dubito.formats.base import FORMATS, Encoded, InputFormat, listing, name_of
 from dubito.formats.images import ImageFormat
 from dubito.plugins import load_plugins
+from dubito.types import Array
+
+__all__: list[str] = []
 
 #: bytes of inputs that are read at once to find damaged ones
 READ = 1 << 24

@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 from dubito._extras import need
 from dubito.data.base import PARTS, Items, Source, split
 from dubito.data.downloads import Release, fetch, reading
-from dubito.formats.base import Array
 from dubito.formats.images import ImageFormat
 from dubito.registry import Entry, Registry
+from dubito.types import Array
 
 __all__ = ["DATASETS", "Dataset"]
 

@@ -9,7 +9,9 @@ import numpy as np
 
 from dubito.data import base
 from dubito.errors import DubitoError
-from dubito.formats.base import Array
+from dubito.types import Array
+
+__all__: list[str] = []
 
 #: names of arrays of inputs and of targets in a file
 INPUTS = ("inputs", "x", "X", "images", "features", "data")

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -32,12 +33,17 @@ from dubito.formats.tables import (
     without_index,
 )
 from dubito.targets import missing
+from dubito.types import Array, Frame, Options
 
 __all__ = ["open"]
 
+#: inputs and targets as they are read
+Inputs: TypeAlias = Source | list[Any] | Array | Frame
+Targets: TypeAlias = Array | Frame | None
+
 
 def open(
-    source: Any,
+    source: object,
     split: str = "train",
     *,
     target: str | Sequence[str] | None = None,
@@ -92,7 +98,7 @@ def open(
     <digits: 359 x (1, 8, 8), image, labeled>
     """
     _checks.one_of(("skip", "raise", "report"), on_error, "on_error")
-    options: dict[str, Any] = {"text": text, "size": size, "mode": mode, "fit": fit}
+    options: Options = {"text": text, "size": size, "mode": mode, "fit": fit}
     options |= {"ignore": ignore or None, "categories": categories or None}
     options = {option: value for option, value in options.items() if value is not None}
     if format is not None:
@@ -114,16 +120,14 @@ def open(
         return opened
     if hasattr(content, "iloc"):
         columns = (target,) if isinstance(target, str) else tuple(target or ())
-        if not labeled or (format is not None and weight not in content.columns):
-            weight = None
-        parts = content, labels, columns, weight
+        parts = content, labels, columns, weight if labeled else None
         return _open_table(name, *parts, options, format, labeled, on_error)
     if isinstance(content, list):
         return _open_list(name, content, labels, options, format, on_error, stream)
     return _open_array(name, content, labels, options, format, resize, on_error)
 
 
-def parts(source: Any) -> tuple[str, ...]:
+def parts(source: object) -> tuple[str, ...]:
     """Return the parts of a source, such as ("train", "test"); empty if it has none.
 
     Args:
@@ -149,7 +153,7 @@ def parts(source: Any) -> tuple[str, ...]:
     return npz.npz_parts(path) if path.suffix.lower() == ".npz" else ()
 
 
-def _check(name: str, content: Any, labels: Any, columns: dict[str, Any], labeled: bool) -> None:
+def _check(name: str, content: Inputs, labels: Targets, columns: Options, labeled: bool) -> None:
     """Raise if there are no inputs, or if targets are missing or do not belong to them."""
     if not len(content):
         raise DubitoError(f"there are no inputs in {name}")
@@ -167,7 +171,7 @@ def _check(name: str, content: Any, labels: Any, columns: dict[str, Any], labele
 
 def _read(
     source: Any, split: str, labeled: bool, format: InputFormat | None
-) -> tuple[str, Any, Any]:
+) -> tuple[str, Inputs, Targets]:
     """Return the name, the inputs (a table, a list, an array or a source) and the targets."""
     if isinstance(source, Source):
         return source.name, source, source.target
@@ -194,7 +198,7 @@ def _read(
     return "data", as_array(inputs), labels
 
 
-def _load(name: str, parts: list[str]) -> tuple[str, Any, Any]:
+def _load(name: str, parts: list[str]) -> tuple[str, Inputs, Targets]:
     dataset = DATASETS.build(name)
     sources = [dataset.load(part) for part in parts]
     if len(sources) == 1:
@@ -206,7 +210,7 @@ def _load(name: str, parts: list[str]) -> tuple[str, Any, Any]:
 
 def _read_path(
     path: Path, parts: list[str], labeled: bool, kind: type[InputFormat] | None
-) -> tuple[str, Any, Any]:
+) -> tuple[str, Inputs, Targets]:
     suffix, name = path.suffix.lower(), path.resolve().name
     if path.is_dir() and labeled:
         return name, *folders.class_files(path, parts, kind)
@@ -224,7 +228,7 @@ def _read_path(
     )
 
 
-def _choose(name: str, items: Any, options: Mapping[str, Any]) -> type[InputFormat]:
+def _choose(name: str, items: Inputs, options: Options) -> type[InputFormat]:
     """Return the format that accepts items and takes the options; arrays are what others leave."""
     kinds = [kind for kind in FORMATS.values() if kind is not ArrayFormat and kind.accepts(items)]
     kinds.append(ArrayFormat)
@@ -243,9 +247,7 @@ def _options(kind: type[InputFormat]) -> set[str]:
     return {*inspect.signature(kind.fit).parameters}
 
 
-def _fitting(
-    kind: type[InputFormat], options: Mapping[str, Any]
-) -> Callable[..., InputFormat] | None:
+def _fitting(kind: type[InputFormat], options: Options) -> Callable[..., InputFormat] | None:
     """Return a function that fits a format to training rows again, if it depends on them."""
     return partial(kind.fit, **options) if "rows" in _options(kind) else None
 
@@ -253,8 +255,8 @@ def _fitting(
 def _open_list(
     name: str,
     items: list[Any],
-    labels: Any,
-    options: Mapping[str, Any],
+    labels: Targets,
+    options: Options,
     format: InputFormat | None,
     on_error: str,
     stream: bool | None,
@@ -271,9 +273,9 @@ def _open_list(
 
 def _open_array(
     name: str,
-    values: Any,
-    labels: Any,
-    options: Mapping[str, Any],
+    values: Array,
+    labels: Targets,
+    options: Options,
     format: InputFormat | None,
     resize: bool,
     on_error: str,
@@ -297,11 +299,11 @@ def _open_array(
 
 def _open_table(
     name: str,
-    frame: Any,
-    target: Any,
+    frame: Frame,
+    target: Targets,
     columns: tuple[str, ...],
     weight: str | None,
-    options: dict[str, Any],
+    options: Options,
     format: InputFormat | None,
     labeled: bool,
     on_error: str,
@@ -311,18 +313,18 @@ def _open_table(
     if format is not None:
         _check_accepted(name, frame, format)
         columns = (columns or getattr(format, "target", ())) if has_target else ()
+        weight = weight if weight in frame.columns else None
     named = (*columns, *([] if weight is None else [weight]))
     for column in (*named, *(c for value in options.values() for c in _columns(value))):
         _checks.one_of(list(frame.columns), column, f"column of {name}")
-    if weight is not None and format is None:
-        options = {**options, "ignore": [*options.get("ignore", ()), weight]}
+    left_out = [*options.get("ignore", ()), *named[len(columns) :]]
     if has_target and not columns:
-        columns = tuple(c for c in frame.columns if c not in options.get("ignore", ()))[-1:]
+        columns = tuple(c for c in frame.columns if c not in left_out)[-1:]
     if has_target:
         (frame,) = without_rows(name, missing_targets(frame, columns), frame)
     kind = _choose(name, frame, options)
-    if "target" in _options(kind):
-        options = {**options, "target": columns}
+    for option, value in (("target", columns), ("ignore", left_out)):
+        options = {**options, option: value} if option in _options(kind) else options
     fit: Callable[..., InputFormat] = partial(kind.fit, **options)
     readers: list[Callable[[], Any]] = [
         lambda: format or fit(frame),
@@ -335,7 +337,7 @@ def _open_table(
     return _without_errors(opened, on_error)
 
 
-def without_rows(name: str, absent: np.ndarray[Any, Any], *parts: Any) -> tuple[Any, ...]:
+def without_rows(name: str, absent: Array, *parts: Any) -> tuple[Any, ...]:
     """Leave out the samples whose targets are missing, unless these are all."""
     if not absent.any() or absent.all():
         return parts
@@ -350,7 +352,7 @@ def without_rows(name: str, absent: np.ndarray[Any, Any], *parts: Any) -> tuple[
     return tuple(take(part, rows) for part in parts)
 
 
-def _columns(value: Any) -> Sequence[str]:
+def _columns(value: str | Sequence[str]) -> Sequence[str]:
     return [value] if isinstance(value, str) else value
 
 
@@ -361,7 +363,7 @@ def _without_errors(source: Items, on_error: str) -> Source:
     return source
 
 
-def _check_accepted(name: str, items: Any, format: InputFormat) -> None:
+def _check_accepted(name: str, items: Inputs, format: InputFormat) -> None:
     """Raise if a model takes inputs of another kind."""
     if not format.accepts(items):
         own = repr(name_of(_choose(name, items, {})))
@@ -376,5 +378,5 @@ def _are_paths(source: Any) -> bool:
     return _all_are(source, os.PathLike) or any(map(os.path.exists, source))
 
 
-def _all_are(source: Any, kind: Any) -> bool:
+def _all_are(source: object, kind: type | UnionType) -> bool:
     return isinstance(source, list) and all(isinstance(item, kind) for item in source)

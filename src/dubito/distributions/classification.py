@@ -27,14 +27,10 @@ class CategoricalPredictive(td.Categorical):
     Args:
         log_probs: Log probabilities of the classes, (..., K).
         probs: Probabilities, if known already, (..., K).
-        ranking: Values whose largest class stays the most probable one, (..., K): rounding must
-            not change the prediction.
     """
 
-    def __init__(
-        self, log_probs: Tensor, probs: Tensor | None = None, ranking: Tensor | None = None
-    ) -> None:
-        self.logits, self._probs, self._ranking = log_probs, probs, ranking
+    def __init__(self, log_probs: Tensor, probs: Tensor | None = None) -> None:
+        self.logits, self._probs = log_probs, probs
         self._num_events = log_probs.shape[-1]
         td.Distribution.__init__(self, log_probs.shape[:-1], validate_args=False)
 
@@ -43,8 +39,6 @@ class CategoricalPredictive(td.Categorical):
         """Class probabilities: (..., K)."""
         if self._probs is None:
             self._probs = self.logits.exp()
-            if self._ranking is not None:
-                self._probs = _with_top(self._probs, self._ranking.argmax(-1, keepdim=True))
         return self._probs
 
     @property
@@ -52,11 +46,17 @@ class CategoricalPredictive(td.Categorical):
         return self.logits
 
 
-def _with_top(probs: Tensor, label: Tensor) -> Tensor:
-    """Make a class the most probable one where rounding has given that place to another."""
-    top, place = probs.max(-1, keepdim=True)
-    least = top * (1 + 4 * torch.finfo(probs.dtype).eps)
-    return probs.scatter(-1, label, torch.where(place == label, probs.gather(-1, label), least))
+def _with_top(logits: Tensor, probs: Tensor) -> Tensor:
+    """Normalize log probabilities; the class that is most probable before calibration stays it.
+
+    Rounding may have tied it with classes that calibration tells apart, and the mean of calibrated
+    members may prefer another one. It is raised above that, by what float32 still tells apart.
+    """
+    classes = torch.arange(probs.shape[-1], device=probs.device)
+    top = classes == probs.argmax(-1, keepdim=True)
+    others = logits.masked_fill(top, -torch.inf).amax(-1, keepdim=True)
+    least = others + 4 * torch.finfo(torch.float32).eps
+    return torch.where(top, torch.maximum(logits, least), logits).log_softmax(-1)
 
 
 class ClassDistribution(Distribution):
@@ -118,8 +118,7 @@ class ClassDistribution(Distribution):
         Args:
             theta: One value per entry of `calibration_bounds`.
         """
-        logits = self._calibrated_logits(theta)
-        return CategoricalPredictive(logits.log_softmax(-1), ranking=self.probs)
+        return CategoricalPredictive(_with_top(self._calibrated_logits(theta), self.probs))
 
     def _calibrated_logits(self, theta: Tensor) -> Tensor:
         """Temperature scaling of the expected probabilities."""
@@ -152,9 +151,8 @@ class ClassMixture(Mixture, ClassDistribution):  # type: ignore[override]
 
     def with_calibrated_members(self, theta: Tensor) -> CategoricalPredictive:
         """Mix the members' calibrated predictives; the most probable class never changes."""
-        logs = self.members.calibrated(theta).logits
-        mean = logs.logsumexp(-2) - math.log(logs.shape[-2])
-        return CategoricalPredictive(mean, ranking=self.probs)
+        logits = self.members.calibrated(theta).logits.logsumexp(-2)
+        return CategoricalPredictive(_with_top(logits, self.probs))
 
     def divergence(self, p: Tensor, q: Tensor) -> Tensor:  # type: ignore[override]
         """Divergence of the members' kind."""

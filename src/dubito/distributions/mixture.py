@@ -12,6 +12,8 @@ from torch.distributions import constraints
 from dubito.distributions.base import Distribution, _Score
 from dubito.errors import DubitoError
 
+__all__: list[str] = []
+
 
 class Mixture(Distribution):
     """Equal mixture of `members`, whose last batch axis counts them.

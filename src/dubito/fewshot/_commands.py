@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dubito import _checks
 from dubito import data as sources
-from dubito.api import AnyPath, find_device
+from dubito.api import AnyPath, Factory, find_device, load_model
 from dubito.errors import DubitoError
 from dubito.fewshot._engine import Engine
 from dubito.fewshot._episodes import Sampler, Setting
@@ -22,12 +22,13 @@ from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.plugins import import_function
 from dubito.tasks import Classification
+from dubito.types import Options
 
 Scaling = Literal["none", "unit", "centered"]
 
 #: name -> method and scaling; "published" is I-EDL as published, and "centered" was chosen on
 #: validation classes
-PRESETS: dict[str, tuple[dict[str, Any], Scaling]] = {
+PRESETS: dict[str, tuple[Options, Scaling]] = {
     "published": ({"name": "iedl", "fisher_weight": 0.01, "scale": "paper"}, "none"),
     "centered": ({"name": "iedl", "fisher_weight": 0.0, "kl_weight": 0.0}, "centered"),
 }
@@ -37,7 +38,7 @@ def fewshot(
     features: AnyPath | Features,
     *,
     ood: AnyPath | Features | None = None,
-    method: str | dict[str, Any] | None = None,
+    method: str | Options | None = None,
     preset: str | None = None,
     ways: int = 5,
     shots: int = 5,
@@ -53,7 +54,7 @@ def fewshot(
     device: str = "auto",
     out: AnyPath | None = None,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
+) -> Options:
     """Evaluate few-shot episodes on frozen features: accuracy, confidence and OOD detection.
 
     Start the same command again to continue an interrupted run.
@@ -81,6 +82,11 @@ def fewshot(
     Returns:
         Configuration, and "metrics": mean, interval and episodes of each.
     """
+    if preset is not None:
+        if method is not None or scaling is not None:
+            raise DubitoError(f"preset {preset!r}: pass either preset, or method and scaling")
+        method, scaling = _checks.entry(PRESETS, preset, "preset")
+    built, scaling = METHODS.build(method or "iedl"), scaling or "none"
     setting = Setting(ways, shots, queries or 0, seed)
     place = find_device(device)
     with ThreadPoolExecutor() as pool:
@@ -90,11 +96,6 @@ def fewshot(
     assert inside is not None
     known = validation if known is None else known
     Sampler(inside, outside, setting)  # fail before a long search
-    if preset is not None:
-        if method is not None or scaling is not None:
-            raise DubitoError(f"preset {preset!r}: pass either preset, or method and scaling")
-        method, scaling = _checks.entry(PRESETS, preset, "preset")
-    built, scaling = METHODS.build(method or "iedl"), scaling or "none"
     folder = None if out is None else Path(out)
     if validation is not None:
         built = choose(
@@ -118,6 +119,7 @@ def features(
     mode: Mode | None = None,
     batch_size: int = 64,
     device: str = "auto",
+    network: Factory | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Features:
     """Extract the features that a network has before its last layer, for few-shot episodes.
@@ -135,20 +137,22 @@ def features(
         mode: L (gray) or RGB, for a network; a model has its own.
         batch_size: Inputs per batch.
         device: auto, cpu or cuda.
+        network: Factory of a model's custom network: a function, "module:function" or
+            "file.py:function".
         progress: Called with the number of inputs of each finished batch.
 
     Returns:
         Features with their labels.
     """
-    place, network = find_device(device), _network(model)
-    network.to(place).eval()
-    form = network.preprocessing.inputs if isinstance(network, Model) else None
+    place, whole = find_device(device), _network(model, network)
+    whole.to(place).eval()
+    form = whole.preprocessing.inputs if isinstance(whole, Model) else None
     source = sources.open(data, split, size=size, mode=mode, format=form)
     # Some networks have a module called `features`, which is only a part of the way.
-    extract: Any = getattr(network, "features", None)
+    extract: Any = getattr(whole, "features", None)
     if not callable(extract) or isinstance(extract, nn.Module):
-        extract = network
-    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+        extract = whole
+    dtype = next((p.dtype for p in whole.parameters() if p.is_floating_point()), torch.float32)
     task, parts, done = Classification.from_target(source.target), list[Tensor](), 0
     for batch in source.batches(batch_size):
         inputs = batch.checked(lambda row: source.item(done + row)).to(place)  # noqa: B023
@@ -169,9 +173,9 @@ def _open(source: AnyPath | Features | None) -> Features | None:
     return source if isinstance(source, Features | None) else read_features(source)
 
 
-def _network(model: Any) -> nn.Module:
+def _network(model: Any, network: Factory | None) -> nn.Module:
     if isinstance(model, str) and ":" in model and not Path(model).exists():
         model = import_function(model)
     if callable(model) and not isinstance(model, nn.Module):
         model = model()
-    return model if isinstance(model, nn.Module) else Model.load(model)
+    return model if isinstance(model, nn.Module) else load_model(model, network=network)

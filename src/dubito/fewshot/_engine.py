@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from dubito import kernels, metrics
-from dubito._threads import one_thread
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.fewshot._design import factorize, to_weights
@@ -24,6 +23,7 @@ from dubito.fewshot._features import Features
 from dubito.fewshot._lbfgs import Solver, minimize
 from dubito.losses import value_and_gradient
 from dubito.methods import METHODS, Method
+from dubito.types import Json
 
 #: metrics by name, one value per episode
 Values = dict[str, NDArray[np.float32]]
@@ -91,7 +91,7 @@ class Engine:
         self._inside = features.values.to(self.device)
         self._outside = self.sampler.ood.values.to(self.device)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Return what the values depend on, as JSON values."""
         return {
             "setting": asdict(self.setting),
@@ -116,19 +116,21 @@ class Engine:
         """
         # On a CPU a batch per thread: torch's own threads would wait for each other in each of
         # many small operations.
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        available = torch.get_num_threads()
+        threads = available if self.device.type == "cpu" else 1
         size = self._batch_size(stop - start, threads)
         ranges = [(first, min(first + size, stop)) for first in range(start, stop, size)]
         pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         parts = []
-        with one_thread():
-            try:
-                for part in (pool.map if threads > 1 else map)(self._batch, ranges):
-                    parts.append(part)
-                    if progress is not None:
-                        progress(len(part["accuracy"]))
-            finally:
-                pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(1)
+        try:
+            for part in (pool.map if threads > 1 else map)(self._batch, ranges):
+                parts.append(part)
+                if progress is not None:
+                    progress(len(part["accuracy"]))
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(available)
         return {name: torch.cat([p[name] for p in parts]).cpu().numpy() for name in parts[0]}
 
     def loss(self, outputs: Tensor, rounds: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from dubito._files import atomic_write, make_folder
 from dubito.errors import DubitoError
 from dubito.fewshot._pickles import unpickle
 from dubito.tasks import Classification
+from dubito.types import Json
 
 Indices = NDArray[np.int64]
 
@@ -105,7 +106,7 @@ class Features:
                 "of one network"
             )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Return name, shape and hash as JSON values."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.values.numpy(), self.order, self.sizes):

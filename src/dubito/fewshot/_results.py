@@ -13,7 +13,6 @@ with more episodes reuses the parts that exist, and parts may be computed on sev
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -23,12 +22,13 @@ from dubito import _checks
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.errors import DubitoError
 from dubito.fewshot._engine import Engine, Values
+from dubito.types import Json
 
 #: episodes of a part
 PART = 10_000
 
 
-def summarize(parts: Sequence[Values]) -> dict[str, dict[str, Any]]:
+def summarize(parts: Sequence[Values]) -> dict[str, Json]:
     """Compute the mean of each metric over the episodes that have it.
 
     Args:
@@ -57,7 +57,7 @@ def run(
     episodes: int,
     out: Path | None = None,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Evaluate episodes, and save the results to a folder.
 
     Args:

@@ -18,6 +18,7 @@ from dubito.fewshot._episodes import Setting
 from dubito.fewshot._features import Features, scale
 from dubito.fewshot._results import summarize
 from dubito.methods import METHODS, Method
+from dubito.types import Json
 
 #: metrics to maximize, one of them or both
 METRICS = ("accuracy", "ood_aupr")
@@ -30,7 +31,7 @@ class Choice(NamedTuple):
 
     method: Method
     scaling: str
-    trials: list[dict[str, Any]]
+    trials: list[Json]
 
 
 def tune(

@@ -1,13 +1,13 @@
 """Formats: how inputs become tensors. A format is one file and an entry of `FORMATS`."""
 
 from dubito.formats.arrays import ArrayFormat
-from dubito.formats.base import FORMATS, AnyFormat, Encoded, InputFormat
+from dubito.formats.base import FORMATS, Encoded, InputFormat
 from dubito.formats.images import ImageFormat, Resize
 from dubito.formats.preprocessing import Preprocessing
 from dubito.formats.tables import TableFormat
 from dubito.formats.text import TextFormat
 
 __all__ = [
-    "FORMATS", "AnyFormat", "ArrayFormat", "Encoded", "ImageFormat", "InputFormat", "Preprocessing",
-    "Resize", "TableFormat", "TextFormat",
+    "FORMATS", "ArrayFormat", "Encoded", "ImageFormat", "InputFormat", "Preprocessing", "Resize",
+    "TableFormat", "TextFormat",
 ]  # fmt: skip

@@ -12,7 +12,8 @@ from pydantic import FiniteFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from dubito.errors import DubitoError
-from dubito.formats.base import FORMATS, Array, Encoded, InputFormat, joined
+from dubito.formats.base import FORMATS, Encoded, InputFormat, joined
+from dubito.types import Array
 
 __all__ = ["ArrayFormat"]
 
@@ -47,7 +48,7 @@ class ArrayFormat(InputFormat):
         return self
 
     @classmethod
-    def accepts(cls, items: Any) -> bool:
+    def accepts(cls, items: object) -> bool:
         """Return whether the format reads such inputs: an array or a tensor."""
         return isinstance(items, Tensor | np.ndarray)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
-import numpy as np
 import torch
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer
 from torch import Tensor
@@ -14,9 +13,8 @@ from torch import Tensor
 from dubito.errors import DubitoError
 from dubito.registry import Entry, Registry
 
-__all__ = ["FORMATS", "AnyFormat", "Encoded", "InputFormat"]
+__all__ = ["FORMATS", "Encoded", "InputFormat"]
 
-Array = np.ndarray[Any, Any]
 
 #: problems that one message lists
 LISTED = 10
@@ -85,7 +83,7 @@ class InputFormat(Entry, ABC):
         return self.dtype == "uint8"
 
     @classmethod
-    def accepts(cls, items: Any) -> bool:
+    def accepts(cls, items: object) -> bool:
         """Return whether the format reads such inputs; here, files with one of `extensions`.
 
         Args:

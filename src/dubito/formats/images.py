@@ -8,9 +8,10 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -21,8 +22,12 @@ from dubito import _checks
 from dubito._extras import need
 from dubito.errors import DubitoError
 from dubito.formats.arrays import CHANNELS, as_numpy, channels_first
-from dubito.formats.base import FORMATS, Array, Encoded, InputFormat
+from dubito.formats.base import FORMATS, Encoded, InputFormat
 from dubito.formats.threads import each
+from dubito.types import Array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["ImageFormat", "Resize"]
 
@@ -80,7 +85,7 @@ class Resize(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         height, width = (int(side / share) for side in size)
         return height, width
 
-    def __call__(self, image: Any, size: tuple[int, int]) -> Any:
+    def __call__(self, image: Image, size: tuple[int, int]) -> Image:
         """Resize a Pillow image.
 
         Args:
@@ -90,7 +95,8 @@ class Resize(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         filter = need("PIL.Image", "data").Resampling[self.interpolation.upper()]
         (height, width), box = size, (size[1], size[0])
         if self.fit == "pad":
-            return need("PIL.ImageOps", "data").pad(image, box, filter)
+            padded: Image = need("PIL.ImageOps", "data").pad(image, box, filter)
+            return padded
         if self.fit == "stretch":
             return image.resize(box, filter)
         least_height, least_width = self.scaled(size)
@@ -122,7 +128,7 @@ class ImageFormat(InputFormat):
     """How images of other sizes are resized."""
 
     @classmethod
-    def accepts(cls, items: Any) -> bool:
+    def accepts(cls, items: object) -> bool:
         """Return whether the format reads such inputs: files, or pixels (N, C, H, W), uint8."""
         if not isinstance(items, Tensor | np.ndarray):
             return super().accepts(items)
@@ -165,6 +171,23 @@ class ImageFormat(InputFormat):
         mode = mode or ("L" if gray else "RGB")
         return cls(size=_pair(side), mode=mode, resize=Resize(fit=chosen))
 
+    def changed(
+        self, *, size: int | tuple[int, int] | None, mode: Mode | None, fit: Fit | None
+    ) -> Self:
+        """Return this format with some options of `fit`.
+
+        Args:
+            size: Side, or height and width; None keeps the size.
+            mode: "L" or "RGB"; None keeps the mode.
+            fit: "stretch", "crop" or "pad"; None keeps how images are resized.
+        """
+        return replace(
+            self,
+            size=self.size if size is None else _pair(size),
+            mode=mode or self.mode,
+            resize=self.resize.model_copy(update={"fit": fit or self.resize.fit}),
+        )
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Channels, height and width."""
@@ -194,7 +217,7 @@ class ImageFormat(InputFormat):
         """Side from which more pixels hardly change the result."""
         return 2 * max(self.resize.scaled(self.size))
 
-    def _draft(self, image: Any) -> None:
+    def _draft(self, image: Image) -> None:
         """Let a JPEG be decoded at a fraction of its size, which saves most of the time."""
         image.draft(self.mode, (self._enough, self._enough))
 
@@ -243,7 +266,7 @@ class ImageFormat(InputFormat):
         ):
             return self._pixels(opened)
 
-    def _pixels(self, opened: Any) -> Array:
+    def _pixels(self, opened: Image) -> Array:
         """Convert the first frame of an image to pixels (C, H, W)."""
         self._draft(opened)
         opened = _reduced(opened, self._enough)
@@ -255,7 +278,7 @@ class ImageFormat(InputFormat):
         return f"{self.size[0]} x {self.size[1]} {self.mode} images"
 
 
-def _reduced(image: Any, side: int) -> Any:
+def _reduced(image: Image, side: int) -> Image:
     """Average blocks of a large image, whose shorter side remains at least `side`."""
     factor = min(image.size) // side
     if factor < 2 or math.prod(image.size) < LARGE or image.mode not in REDUCIBLE:
@@ -266,17 +289,17 @@ def _reduced(image: Any, side: int) -> Any:
     return reduced
 
 
-def eight_bit(image: Any) -> Any:
+def eight_bit(image: Image) -> Image:
     """Return an image that converts to any of MODES without clipping or guessing."""
     image_class = need("PIL.Image", "data")
     if image.mode.startswith("I;16"):
-        return image_class.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+        image = image_class.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise DubitoError(f"pixels of mode {image.mode} have no known range; store 8 or 16 bits")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = image_class.new("RGBA", image.size, "white")
-        return image_class.alpha_composite(white, image).convert("RGB")
+        image = image_class.alpha_composite(white, image).convert("RGB")
     return image
 
 

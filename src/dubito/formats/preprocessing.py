@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Self
 
 import torch
-from pydantic import BaseModel, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 from torch import Tensor
 
 from dubito.errors import DubitoError
@@ -74,7 +74,11 @@ class Preprocessing(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
         if mean is not None or std is not None:
             if standardize is False:
                 raise DubitoError("standardize=False contradicts mean and std: drop one of them")
-            return cls.model_validate({"inputs": format, "mean": mean, "std": std})
+            try:
+                return cls.model_validate({"inputs": format, "mean": mean, "std": std})
+            except ValidationError as error:
+                text = error.errors()[0]["msg"].removeprefix("Value error, ")
+                raise DubitoError(text) from None
         if standardize is None:
             standardize = inputs.ndim == 2 and inputs.is_floating_point()
         if not standardize:

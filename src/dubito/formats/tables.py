@@ -23,7 +23,8 @@ from dubito import _checks
 from dubito._extras import need
 from dubito.errors import DubitoError
 from dubito.formats.arrays import as_tensor, check_resolution, margins
-from dubito.formats.base import FORMATS, Array, Encoded, InputFormat, joined, listing
+from dubito.formats.base import FORMATS, Encoded, InputFormat, joined, listing
+from dubito.types import Array, Frame, Series
 
 __all__ = ["TableFormat"]
 
@@ -70,7 +71,7 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         return len(self.categories) if self.categories is not None else 1 + (self.fill is not None)
 
     @classmethod
-    def fit(cls, series: Any, category: bool, rows: Array) -> Column:
+    def fit(cls, series: Series, category: bool, rows: Array) -> Column:
         """Create from a column of the training data.
 
         Args:
@@ -99,7 +100,7 @@ class Column(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         fill = float(np.median(values)) if missing.any() else None
         return cls(name=name, low=low, high=high, fill=fill)
 
-    def encode(self, series: Any, errors: dict[int, str]) -> Array:
+    def encode(self, series: Series, errors: dict[int, str]) -> Array:
         """Convert a column to inputs (N, width); errors of rows are added to `errors`."""
         if self.categories is not None:
             words, count = _words(series), len(self.categories)
@@ -149,7 +150,7 @@ class TableFormat(InputFormat):
     """Target columns."""
 
     @classmethod
-    def accepts(cls, items: Any) -> bool:
+    def accepts(cls, items: object) -> bool:
         """Return whether the format reads such inputs: a DataFrame, rows, or a file of them."""
         if isinstance(items, str | os.PathLike):
             return Path(items).suffix.lower() in TABLES
@@ -257,7 +258,7 @@ class TableFormat(InputFormat):
 # --- cells ----------------------------------------------------------------------------------------
 
 
-def _numbers(series: Any) -> tuple[Array, Array, Array]:
+def _numbers(series: Series) -> tuple[Array, Array, Array]:
     """Return the numbers of a column, which cells are missing, and which are not finite numbers."""
     pandas = need("pandas", "data")
     cells = series if _is_numeric(series) else series.astype("str")
@@ -270,7 +271,7 @@ def _numbers(series: Any) -> tuple[Array, Array, Array]:
     return values, missing, wrong & ~missing
 
 
-def _words(series: Any) -> Array:
+def _words(series: Series) -> Array:
     """Return the categories of a column, "" for missing ones."""
     codes, cells = need("pandas", "data").factorize(series, use_na_sentinel=False)
     words = ["" if _word(c).lower() in MISSING_CATEGORY else _word(c) for c in cells]
@@ -278,28 +279,28 @@ def _words(series: Any) -> Array:
     return categories
 
 
-def _word(cell: Any) -> str:
+def _word(cell: object) -> str:
     """Return a cell as a .csv file has it; an integer may be stored as a float."""
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return "" if cell is None else str(cell).strip()
 
 
-def _short(cell: Any) -> str:
+def _short(cell: object) -> str:
     word = _word(cell)
     return repr(word if len(word) <= 40 else word[:40] + "...")
 
 
-def _is_numeric(series: Any) -> bool:
+def _is_numeric(series: Series) -> bool:
     """Return whether a column has numbers; True and False are categories, as in a file."""
     return series.dtype.kind in "iuf"
 
 
-def _has_codes(series: Any) -> bool:
+def _has_codes(series: Series) -> bool:
     return not _is_numeric(series) and any(map(CODE.match, series.astype("str")))
 
 
-def _distinct(series: Any, requested: bool, rows: Array) -> tuple[str, ...]:
+def _distinct(series: Series, requested: bool, rows: Array) -> tuple[str, ...]:
     """Return the categories of a column, unless it looks like an identifier."""
     words, count, name = _words(series), len(series), series.name
     categories = set(words.tolist())
@@ -318,7 +319,7 @@ def _ignore(name: str) -> str:
     return f"ignore it (ignore=[{name!r}])"
 
 
-def _place(series: Any, row: int) -> str:
+def _place(series: Series, row: int) -> str:
     """Return the name of a row in messages."""
     return f"{'line' if series.index.name == LINE else 'row'} {series.index[row]}"
 
@@ -344,7 +345,7 @@ def collected(functions: Iterable[Callable[[], T]], name: str = "") -> list[T]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def as_frame(items: Any) -> Any:
+def as_frame(items: Any) -> Frame:
     """Return a DataFrame of rows as users have them; see `TableFormat.encode`."""
     if isinstance(items, str | os.PathLike):
         items = read_table(Path(items))
@@ -361,7 +362,7 @@ def as_frame(items: Any) -> Any:
     return frame
 
 
-def read_table(path: Path) -> Any:
+def read_table(path: Path) -> Frame:
     """Read a .csv or .parquet file; rows of a .csv file are labeled by their lines."""
     pandas = need("pandas", "data")
     try:
@@ -396,7 +397,7 @@ def read_table(path: Path) -> Any:
     return frame[(frame != "").any(axis=1)]
 
 
-def target_columns(frame: Any, names: Sequence[str]) -> Any:
+def target_columns(frame: Frame, names: Sequence[str]) -> Series | Frame:
     """Return the targets of a table: a column of numbers or text, or several columns.
 
     Args:
@@ -407,7 +408,7 @@ def target_columns(frame: Any, names: Sequence[str]) -> Any:
     return columns[0] if len(columns) == 1 else need("pandas", "data").concat(columns, axis=1)
 
 
-def missing_targets(frame: Any, names: Sequence[str]) -> Array:
+def missing_targets(frame: Frame, names: Sequence[str]) -> Array:
     """Return the rows of a table without any target: bool (N,).
 
     Args:
@@ -418,11 +419,11 @@ def missing_targets(frame: Any, names: Sequence[str]) -> Array:
     return absent
 
 
-def _is_missing(series: Any) -> Array:
+def _is_missing(series: Series) -> Array:
     return np.array([_word(cell).lower() in MISSING_TARGET for cell in series], bool)
 
 
-def _target_column(series: Any) -> Any:
+def _target_column(series: Series) -> Series:
     """Return a target column; cells of text that are numbers become numbers, codes do not.
 
     Missing cells are NaN.
@@ -443,7 +444,7 @@ def _target_column(series: Any) -> Any:
     return words.astype(object).where(numbers.isna(), numbers) if mixed else numbers
 
 
-def weight_column(series: Any) -> Array:
+def weight_column(series: Series) -> Array:
     """Return a column of sample weights, numbers of at least 0.
 
     Args:
@@ -460,7 +461,7 @@ def weight_column(series: Any) -> Array:
     return weights
 
 
-def without_index(frame: Any, name: str) -> Any:
+def without_index(frame: Frame, name: str) -> Frame:
     """Leave out a column without a name that counts the rows, as pandas writes it.
 
     A network could recognize the samples of a sorted table by it.
@@ -472,7 +473,7 @@ def without_index(frame: Any, name: str) -> Any:
     return frame.drop(columns=first)
 
 
-def row_names(frame: Any, name: str) -> list[str]:
+def row_names(frame: Frame, name: str) -> list[str]:
     """Return the names of rows for users: the line of a file, or the label of a row."""
     prefix = f"{name}:" if frame.index.name == LINE else "row "
     return [f"{prefix}{label}" for label in frame.index]

@@ -51,7 +51,7 @@ class TextFormat(InputFormat):
     """Target columns of that table."""
 
     @classmethod
-    def accepts(cls, items: Any) -> bool:
+    def accepts(cls, items: object) -> bool:
         """Return whether the format reads such inputs: texts, .txt files, or rows of a table."""
         if hasattr(items, "iloc"):
             return True

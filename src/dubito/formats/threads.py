@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from torch.utils.data import get_worker_info
 
+__all__: list[str] = []
+
 T = TypeVar("T")
 R = TypeVar("R")
 

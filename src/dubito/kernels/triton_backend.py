@@ -24,6 +24,8 @@ from dubito.kernels.triton_rows import RESCALED, WEIGHERS, Config, Sizes, Tensor
 from dubito.numerics.spec import LossSpec
 from dubito.numerics.torch_backend import reference_loss
 
+__all__: list[str] = []
+
 if torch.version.cuda is not None:  # other builds of torch have no such names
     from torch._C import _cuda_getCurrentRawStream, _cuda_getDevice
 

@@ -12,6 +12,8 @@ from dubito.kernels import triton_labels as labels
 from dubito.kernels import triton_math as tm
 from dubito.numerics.spec import PerForm
 
+__all__: list[str] = []
+
 # two-point Gauss rule on [0, 1]
 _NODES = tl.constexpr((0.21132486540518713, 0.7886751345948129))
 

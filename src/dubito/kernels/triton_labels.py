@@ -19,6 +19,8 @@ import triton.language as tl
 from dubito.kernels import triton_math as tm
 from dubito.kernels.triton_rows import Tile, load, sweep
 
+__all__: list[str] = []
+
 # of a class without evidence
 _TRIGAMMA = tl.constexpr(math.pi**2 / 6)
 _R_LESS_HALF = tl.constexpr(6 / math.pi**2 - 1)

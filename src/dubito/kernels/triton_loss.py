@@ -15,6 +15,8 @@ from dubito.kernels import triton_rows as tr
 from dubito.kernels import triton_soft as soft
 from dubito.numerics.spec import PerForm
 
+__all__: list[str] = []
+
 
 @triton.jit
 def _value(tile: tr.Tile) -> tl.tensor:

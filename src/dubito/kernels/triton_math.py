@@ -18,6 +18,8 @@ import triton.language as tl
 from dubito.numerics.gamma import ARTANH, POLYNOMIALS
 from dubito.numerics.spec import EXP_BOUND
 
+__all__: list[str] = []
+
 #: whether the kernels are compiled: the interpreter has no instructions of a GPU
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 

@@ -11,6 +11,8 @@ from dubito.kernels import triton_math
 from dubito.kernels.triton_rows import Config, Constants
 from dubito.numerics.spec import LOSS_FORMS, LossSpec, PerForm, form_factors
 
+__all__: list[str] = []
+
 #: classes up to which a row stays in one thread
 FEW = 32
 #: classes up to which one block may contain a row; longer ones are divided into blocks of half that

@@ -13,6 +13,8 @@ import triton.language as tl
 from dubito.kernels import triton_math as tm
 from dubito.numerics.spec import LossSpec, PerForm
 
+__all__: list[str] = []
+
 #: programs that add up the weights of rows
 WEIGHERS = tl.constexpr(1024)
 #: entries of the gradient that a program rescales at once

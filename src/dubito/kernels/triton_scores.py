@@ -14,6 +14,8 @@ from dubito.kernels.triton_plan import blocks, configure, layout
 from dubito.kernels.triton_rows import Sizes, Tensors, Tile, load_evidence, sweep, tile_of
 from dubito.numerics.spec import LossSpec
 
+__all__: list[str] = []
+
 #: scores in the order of the kernel's output
 NAMES = (
     "max_alpha",

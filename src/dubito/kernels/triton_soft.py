@@ -14,6 +14,8 @@ from dubito.kernels import triton_math as tm
 from dubito.kernels.triton_rows import Tile, load_evidence, load_target, sweep
 from dubito.numerics.spec import PerForm
 
+__all__: list[str] = []
+
 
 class Totals(NamedTuple):
     """Sums over the classes (R,)."""

@@ -18,7 +18,7 @@
 A new method is one file like its neighbors.
 """
 
-from dubito.methods.base import METHODS, Method, MethodLoss
+from dubito.methods.base import METHODS, Method, MethodLoss, NonNegative, TaskLike
 from dubito.methods.der import DER
 from dubito.methods.edl import EDL
 from dubito.methods.ensemble import Ensemble
@@ -32,6 +32,6 @@ from dubito.methods.softmax import LabelSmoothing, Softmax
 
 __all__ = [
     "DER", "EDL", "FEDL", "IEDL", "METHODS", "REDL", "Ensemble", "KLPriorNetwork",
-    "LabelSmoothing", "MCDropout", "Method", "MethodLoss", "PosteriorNetwork",
-    "ReverseKLPriorNetwork", "Softmax",
+    "LabelSmoothing", "MCDropout", "Method", "MethodLoss", "NonNegative", "PosteriorNetwork",
+    "ReverseKLPriorNetwork", "Softmax", "TaskLike",
 ]  # fmt: skip

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+__all__: list[str] = []
+
 #: largest difference of the outputs from a linear layer of the features, relative to the largest
 TOLERANCE = 1e-2
 

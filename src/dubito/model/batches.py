@@ -6,6 +6,8 @@ import torch
 
 from dubito.data import Source
 
+__all__: list[str] = []
+
 #: Inputs of a batch: at most so many, and so many numbers, whose activations take 16 to 40 times
 #: their memory in convolutional networks: about 1 GB.
 MOST, VALUES = 1024, 1 << 23

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dubito.model.model import Model
     from dubito.policy import Guarantee, Policy
 
+__all__: list[str] = []
+
 MAX_NAMES = 20
 SPECIAL = "\\`*_[]<>#|"
 #: metric -> its name in tables

@@ -17,6 +17,8 @@ from dubito.model.prediction import Prediction
 if TYPE_CHECKING:
     from dubito.model.model import Model
 
+__all__: list[str] = []
+
 NOT_FINITE = "the outputs of the network are not finite"
 
 

@@ -32,6 +32,9 @@ from dubito.errors import DubitoError
 from dubito.formats import Preprocessing
 from dubito.policy import Policy
 from dubito.tasks import AnyTask
+from dubito.types import Json
+
+__all__: list[str] = []
 
 MODEL, CARD = "model.json", "card.md"
 FORMAT, VERSION = "dubito-model", 1
@@ -63,7 +66,7 @@ class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docst
         versions: Versions of dubito, torch and Python.
     """
 
-    config: dict[str, Any] = {}
+    config: Json = {}
     seed: int = 0
     epochs: NonNegativeInt = 0
     best_epoch: NonNegativeInt = 0
@@ -88,13 +91,13 @@ class ModelFile(BaseModel, frozen=True, extra="forbid"):
 
     format: Literal["dubito-model"] = "dubito-model"
     version: Literal[1] = 1
-    method: dict[str, Any]
-    backbone: dict[str, Any] | None
+    method: Json
+    backbone: Json | None
     task: AnyTask
     preprocessing: Preprocessing
     calibration: Calibration | None = None
     policy: Policy | None = None
-    scores: tuple[dict[str, Any], ...] = ()
+    scores: tuple[Json, ...] = ()
     training: TrainingRecord | None = None
     versions: dict[str, str] = Field(default_factory=versions)
     weights: WeightsFile

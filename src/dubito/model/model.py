@@ -686,7 +686,10 @@ class _Noise:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if inputs.dtype == torch.int64:
-            raise DubitoError("noise is added to numbers and pixels, not to indices")
+            raise DubitoError(
+                f"noise={self.sigma:g} is for numbers and pixels, but this model reads indices, as "
+                "of words: drop noise"
+            )
         x = unit_range(inputs)
         return x + self.sigma * torch.randn(x.shape, generator=self.generator)
 

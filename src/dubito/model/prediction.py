@@ -17,9 +17,9 @@ from dubito.calibration import Calibration
 from dubito.data.base import take_texts
 from dubito.distributions import Distribution
 from dubito.distributions.base import COMMON
-from dubito.formats.base import Array
 from dubito.policy import REASONS
 from dubito.tasks import Task
+from dubito.types import Array, Json
 
 if TYPE_CHECKING:
     from dubito.model.model import Model
@@ -181,9 +181,7 @@ class Prediction:
         table = self._table(scores)
         return table.columns | {f"probs.{k}": v for k, v in table.probs.items() if probs}
 
-    def rows(
-        self, scores: Sequence[str] | None = None, *, probs: bool = True
-    ) -> Iterator[dict[str, Any]]:
+    def rows(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Iterator[Json]:
         """Yield each row without its empty columns; `probs` is a dict from class to probability.
 
         Args:

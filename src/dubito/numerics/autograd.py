@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__: list[str] = []
+
 Tensors = tuple[Tensor, ...]
 _Values = Callable[..., Tensors]
 _Gradients = Callable[..., tuple[Tensor | None, ...]]

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+__all__: list[str] = []
+
 BLOCK = 1 << 22  # pairs in memory at once
 LEAST, MOST = 64, 16  # classes in a block and number of blocks if the batch is unknown
 

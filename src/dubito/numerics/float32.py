@@ -22,6 +22,8 @@ from dubito.numerics.gamma import (
 from dubito.numerics.quantities import Quantities
 from dubito.numerics.tracing import is_eager, lazy
 
+__all__: list[str] = []
+
 #: classes up to which sums are computed in float32
 MANY = 64
 

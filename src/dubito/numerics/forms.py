@@ -10,6 +10,8 @@ from torch import Tensor
 from dubito.numerics.quantities import Quantities
 from dubito.numerics.spec import EXP_BOUND
 
+__all__: list[str] = []
+
 
 class Slopes(NamedTuple):
     """Partial derivatives: the gradient in alpha is direct + centered(probs)/alpha0.

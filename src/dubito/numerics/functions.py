@@ -12,6 +12,8 @@ from dubito.numerics.float32 import FastQuantities, above, classes_first
 from dubito.numerics.forms import FORMS, weighted_gradient
 from dubito.numerics.quantities import KL, Quantities
 
+__all__: list[str] = []
+
 
 def _quantities(alpha: Tensor) -> Quantities:
     return Quantities(alpha, wide=is_wide(alpha))

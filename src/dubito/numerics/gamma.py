@@ -27,6 +27,8 @@ from torch import Tensor
 
 from dubito.numerics.tracing import lazy
 
+__all__: list[str] = []
+
 Array = Any  #: np.ndarray or Tensor; operators of one are not typed for the other
 _FILE = Path(__file__).with_name("polynomials.json")  # from tools/fit_polynomials.py
 #: name -> coefficients in ascending powers, mostly of 1/(x + 1/2)

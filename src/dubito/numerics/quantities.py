@@ -14,6 +14,8 @@ from torch import Tensor
 from dubito.numerics.gamma import Gamma, bregman_excess, log_gap
 from dubito.numerics.tracing import lazy
 
+__all__: list[str] = []
+
 
 class Quantities:
     """Functions of alpha and the target, each computed once, when first used.

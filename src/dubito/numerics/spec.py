@@ -3,6 +3,8 @@
 from collections import namedtuple
 from typing import NamedTuple
 
+__all__: list[str] = []
+
 #: one entry per closed form: columns, weights or values
 PerForm = namedtuple(
     "PerForm",

@@ -18,6 +18,8 @@ from dubito.numerics.quantities import Quantities
 from dubito.numerics.spec import LossSpec, form_factors
 from dubito.numerics.tracing import constant, is_eager
 
+__all__: list[str] = []
+
 Weights = Sequence[float | Tensor]
 #: smallest prior for which probabilities do not underflow in float32
 MIN_PRIOR = 0.01

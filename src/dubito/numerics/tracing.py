@@ -7,6 +7,8 @@ from typing import Any, Generic, Self, TypeVar, TypeVarTuple, overload
 import torch
 from torch import Tensor
 
+__all__: list[str] = []
+
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 

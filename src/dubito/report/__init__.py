@@ -1,1 +1,3 @@
 """Reports: standalone HTML pages about a model."""
+
+__all__: list[str] = []

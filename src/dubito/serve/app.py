@@ -26,6 +26,9 @@ from dubito.serve.gallery import Gallery, Group, read
 from dubito.serve.inputs import media_type
 from dubito.serve.schema import REFUSALS, ModelInfo, Predictions, Refusal, describe_request
 from dubito.serve.service import BUSY_DELAY, Lease, Network, Service
+from dubito.types import Options
+
+__all__: list[str] = []
 
 log = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")
@@ -187,7 +190,7 @@ async def _read_body(request: Request, length: int, most: int, memory: Lease) ->
 
 
 def _add_routes(app: FastAPI, service: Service, gallery: Gallery) -> None:
-    guarded: dict[str, Any] = {
+    guarded: Options = {
         "dependencies": [Security(Token(service.config.token))],
         "responses": {401: {"model": Refusal}},
     }
@@ -225,7 +228,7 @@ def _add_routes(app: FastAPI, service: Service, gallery: Gallery) -> None:
         return Response(content, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     @app.get("/openapi.json", include_in_schema=False, **guarded)
-    async def openapi() -> dict[str, Any]:
+    async def openapi() -> Options:
         route.openapi_extra = describe_request(service.loaded.reader)
         return get_openapi(title=app.title, version=app.version, routes=app.routes)
 

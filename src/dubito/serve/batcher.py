@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
 
+__all__: list[str] = []
+
 T = TypeVar("T")
 R = TypeVar("R")
 Question = Callable[[], Awaitable[bool]]

@@ -7,6 +7,8 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, field_validat
 from dubito._extras import need
 from dubito.api import find_device
 
+__all__: list[str] = []
+
 TOKEN = r"^[!-~]{16,}$"
 Host = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*/\s]+)$")]
 

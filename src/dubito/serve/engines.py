@@ -24,6 +24,8 @@ from dubito.formats import Encoded, InputFormat
 from dubito.model import Model, Prediction
 from dubito.model.collector import NOT_FINITE
 
+__all__: list[str] = []
+
 Name = Literal["torch", "onnx"]
 #: seconds of calls that measure an engine
 MEASURED = 0.1

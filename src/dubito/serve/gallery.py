@@ -19,6 +19,8 @@ from dubito.data.folders import files_below
 from dubito.errors import DubitoError
 from dubito.formats.images import ImageFormat, eight_bit
 
+__all__: list[str] = []
+
 DRAWING_FILE = "drawing.json"
 MOST_ITEMS = 400
 #: largest side of a sample in pixels; larger images are reduced

@@ -19,8 +19,10 @@ from starlette.exceptions import HTTPException
 from dubito._extras import need
 from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, Encoded, InputFormat
-from dubito.formats.base import Array
 from dubito.serve.config import ServeConfig
+from dubito.types import Array
+
+__all__: list[str] = []
 
 JSON, FORM = "application/json", "multipart/form-data"
 #: Values from which files are decoded one at a time.

@@ -1,14 +1,17 @@
 """Response models, and the OpenAPI description of requests for predictions."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, JsonValue
 
-from dubito.formats import AnyFormat
+from dubito.formats.base import AnyFormat
 from dubito.policy import Policy
 from dubito.serve.gallery import Drawing
 from dubito.serve.inputs import FORM, JSON, InputReader
 from dubito.tasks import AnyTask
+from dubito.types import Json
+
+__all__: list[str] = []
 
 #: statuses of POST /v1/predict
 REFUSALS = (400, 401, 408, 413, 415, 422, 500, 503, 504)
@@ -88,7 +91,7 @@ class ModelInfo(BaseModel):
     limits: dict[str, int]
 
 
-def describe_request(reader: InputReader) -> dict[str, Any]:
+def describe_request(reader: InputReader) -> Json:
     """Describe the requests for predictions of a model, as an operation of OpenAPI.
 
     Args:

@@ -21,6 +21,8 @@ from dubito.serve.app import create_app
 from dubito.serve.config import TOKEN, ServeConfig
 from dubito.serve.service import Network, Service
 
+__all__: list[str] = []
+
 log = logging.getLogger(__name__)
 #: Seconds for the next request on a connection; longer than a proxy keeps idle connections.
 KEEP_ALIVE = 65

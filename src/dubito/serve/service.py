@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -29,6 +28,9 @@ from dubito.serve.config import ServeConfig
 from dubito.serve.engines import blank, choose, measure
 from dubito.serve.inputs import JSON, InputReader, Item, media_type
 from dubito.serve.schema import ModelInfo
+from dubito.types import Json
+
+__all__: list[str] = []
 
 log = logging.getLogger(__name__)
 #: threads that read large bodies and images
@@ -45,7 +47,7 @@ UNCERTAINTIES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 #: keeps the interpreter for as long (`sys.getswitchinterval`), and waking it takes time.
 BRIEF = 0.005
 Network = str | Callable[[], nn.Module] | None
-Row = dict[str, Any]
+Row = Json
 
 
 class Metrics:

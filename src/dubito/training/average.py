@@ -8,6 +8,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from dubito.errors import DubitoError
 
+__all__: list[str] = []
+
 
 def averaged(network: nn.Module, epochs: int) -> AveragedModel:
     """Create an average of a network's weights, to be updated after each epoch.

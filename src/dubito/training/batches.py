@@ -19,6 +19,8 @@ from dubito.model import Model
 from dubito.targets import Target, scaled, values_and_weight
 from dubito.training.config import TrainConfig
 
+__all__: list[str] = []
+
 #: encoded inputs in memory or a source to stream them from, and encoded targets
 Samples = tuple[Tensor | Source, Tensor | Target]
 #: samples, and values of their inputs, in a batch without gradients

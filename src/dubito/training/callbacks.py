@@ -5,12 +5,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.errors import DubitoError
+from dubito.types import Json
 
 __all__ = ["Callback", "JSONLines", "Progress", "TensorBoard"]
 
@@ -36,7 +36,7 @@ class Progress:
     epochs: int
     step: int
     steps: int
-    record: dict[str, Any] | None
+    record: Json | None
     samples_per_second: float
     seconds_left: float
     network: nn.Module

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,11 +11,14 @@ from torch import Tensor
 from dubito._files import atomic_path, make_folder
 from dubito.errors import DubitoError
 from dubito.model.folder import unshared
+from dubito.types import Json
+
+__all__: list[str] = []
 
 FORMAT = "dubito-checkpoint-3"
 
 
-def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+def save(path: Path, tensors: dict[str, Tensor], state: Json) -> None:
     """Write tensors and JSON values to a file; if that fails, the old file stays."""
     make_folder(path.parent)
     # A single entry: safetensors writes several in any order, and equal states are equal files.
@@ -28,7 +30,7 @@ def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
             raise OSError(str(error)) from error
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load(path: Path) -> tuple[dict[str, Tensor], Json]:
     """Read a file of `save`."""
     try:
         with safe_open(path, framework="pt") as file:

@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import BaseModel, Field, model_validator
@@ -14,6 +14,7 @@ from dubito import _checks
 from dubito.augmentations.base import AnyAugmentation
 from dubito.errors import DubitoError
 from dubito.methods import Method
+from dubito.types import Options
 
 __all__ = ["TrainConfig"]
 
@@ -59,7 +60,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Name of a `torch.optim` optimizer."""
     lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     """Learning rate."""
-    optimizer_options: dict[str, Any] = {}
+    optimizer_options: Options = {}
     """Further arguments of the optimizer, such as weight_decay."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Learning rate after the warm-up: constant, or falling to 0 along a cosine or a line."""
@@ -105,7 +106,10 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _checks.one_of(OPTIMIZERS, self.optimizer, "optimizer")
+        optimizer = _checks.entry(OPTIMIZERS, self.optimizer, "optimizer")
+        known = [*inspect.signature(optimizer).parameters][2:]  # without params and lr
+        for name in self.optimizer_options:
+            _checks.one_of(known, name, f"option of {self.optimizer}")
         if self.warmup_steps > 1 and self.warmup_steps % 1:
             raise DubitoError(
                 f"warmup_steps must be a number of steps or a share below 1, not "
@@ -202,7 +206,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         """
         return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.num_epochs)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Options:
         """Return the fields that a training must share with its checkpoint."""
         values = self.model_dump(mode="json", exclude=_SPEED_ONLY)
         return {**values, "average_epochs": self.averaged_epochs}

@@ -18,6 +18,8 @@ from dubito.training.batches import Reader
 from dubito.training.config import FUSED, TrainConfig
 from dubito.training.run import Run
 
+__all__: list[str] = []
+
 _WARM_UP = 3
 
 

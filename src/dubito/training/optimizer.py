@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import filter as matching
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,12 @@ from torch import Tensor, nn
 from dubito.errors import DubitoError
 from dubito.methods.base import Network
 from dubito.training.config import FUSED, OPTIMIZERS, TrainConfig
+from dubito.types import Options
+
+__all__: list[str] = []
 
 #: parameters, initial_lr, and options of `torch.optim` by name
-Group = dict[str, Any]
+Group = Options
 
 
 def build_optimizer(

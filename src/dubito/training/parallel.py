@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+__all__: list[str] = []
+
 
 def _joined() -> bool:
     return dist.is_available() and dist.is_initialized()

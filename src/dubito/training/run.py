@@ -26,12 +26,15 @@ from dubito.training.batches import Reader
 from dubito.training.callbacks import Callback, callback_states, load_callback_states
 from dubito.training.config import LAST, TrainConfig
 from dubito.training.optimizer import build_optimizer, read_rates
+from dubito.types import Json
+
+__all__: list[str] = []
 
 CHECKPOINT = "checkpoint.safetensors"
 #: training samples that determine the batch norm statistics of averaged weights
 BATCH_NORM_SAMPLES = 10_000
 Loss = Callable[[Tensor, Tensor | Target, Tensor], tuple[Tensor, Tensor]]
-Record = dict[str, Any]
+Record = Json
 
 
 class NonFiniteLoss(DubitoError):
@@ -485,7 +488,7 @@ class Run:
         self.history = History(**state["history"])
         load_callback_states(callbacks, state["callbacks"])
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> Json:
         """Return the properties that a checkpoint shares with the run that continues it."""
         weight, network = self.class_weight, self.model.network.state_dict()
         return {
@@ -497,7 +500,7 @@ class Run:
             **self.config.identity(),
         }
 
-    def _check_identity(self, saved: dict[str, Any]) -> None:
+    def _check_identity(self, saved: Json) -> None:
         for key, value in json.loads(json.dumps(self._identity())).items():
             if saved.get(key) != value:
                 values = f" ({saved.get(key)}, now {value})"

@@ -70,7 +70,7 @@ function abstention(answer, model, { guess, detail }) {
   if (answer.reason === "out_of_range") return ["a value is out of range.", best];
   if (!Number.isFinite(model.policy.threshold.value)) {
     const { samples } = model.policy.validation ?? {};
-    return ["the policy accepts nothing.", `${samples ?? "The"} validation samples could not show the error rate it is to guarantee. ${best} ${detail}`];
+    return ["the policy accepts nothing.", `${samples ?? "The"} calibration samples could not show the error rate it is to guarantee. ${best} ${detail}`];
   }
   const classes = model.task.classes;
   return [classes ? `${rivals(answer, classes)}.` : "the uncertainty is too high.", `${goal(model)} ${best} ${detail}`];

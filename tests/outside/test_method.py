@@ -11,8 +11,8 @@ from dubito.evaluation import evaluate, ood_detection
 from dubito.methods import METHODS, Ensemble
 from dubito.policy import Policy
 from dubito.tasks import Classification
-from methods.digits import Backbone, digits, predict
-from plugins.modex import DirichletMixture, MoDEX
+from tests.methods.digits import Backbone, digits, predict
+from tests.outside.method import DirichletMixture, MoDEX
 
 METHOD = MoDEX()
 

@@ -17,10 +17,12 @@ from dubito.data import Source
 from dubito.methods import Method
 from dubito.model import Model, Prediction
 from dubito.model.card import PERCENT, metric_name
-from dubito.report import _figures
-from dubito.report._html import Example, examples, render
+from dubito.report import figures
+from dubito.report.html import TEMPLATES, Example, examples, render
 from dubito.targets import known_rows
 from dubito.training import TrainConfig
+
+__all__: list[str] = []
 
 #: records of the epochs, `History.records`
 Records = Sequence[Mapping[str, Any]]
@@ -52,7 +54,7 @@ def write(
         prediction: Prediction of these samples.
         history: Records of the epochs.
     """
-    page = render("training.html", view=View(model, source, prediction, history))
+    page = render(TEMPLATES / "training.html", view=View(model, source, prediction, history))
     return atomic_write(folder / REPORT, page)
 
 
@@ -106,8 +108,8 @@ class View:
             kept = count >= min(MIN_COUNT, count.max())
             lines[name] = expected[kept], observed[kept]
         axes = RELIABILITY_AXES[task.kind]
-        chart = _figures.curves(lines, *axes, percent="xy", diagonal=True)
-        return _figures.svg(chart, "Observed against expected frequency")
+        chart = figures.curves(lines, *axes, percent="xy", diagonal=True)
+        return figures.svg(chart, "Observed against expected frequency")
 
     def risk(self) -> str:
         """Return the chart of the error rate among the most confident samples."""
@@ -120,31 +122,33 @@ class View:
             point = (accepted.double().mean().item(), rate, "policy")
         lines = {score: (curve["coverage"], curve["risk"])}
         axes = "share answered", "errors among the answers"
-        chart = _figures.curves(lines, *axes, percent="xy", point=point)
-        return _figures.svg(chart, "Error rate among the answers by share answered")
+        chart = figures.curves(lines, *axes, percent="xy", point=point)
+        return figures.svg(chart, "Error rate among the answers by share answered")
 
     def predicted(self) -> Iterator[str]:
         """Yield the charts of predicted against true numbers."""
         assert self.prediction.interval is not None
         columns = self.target, self.prediction.point, *self.prediction.interval
         for index, name in enumerate(self.model.task.names[:MAX_TARGETS]):
-            chart = _figures.predicted(name, *(column[:, index].numpy() for column in columns))
-            yield _figures.svg(chart, f"Predicted against true {name}")
+            chart = figures.predicted(name, *(column[:, index].numpy() for column in columns))
+            yield figures.svg(chart, f"Predicted against true {name}")
 
     def learning_curves(self) -> Iterator[tuple[str, str]]:
-        """Yield charts of the loss and of the metric that selects the weights, by name."""
+        """Yield charts of the loss and, if one selects the weights, of that metric, by name."""
         config = TrainConfig.model_validate(self.record.config["training"])
         epochs = config.for_samples(self.record.samples["training"]).num_epochs
         losses = training_losses(self.model.method, self.history, epochs)
         training = {"training": ([epoch["epoch"] for epoch in self.history], losses)}
         validated = [epoch for epoch in self.history if "validation" in epoch]
         numbers = [epoch["epoch"] for epoch in validated]
-        for metric in ("loss", self.model.task.monitor):
+        for metric in ("loss", self.model.task.monitor) if validated else ("loss",):
             lines = training if metric == "loss" else {}
-            lines |= {"validation": (numbers, [epoch["validation"][metric] for epoch in validated])}
+            if validated:
+                values = [epoch["validation"][metric] for epoch in validated]
+                lines |= {"selection": (numbers, values)}
             percent, name = "y" if metric in PERCENT else "", metric_name(metric)
-            chart = _figures.curves(lines, "epoch", "", percent=percent, at=self.record.best_epoch)
-            yield name, _figures.svg(chart, f"{name} by epoch")
+            chart = figures.curves(lines, "epoch", "", percent=percent, at=self.record.best_epoch)
+            yield name, figures.svg(chart, f"{name} by epoch")
 
     # --- numbers ---
 

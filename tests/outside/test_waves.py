@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import plugins.waves as waves
 from dubito import data
-from dubito.api import predict, train
+from dubito.api import load, predict, train
 from dubito.formats import FORMATS, Preprocessing
+from tests.outside.waves import WaveFormat
 
 
 @pytest.fixture
@@ -54,11 +54,28 @@ def test_it_is_shown_and_saved(sounds: Path) -> None:
     prepare = Preprocessing(inputs=source.format)
     assert Preprocessing.model_validate_json(prepare.model_dump_json()) == prepare
     assert FORMATS.to_dict(source.format)["name"] == "waves"
-    assert isinstance(prepare.inputs, waves.WaveFormat)
+    assert isinstance(prepare.inputs, WaveFormat)
 
 
-def test_it_is_trained_and_predicts_files(sounds: Path, tmp_path: Path) -> None:
-    options = {"backbone": {"name": "mlp", "hidden": [8]}, "epochs": 30, "report": False}
-    train(sounds, out=tmp_path / "run", device="cpu", lr=0.01, calibration=0.5, **options)
-    prediction = predict(tmp_path / "run", [sounds / "low" / "0.wav", sounds / "high" / "1.wav"])
+def test_it_is_trained_exported_and_served(sounds: Path, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    out, options = tmp_path / "run", {"backbone": {"name": "mlp", "hidden": [8]}, "report": False}
+    train(sounds, out=out, device="cpu", lr=0.01, calibration=0.5, epochs=30, **options)
+    files = [sounds / "low" / "0.wav", sounds / "high" / "1.wav"]
+    prediction = predict(out, files)
     assert prediction.labels.tolist() == ["low", "high"]
+    model = load(out)
+    model.export(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    inputs = model.preprocessing.inputs.encode(files).inputs.numpy()
+    (probs,) = session.run(["probs"], {"inputs": inputs})
+    np.testing.assert_allclose(probs, prediction.predictive.probs, atol=1e-5)
+    testclient = pytest.importorskip("starlette.testclient")
+    from dubito.serve import ServeConfig, create_app
+
+    app = create_app(model, ServeConfig(engine="torch"))
+    with testclient.TestClient(app, base_url="http://localhost") as client:
+        body, headers = files[1].read_bytes(), {"Content-Type": "audio/wav"}
+        answer = client.post("/v1/predict", content=body, headers=headers).json()
+        assert answer["predictions"][0]["prediction"] == "high"
+        assert client.post("/v1/predict", content=body[:9], headers=headers).status_code == 422

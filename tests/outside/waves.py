@@ -1,5 +1,6 @@
-"""A plug-in: sounds in .wav files, as spectrograms."""
+"""Sounds in .wav files, as spectrograms."""
 
+import io
 import wave
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ class WaveFormat(InputFormat):
     """Logarithmic spectrograms of 16-bit sounds: (1, bins, frames)."""
 
     extensions: ClassVar[tuple[str, ...]] = (".wav",)
+    media_types: ClassVar[tuple[str, ...]] = ("audio/wav",)
     bins: int = 17
     """Frequencies."""
     frames: int
@@ -42,8 +44,8 @@ class WaveFormat(InputFormat):
                 errors[row] = str(error) or "it is empty"
         return Encoded(inputs, errors, {})
 
-    def spectrogram(self, path: str | Path) -> torch.Tensor:
-        needed, samples = 16 * (self.frames - 1), torch.from_numpy(sound(path))
+    def spectrogram(self, item: str | Path | bytes) -> torch.Tensor:
+        needed, samples = 16 * (self.frames - 1), torch.from_numpy(sound(item))
         samples = torch.nn.functional.pad(samples, (0, max(0, needed - len(samples))))[:needed]
         size = 2 * (self.bins - 1)
         window = torch.hann_window(size)
@@ -54,15 +56,15 @@ class WaveFormat(InputFormat):
         return inputs.flatten(1).amax(1) <= 2 * self.loudest
 
 
-def length(path: str | Path) -> int:
+def length(item: str | Path | bytes) -> int:
     """Return the number of samples of a file; 0 if it cannot be read."""
     try:
-        return len(sound(path))
+        return len(sound(item))
     except (OSError, EOFError, wave.Error):
         return 0
 
 
-def sound(path: str | Path) -> np.ndarray:
-    """Read a .wav file of one channel with 16 bits."""
-    with wave.open(str(path)) as file:
+def sound(item: str | Path | bytes) -> np.ndarray:
+    """Read a .wav file of one channel with 16 bits, or its content."""
+    with wave.open(io.BytesIO(item) if isinstance(item, bytes) else str(item)) as file:
         return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 2**15

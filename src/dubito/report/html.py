@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -16,10 +17,14 @@ from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Prediction
 from dubito.model.card import format_metric, interval_text, metric_name, policy_text
+from dubito.types import Json
+
+__all__: list[str] = []
 
 #: image, and texts by name: truth, prediction and further columns
 Example = tuple[str | None, dict[str, str]]
 
+TEMPLATES = Path(__file__).with_name("templates")
 #: pixels of the longer side: larger images are compressed, and still larger ones reduced
 SMALL, LARGE = 64, 192
 #: values of an input that are shown beside its prediction
@@ -55,16 +60,16 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def render(template: str, **content: Any) -> str:
+def render(template: Path, **content: Any) -> str:
     """Fill in a template; text is escaped.
 
     Args:
-        template: Name of a file in `templates`.
+        template: File; it can extend and import those of `TEMPLATES`.
         **content: Values for the template.
     """
     jinja2 = need("jinja2", "cli")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dubito.report", "templates"),
+        loader=jinja2.FileSystemLoader([template.parent, TEMPLATES]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -83,7 +88,7 @@ def render(template: str, **content: Any) -> str:
     environment.filters |= {function.__name__: function for function in texts}
     environment.filters |= {"method_name": METHODS.name_of, "method_dict": METHODS.to_dict}
     environment.filters |= {"backbone_name": BACKBONES.name_of, "backbone_dict": BACKBONES.to_dict}
-    page: str = environment.get_template(template).render(**content)
+    page: str = environment.get_template(template.name).render(**content)
     return page
 
 
@@ -120,7 +125,7 @@ def examples(
     columns, predicted = (*COLUMNS, *scores), prediction[rows].rows(scores, probs=False)
     truth = None if shown.target is None else task.decode(task.encode(shown.target)).tolist()
     for index, (inputs, row) in enumerate(zip(shown.load(), predicted, strict=True)):
-        cells: dict[str, Any] = {"sample": shown.item(index)}
+        cells: Json = {"sample": shown.item(index)}
         if truth is not None:
             cells["true"] = truth[index]
         cells |= {name: value for name, value in row.items() if name.split(".")[0] in columns}

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dubito._extras import need
+from dubito.types import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = np.ndarray[Any, Any]
+__all__: list[str] = []
+
 #: coordinates x and y of the points of a line
 Curve = tuple[Sequence[float] | Array, Sequence[float] | Array]
 

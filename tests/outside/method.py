@@ -13,8 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from dubito.distributions import ClassDistribution, confidence_score, uncertainty_score
 from dubito.losses import Term
-from dubito.methods import METHODS, Method
-from dubito.methods.base import NonNegative, TaskLike
+from dubito.methods import METHODS, Method, NonNegative, TaskLike
 
 
 class DirichletMixture(ClassDistribution):
