@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributions.examples import EXAMPLES, build
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -19,6 +18,7 @@ from dubito.calibration import EXPONENTS, Calibration, interval_exponent
 from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma
 from dubito.errors import DubitoError
 from dubito.tasks import Classification, Regression
+from tests.distributions.examples import EXAMPLES, build
 
 N, K = 4000, 10
 CLASSES = Classification(classes=tuple("0123456789"))

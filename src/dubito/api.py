@@ -307,7 +307,7 @@ def calibrate(
     model: AnyModel,
     data: Any = None,
     *,
-    posthoc: Sequence[Any] = (),
+    posthoc: Sequence[str | Mapping[str, Any]] = (),
     coverage: float | None = None,
     out: AnyPath | None = None,
     device: str = "auto",

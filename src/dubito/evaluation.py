@@ -23,7 +23,6 @@ __all__ = ["error_detection", "evaluate", "ood_detection"]
 
 Detection = dict[str, dict[str, float]]
 #: numbers, and nested results, by name; written as JSON
-Result = Json
 
 #: name -> metric of confidences and a mask of positives
 DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}
@@ -109,7 +108,7 @@ def evaluate(
     target: Tensor | Target,
     scores: Iterable[str] | None = None,
     calibration: Calibration | None = None,
-) -> Result:
+) -> Json:
     """Evaluate predictions of samples with known targets.
 
     Missing targets are left out, and weights count in metrics and coverage. All about errors is
@@ -130,7 +129,7 @@ def evaluate(
     """
     names = dist.default_scores if scores is None else tuple(scores)
     target = target.to(dist.device)
-    result: Result = {"samples": len(dist)}
+    result: Json = {"samples": len(dist)}
     result["metrics"] = task.metrics(dist.predictive, target)
     if calibration is not None:
         result["calibrated"] = task.metrics(calibration(dist), target)

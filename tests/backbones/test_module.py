@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from dubito.backbones import BACKBONES
-from dubito.data import ArrayFormat
 from dubito.errors import DubitoError
-from dubito.model import Model, Preprocessing
+from dubito.formats import ArrayFormat, Preprocessing
+from dubito.model import Model
 from dubito.tasks import Classification
 
 CODE = """

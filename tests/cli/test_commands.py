@@ -257,8 +257,8 @@ def test_calibrate_changes_the_policy(trained, tmp_path, capsys):
 
 
 def test_calibrate_adds_a_score(trained, tmp_path, capsys):
-    words = ["--posthoc.energy.temperature", 2, "--ood-score", "energy", "--out", tmp_path]
-    assert run("calibrate", trained, *words) == 0
+    words = ["--posthoc", "energy", "--posthoc.energy.temperature", 2, "--ood-score", "energy"]
+    assert run("calibrate", trained, *words, "--out", tmp_path) == 0
     assert "energy" in capsys.readouterr().out
     model = dubito.load(tmp_path)
     assert model.policy.ood_threshold.score == "energy"

@@ -148,8 +148,8 @@ def test_evaluate_and_calibrate(trained, offline, tmp_path):
     detection = result["noise"]["3"]["detection"]
     assert detection["vim_like"]["auroc"] > 0.5
     assert "largest_tau" in detection
-    text = dubito(offline, "calibrate", trained, "--error-rate", "0.2", "--out", tmp_path)
-    assert "error <= 0.2" in text
+    words = ["--error-rate", "0.2", "--posthoc.energy.temperature", 2, "--out", tmp_path]
+    assert "error <= 0.2" in dubito(offline, "calibrate", trained, *words)
 
 
 def test_predict_export_and_serve_agree(trained, offline, tmp_path):

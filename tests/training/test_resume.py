@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito.augmentations import AUGMENTATIONS
-from dubito.data import ArrayFormat
 from dubito.errors import DubitoError
-from dubito.model import Model, Preprocessing
+from dubito.formats import ArrayFormat, Preprocessing
+from dubito.model import Model
 from dubito.targets import Target
 from dubito.training import TrainConfig, Trainer
 from dubito.training.config import GroupOptions

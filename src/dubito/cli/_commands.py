@@ -97,6 +97,8 @@ def _option_values(argv: Sequence[str], name: str) -> list[str]:
 
 def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the options of a command that are not parameters of its function."""
+    if name in ("train", "calibrate", "fewshot"):
+        load_plugins()
     if name == "train":
         yield VERBOSE
         yield from _run_settings(argv)
@@ -108,7 +110,7 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
         yield from _score_settings()
     elif name == "fewshot":
         named = _option_values(argv, "method") or [DEFAULTS["method"]]
-        yield from _entry_settings("method", named[-1])
+        yield from _entry_settings("method", named[-1], METHODS)
     elif name == "serve":
         from dubito.serve import ServeConfig
 
@@ -119,7 +121,6 @@ def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the fields of `RunConfig`, and the options of entries that are named."""
     from dubito.config import POSTHOC, RunConfig, read_config
 
-    load_plugins()
     files = _option_values(argv, "config")
     config = read_config(files[-1]) if files else {}
     for section, field in RunConfig.model_fields.items():
@@ -149,26 +150,23 @@ def _with_options(setting: Setting, value: Any, argv: Sequence[str]) -> Iterator
     kind: Any = str if setting.name in DEFAULTS else str | None
     yield replace(setting, annotation=kind, default=name)
     named = _option_values(argv, spelled(setting.name)) or [name or ""]
-    yield from _entry_settings(setting.name, named[-1])
+    yield from _entry_settings(setting.name, named[-1], REGISTRIES[setting.name])
 
 
-def _entry_settings(section: str, name: str) -> Iterator[Setting]:
+def _entry_settings(section: str, name: str, registry: Registry[Any]) -> Iterator[Setting]:
     """Yield the options of an entry, or those of all backbones that "auto" may choose."""
     settings: dict[str, Setting] = {}
     for one in CHOSEN if name == AUTO else (name.partition(":")[0],):
-        fields = getattr(REGISTRIES[section].get(one), "__pydantic_fields__", {})
-        for setting in of_fields(fields, section):
+        for setting in of_fields(getattr(registry.get(one), "__pydantic_fields__", {}), section):
             settings.setdefault(setting.name, setting)
-    # A configuration file may have set what has no default.
-    yield from (
-        replace(one, default=None) if one.default is REQUIRED else one for one in settings.values()
-    )
+    for setting in settings.values():  # a file may have set what has no default
+        yield replace(setting, default=None) if setting.default is REQUIRED else setting
 
 
 def _score_settings() -> Iterator[Setting]:
     """Yield the options of all post-hoc scores."""
-    for name, kind in SCORES.items():
-        yield from of_fields(getattr(kind, "__pydantic_fields__", {}), f"posthoc.{name}")
+    for name in SCORES:
+        yield from _entry_settings(f"posthoc.{name}", name, SCORES)
 
 
 def _one_of(name: str) -> str:

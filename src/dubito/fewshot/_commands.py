@@ -22,13 +22,13 @@ from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.plugins import import_function
 from dubito.tasks import Classification
-from dubito.types import Options
+from dubito.types import Json
 
 Scaling = Literal["none", "unit", "centered"]
 
 #: name -> method and scaling; "published" is I-EDL as published, and "centered" was chosen on
 #: validation classes
-PRESETS: dict[str, tuple[Options, Scaling]] = {
+PRESETS: dict[str, tuple[Json, Scaling]] = {
     "published": ({"name": "iedl", "fisher_weight": 0.01, "scale": "paper"}, "none"),
     "centered": ({"name": "iedl", "fisher_weight": 0.0, "kl_weight": 0.0}, "centered"),
 }
@@ -38,7 +38,7 @@ def fewshot(
     features: AnyPath | Features,
     *,
     ood: AnyPath | Features | None = None,
-    method: str | Options | None = None,
+    method: str | Json | None = None,
     preset: str | None = None,
     ways: int = 5,
     shots: int = 5,
@@ -54,7 +54,7 @@ def fewshot(
     device: str = "auto",
     out: AnyPath | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Options:
+) -> Json:
     """Evaluate few-shot episodes on frozen features: accuracy, confidence and OOD detection.
 
     Start the same command again to continue an interrupted run.

@@ -25,19 +25,18 @@ from dubito.data import Source
 from dubito.data.base import Items
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.evaluation import Result
 from dubito.formats import FORMATS, Encoded, Preprocessing
 from dubito.formats.preprocessing import unit_range
 from dubito.methods import METHODS, Method
 from dubito.methods.features import Pass, forward_with_features, linear_head
-from dubito.model.batches import batch_size
-from dubito.model.collector import Collector, name_of
+from dubito.model.batches import Collector, batch_size, name_of
 from dubito.model.folder import TrainingRecord, fill, read, write
 from dubito.model.prediction import Prediction
 from dubito.policy import REASONS, Policy
 from dubito.scores import SCORES, Score
 from dubito.targets import Target, known_rows, values_and_weight
 from dubito.tasks import Task
+from dubito.types import Json
 
 __all__ = ["Model"]
 
@@ -509,7 +508,7 @@ class Model(nn.Module):
         ood: Mapping[str, object] | None = None,
         noise: Sequence[float] = (),
         seed: int = 0,
-    ) -> Result:
+    ) -> Json:
         """Evaluate on samples with known targets.
 
         Args:
@@ -548,7 +547,7 @@ class Model(nn.Module):
             result.setdefault("noise", {})[f"{sigma:g}"] = part
         return result
 
-    def _decisions(self, predicted: Prediction, target: Tensor | Target | None = None) -> Result:
+    def _decisions(self, predicted: Prediction, target: Tensor | Target | None = None) -> Json:
         """Return the share of each decision and the error rate among accepted predictions."""
         if predicted.codes is None:
             return {}

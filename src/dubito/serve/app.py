@@ -26,7 +26,7 @@ from dubito.serve.gallery import Gallery, Group, read
 from dubito.serve.inputs import media_type
 from dubito.serve.schema import REFUSALS, ModelInfo, Predictions, Refusal, describe_request
 from dubito.serve.service import BUSY_DELAY, Lease, Network, Service
-from dubito.types import Options
+from dubito.types import Json, Options
 
 __all__: list[str] = []
 
@@ -228,7 +228,7 @@ def _add_routes(app: FastAPI, service: Service, gallery: Gallery) -> None:
         return Response(content, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     @app.get("/openapi.json", include_in_schema=False, **guarded)
-    async def openapi() -> Options:
+    async def openapi() -> Json:
         route.openapi_extra = describe_request(service.loaded.reader)
         return get_openapi(title=app.title, version=app.version, routes=app.routes)
 

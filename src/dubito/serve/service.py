@@ -21,7 +21,7 @@ from dubito.api import AnyModel, load_model
 from dubito.distributions import Distribution
 from dubito.methods import METHODS
 from dubito.model import Model
-from dubito.model.collector import NOT_FINITE
+from dubito.model.batches import NOT_FINITE
 from dubito.model.folder import MODEL
 from dubito.serve.batcher import Batcher, Question
 from dubito.serve.config import ServeConfig
@@ -47,7 +47,6 @@ UNCERTAINTIES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 #: keeps the interpreter for as long (`sys.getswitchinterval`), and waking it takes time.
 BRIEF = 0.005
 Network = str | Callable[[], nn.Module] | None
-Row = Json
 
 
 class Metrics:
@@ -66,7 +65,7 @@ class Metrics:
         self.batches = histogram("dubito_batch_size", "Inputs in a batch", buckets=SIZES)
         self.epistemic = histogram("dubito_epistemic", "Uncertainty", buckets=UNCERTAINTIES)
 
-    def observe_batch(self, rows: Sequence[Row]) -> None:
+    def observe_batch(self, rows: Sequence[Json]) -> None:
         """Count predictions; when inputs drift, reasons and uncertainty change first.
 
         Args:
@@ -80,7 +79,7 @@ class Metrics:
                 self.epistemic.observe(row["epistemic"])
 
 
-def _labels(row: Row) -> tuple[str, str]:
+def _labels(row: Json) -> tuple[str, str]:
     label = row.get("prediction")
     return label if isinstance(label, str) else "", row.get("reason", "")
 
@@ -155,7 +154,7 @@ class LoadedModel:
         self.input_bytes = 4 * torch.Size(self.model.preprocessing.shape).numel()
         self.info = self._info(config)
 
-    async def predict(self, items: Sequence[Item], evidence: bool, is_gone: Question) -> list[Row]:
+    async def predict(self, items: Sequence[Item], evidence: bool, is_gone: Question) -> list[Json]:
         """Return a row for each input.
 
         Args:
@@ -169,7 +168,7 @@ class LoadedModel:
                 raise HTTPException(422, f"{self.reader.key}.{index}: {row['error']}")
         return rows
 
-    def _predict(self, inputs: list[tuple[Item, bool]]) -> list[Row]:
+    def _predict(self, inputs: list[tuple[Item, bool]]) -> list[Json]:
         """Predict a batch of inputs, each with whether to add the evidence."""
         values, shown = zip(*inputs, strict=True)
         prediction = self.engine(self.reader.encode(values))
@@ -204,7 +203,7 @@ class LoadedModel:
         )
 
 
-def _evidence(dist: Distribution, classes: Sequence[str]) -> list[Row]:
+def _evidence(dist: Distribution, classes: Sequence[str]) -> list[Json]:
     """Return vacuity, belief and alpha for each input; nothing if there is no belief."""
     if "vacuity" not in dist.scores or not hasattr(dist, "belief"):
         return []

@@ -14,7 +14,7 @@ from dubito import _checks
 from dubito.augmentations.base import AnyAugmentation
 from dubito.errors import DubitoError
 from dubito.methods import Method
-from dubito.types import Options
+from dubito.types import Json, Options
 
 __all__ = ["TrainConfig"]
 
@@ -206,7 +206,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         """
         return method.weight_tensor(self.first_epoch + epoch, self.first_epoch + self.num_epochs)
 
-    def identity(self) -> Options:
+    def identity(self) -> Json:
         """Return the fields that a training must share with its checkpoint."""
         values = self.model_dump(mode="json", exclude=_SPEED_ONLY)
         return {**values, "average_epochs": self.averaged_epochs}

@@ -14,9 +14,6 @@ from dubito.types import Options
 
 __all__: list[str] = []
 
-#: parameters, initial_lr, and options of `torch.optim` by name
-Group = Options
-
 
 def build_optimizer(
     config: TrainConfig, network: nn.Module, device: torch.device
@@ -44,7 +41,7 @@ def build_optimizer(
     return optimizer
 
 
-def parameter_groups(config: TrainConfig, network: nn.Module) -> list[Group]:
+def parameter_groups(config: TrainConfig, network: nn.Module) -> list[Options]:
     """Return a group for each learning rate and weight decay of the trainable parameters.
 
     Args:
