@@ -17,7 +17,7 @@ LAYERS: list[list[str]] = [
     ["_extras", "_files", "plugins", "types"],
     ["registry"],
     ["_checks"],
-    ["binomial"],
+    ["binomial", "targets"],
     ["numerics"],
     ["kernels"],
     ["distributions"],

@@ -51,6 +51,7 @@ PUBLIC = {
     "dubito.scores": "SCORES Energy Score",
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
+    "dubito.targets": "Target",
     "dubito.tasks": "Classification Regression",
     "dubito.training": "Callback History JSONLines NonFiniteLoss Progress "
     "TensorBoard TrainConfig Trainer",

@@ -37,7 +37,10 @@ Parts = tuple[Any, Any, Any, Any]
     [
         EvidentialClassifier(backbone=SMALL, epochs=3, batch_size=32, lr=5e-2),
         EvidentialRegressor(backbone=SMALL, epochs=3, batch_size=32, lr=5e-2),
-    ]
+    ],
+    expected_failed_checks=lambda _: {
+        "check_sample_weight_equivalence_on_dense_data": "a repeated sample is drawn more often"
+    },
 )
 def test_estimator_checks(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
@@ -381,6 +384,26 @@ def test_images_and_a_custom_backbone(digits: Parts) -> None:
     assert model.score(images_test, y_test) > 0.9
     with pytest.raises(ValueError, match=r"shape \(1, 4, 16\), but \(1, 8, 8\) in fit"):
         model.predict(images_test.reshape(-1, 1, 4, 16))
+
+
+# --- sample weights ---
+
+
+@pytest.mark.parametrize("kind", [EvidentialClassifier, EvidentialRegressor])
+def test_sample_weights(kind: Any, wine: Parts) -> None:
+    X, y, X_test, _ = wine
+
+    def predicted(rows: Any, weight: Any = None) -> Any:
+        model = kind(**NO_LIMITS).fit(X[rows], y[rows], sample_weight=weight)
+        return model.prediction(X_test).distribution.epistemic.numpy()
+
+    half, rest = np.arange(len(X)) % 2 == 0, np.ones(len(X), bool)
+    alone = predicted(half)
+    np.testing.assert_allclose(predicted(half, np.ones(half.sum())), alone, rtol=1e-3)
+    np.testing.assert_allclose(predicted(rest, half), alone, rtol=1e-3)
+    assert not np.allclose(predicted(rest, 0.01 + half), predicted(rest), rtol=1e-2)
+    with pytest.raises(ValueError, match="sample_weight must have 106 finite numbers"):
+        predicted(rest, -np.ones(len(X)))
 
 
 # --- with the rest of scikit-learn ---

@@ -33,6 +33,7 @@ from dubito import _checks
 from dubito._files import ExtendedFloat
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.targets import Target, known_rows, values_and_weight
 
 __all__ = ["Calibration", "interval_exponent"]
 
@@ -79,7 +80,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     def fit(
         cls,
         dist: Distribution,
-        target: Tensor,
+        target: Tensor | Target,
         levels: Sequence[float] = (0.9,),
         *,
         exponent: float = 0.5,
@@ -92,6 +93,9 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         normal prior, which weighs as much as half a sample. Neither counts among thousands. The
         fit is in float64 and deterministic.
 
+        Missing targets are left out. Other weights are ignored: the promise of an interval is about
+        samples that are drawn alike.
+
         Args:
             dist: Predicted distribution, batch shape (N,).
             target: Class indices (N,), or numbers (N, T).
@@ -102,20 +106,20 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
                 the calibration is for.
         """
         dist = dist.detach().to(torch.float64)
-        target = _checked(dist, target)
+        dist, target, known = _checked(dist, target)
         if not target.is_floating_point():
             theta = _maximum_likelihood(*_with_added_error(dist, target))
             return cls(theta=theta, of_members=of_members)
         for level in levels:
             _checks.in_open_unit_interval(levels=level)
-        theta = _maximum_likelihood(dist, target, precision=1.0)
+        theta = _maximum_likelihood(dist, target, known, precision=1.0)
         if not 0 <= exponent <= 1:
             raise DubitoError(f"exponent must be from 0 to 1, not {exponent}")
         scores = _scores(dist, target, exponent)
         return cls(
             theta=theta,
             levels=tuple(levels),
-            quantiles=tuple(_conformal_quantiles(scores, level) for level in levels),
+            quantiles=tuple(_conformal_quantiles(scores, level, known) for level in levels),
             exponent=exponent,
             of_members=of_members,
         )
@@ -151,7 +155,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         return mean - half, mean + half
 
 
-def interval_exponent(dist: Any, target: Tensor, level: float = 0.9) -> float:
+def interval_exponent(dist: Any, target: Tensor | Target, level: float = 0.9) -> float:
     """Return the exponent of `EXPONENTS` whose intervals have the lowest interval score.
 
     The score of an interval is its width, plus 2/(1 - level) times the distance of targets outside
@@ -159,14 +163,15 @@ def interval_exponent(dist: Any, target: Tensor, level: float = 0.9) -> float:
 
     Args:
         dist: Distribution about numbers, batch shape (N,), before calibration.
-        target: Numbers (N, T). Intervals must be fitted to other samples.
+        target: Numbers (N, T). Intervals must be fitted to other samples. Samples of which one is
+            missing are left out.
         level: Level of the intervals.
     """
     _checks.in_open_unit_interval(level=level)
-    dist = dist.detach().to(torch.float64)
-    target = _checked(dist, target)
-    if conformal_rank(len(dist), level) > len(dist):
+    rows = known_rows(target)
+    if conformal_rank(len(rows), level) > len(rows):
         return 0.5
+    dist, target, _ = _checked(dist.detach().to(torch.float64)[rows], target[rows])
     distance, costs = (target - dist.mean).abs(), []
     for exponent in EXPONENTS:
         quantiles = _conformal_quantiles(_scores(dist, target, exponent), level)
@@ -177,20 +182,34 @@ def interval_exponent(dist: Any, target: Tensor, level: float = 0.9) -> float:
     return EXPONENTS[int(ratios.mean(-1).argmin())]
 
 
-def _checked(dist: Distribution, target: Tensor) -> Tensor:
-    """Check that targets fit a distribution, and move them to its device."""
+def _checked(dist: Distribution, target: Tensor | Target) -> tuple[Any, Tensor, Tensor | None]:
+    """Check that targets fit a distribution, and move them to its device.
+
+    Samples without any target are left out. Of several numbers the last result says which are
+    known, bool (N, T); None: all.
+    """
     _checks.one_batch_axis(dist)
     predictive = dist.predictive
     shape = dist.batch_shape + predictive.event_shape
-    target = target.detach().to(dist.device)
+    values, weight = values_and_weight(target)
+    values, known = values.detach().to(dist.device), None
     if predictive.has_enumerate_support:
         classes = int(predictive.enumerate_support(expand=False).max()) + 1
-        return _checks.labels(target, shape, classes, f"{dist!r} needs {tuple(shape)}")
-    if target.shape != shape:
-        raise DubitoError(f"target has shape {tuple(target.shape)}, expected {tuple(shape)}")
-    if not bool(target.isfinite().all()):
+        values = _checks.labels(values, shape, classes, f"{dist!r} needs {tuple(shape)}")
+    elif values.shape != shape:
+        raise DubitoError(f"target has shape {tuple(values.shape)}, expected {tuple(shape)}")
+    elif not bool(values.isfinite().all()):
         raise DubitoError("target must be finite")
-    return target.double()
+    else:
+        values = values.double()
+    if weight is not None:
+        cells = (weight.to(dist.device) > 0).reshape(len(weight), -1)
+        rows = cells.any(-1).nonzero().flatten()
+        if not len(rows):
+            raise DubitoError("all targets are missing")
+        dist, values, cells = dist[rows], values[rows], cells[rows]
+        known = None if bool(cells.all()) else cells
+    return dist, values, known
 
 
 def _with_added_error(dist: Any, target: Tensor) -> tuple[Any, Tensor]:
@@ -213,8 +232,14 @@ def _scores(dist: Any, target: Tensor, exponent: float) -> Tensor:
     return scores
 
 
-def _conformal_quantiles(scores: Tensor, level: float) -> tuple[float, ...]:
+def _conformal_quantiles(
+    scores: Tensor, level: float, known: Tensor | None = None
+) -> tuple[float, ...]:
     """Return the quantile for each target value; infinite if there are too few samples."""
+    if known is not None:
+        columns = zip(scores.unbind(-1), known.unbind(-1), strict=True)
+        each = (_conformal_quantiles(column[own, None], level) for column, own in columns)
+        return tuple(quantile for (quantile,) in each)
     rank = conformal_rank(len(scores), level)
     if rank > len(scores):
         return (math.inf,) * scores.shape[-1]
@@ -222,7 +247,7 @@ def _conformal_quantiles(scores: Tensor, level: float) -> tuple[float, ...]:
 
 
 def _maximum_likelihood(
-    dist: Distribution, target: Tensor, precision: float = 0.0
+    dist: Distribution, target: Tensor, known: Tensor | None = None, precision: float = 0.0
 ) -> tuple[float, ...]:
     """Maximize the likelihood times a normal prior of the given precision, within the bounds.
 
@@ -231,8 +256,8 @@ def _maximum_likelihood(
     count = len(dist)
     bounds = torch.tensor(dist.calibration_bounds, dtype=torch.float64, device=dist.device)
 
-    def loss(theta: Tensor, rows: Distribution, target: Tensor) -> Tensor:
-        nll = -rows.calibrated(theta).log_prob(target).mean()
+    def loss(theta: Tensor, rows: Distribution, target: Tensor, *known: Tensor) -> Tensor:
+        nll = -rows.calibrated(theta).log_prob(target, *known).mean()
         return nll + 0.5 * precision * theta.square().sum() / count
 
     # A sample of the rows is enough to choose the start.
@@ -240,14 +265,15 @@ def _maximum_likelihood(
     every = max(1, min(count // ROWS, entries // ENTRIES))
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     rows = drawn[: count // every].to(target.device)
-    sample, sample_target = dist[rows], target[rows]
+    data = dist, target, *(() if known is None else (known,))
+    sample = [part[rows] for part in data]
     axes = [
         torch.linspace(-bound, bound, GRID[min(index, 1)], dtype=bounds.dtype, device=bounds.device)
         for index, bound in enumerate(bounds.tolist())
     ]
     grid = torch.cartesian_prod(*axes).reshape(-1, len(axes))
     with torch.no_grad():
-        start = grid[torch.stack([loss(point, sample, sample_target) for point in grid]).argmin()]
+        start = grid[torch.stack([loss(point, *sample) for point in grid]).argmin()]
 
     theta = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
@@ -260,7 +286,7 @@ def _maximum_likelihood(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss(theta.clamp(-bounds, bounds), dist, target)
+        value = loss(theta.clamp(-bounds, bounds), *data)
         value.backward()
         return value
 

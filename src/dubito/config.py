@@ -46,7 +46,8 @@ METHOD = "iedl"
 SELECTION = 0.1
 POSTHOC = "posthoc"
 #: fields that say how data is read
-READING = {"target", "ignore", "categories", "text", "size", "mode", "fit", "on_error", "stream"}
+READING = {"target", "weight", "ignore", "categories", "text", "on_error", "stream"}
+READING |= {"size", "mode", "fit"}
 #: those that determine the format of images
 SHAPING = ("size", "mode", "fit")
 #: those that a backbone may have expectations of
@@ -74,6 +75,8 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Known name, folder, .npz, .csv or .parquet file; None if the data was in memory."""
     target: str | tuple[str, ...] | None = None
     """Target columns of a table."""
+    weight: str | None = None
+    """Column of a table with sample weights."""
     ignore: tuple[str, ...] = ()
     """Columns of a table to leave out."""
     categories: tuple[str, ...] = ()

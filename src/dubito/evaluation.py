@@ -15,6 +15,7 @@ from dubito import _checks, metrics
 from dubito.calibration import Calibration
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.targets import Target, known_rows, values_and_weight
 from dubito.tasks import Curve, Task
 from dubito.types import Json
 
@@ -104,16 +105,19 @@ def risk_coverage(dist: Distribution, errors: Tensor, scores: Iterable[str]) -> 
 def evaluate(
     task: Task,
     dist: Distribution,
-    target: Tensor,
+    target: Tensor | Target,
     scores: Iterable[str] | None = None,
     calibration: Calibration | None = None,
 ) -> Json:
     """Evaluate predictions of samples with known targets.
 
+    Missing targets are left out, and weights count in metrics and coverage. All about errors is
+    about the samples of which no target is missing, each of which counts alike.
+
     Args:
         task: What the target is.
         dist: Distribution before calibration, batch shape (N,), in user units.
-        target: Encoded targets.
+        target: Targets, from `Task.encode` or `Task.target`.
         scores: Names of scores; by default all but expensive ones.
         calibration: Calibration to evaluate beside the raw predictive.
 
@@ -131,15 +135,27 @@ def evaluate(
         result["calibrated"] = task.metrics(calibration(dist), target)
         for level in calibration.levels:
             lower, upper = calibration.interval(dist, level)
-            inside = metrics.coverage(lower.mT, upper.mT, target.mT).mean().item()
+            inside = _covered(lower, upper, target)
             result.setdefault("interval_coverage", {})[str(level)] = inside
-    if task.defines_errors:
-        errors = task.errors(task.point(dist), target)
+    rows = known_rows(target)
+    if task.defines_errors and len(rows):
+        dist = dist if len(rows) == len(dist) else dist[rows]
+        errors = task.errors(task.point(dist), values_and_weight(target)[0][rows])
         result["error_rate"] = errors.double().mean().item()
         result["aurc"] = {name: metrics.aurc(*_ranked(dist, errors, name)).item() for name in names}
         if bool(errors.any()) and not bool(errors.all()):
             result["error_detection"] = error_detection(dist, errors, names)
     return result
+
+
+def _covered(lower: Tensor, upper: Tensor, target: Tensor | Target) -> float:
+    """Return the share of targets in their intervals; columns without a known one do not count."""
+    values, weight = values_and_weight(target)
+    if weight is None:
+        return metrics.coverage(lower.mT, upper.mT, values.mT).mean().item()
+    cells = weight.reshape(len(weight), -1).expand_as(values)
+    columns = (part.mT[cells.any(0)] for part in (lower, upper, values, cells))
+    return metrics.coverage(*columns).mean().item()
 
 
 def _detect(confidence: Tensor, positive: Tensor) -> dict[str, float]:

@@ -6,7 +6,8 @@ gradients and fused kernels. `weighted_sums` chooses between the fused kernel, t
 autograd. All losses go through it.
 
 Targets are class indices (...), class probabilities (..., K), or numbers (..., T) for T regression
-targets.
+targets. The weights of a `Target` multiply the terms of each sample, besides those of the classes.
+Where single numbers may be missing, a term returns one value for each of them, (..., T).
 
 The log-determinant and the KL term grow with the number of classes. `scale="per_class"` multiplies
 both by 10/K, so that a weight tuned for ten classes carries over; `scale="paper"` leaves them
@@ -26,10 +27,12 @@ from torch import Tensor, nn
 
 from dubito import _checks, kernels
 from dubito.distributions import Categorical, Dirichlet, Distribution
+from dubito.distributions.regression import RealDistribution
 from dubito.errors import DubitoError
 from dubito.numerics import torch_backend
 from dubito.numerics.spec import REDUCTIONS, LossSpec
 from dubito.numerics.tracing import constant, eager_cache
+from dubito.targets import Target, values_and_weight
 
 __all__ = [
     "EDLLoss", "IEDLLoss", "Term", "cross_entropy", "differential_entropy", "edl",
@@ -38,8 +41,9 @@ __all__ = [
 ]  # fmt: skip
 
 Reduction = Literal["mean", "sum", "none"]
-#: function (distribution, target) -> (...)
-Term = Callable[[Any, Tensor], Tensor]
+#: function (distribution, target) -> (...); for numbers also (..., T), which is summed. A censored
+#: target is passed as a `Target` to those with a true attribute `takes_bounds`.
+Term = Callable[[Any, Any], Tensor]
 Weight = float | Tensor
 LAST_EPOCH = 10**6  # of any training
 
@@ -151,7 +155,7 @@ def cross_entropy(dist: Categorical, target: Tensor, *, smoothing: float = 0.0) 
 def weighted_sums(
     terms: Mapping[str, Term],
     dist: Distribution,
-    target: Tensor,
+    target: Tensor | Target,
     weights: Tensor,
     *,
     class_weight: Tensor | None = None,
@@ -171,17 +175,22 @@ def weighted_sums(
         class_weight: Weight of each class, (K,): each sample is multiplied by the weight of its
             class.
         ignore_index: Samples with this label do not count.
-        reduction: "mean" divides by the sum of the sample weights.
+        reduction: "mean" divides by the sum of the sample weights; that of a sample with T numbers
+            is the mean of their weights.
         per_class: Multiply the terms that grow with the number of classes by 10/K.
 
     Returns:
         Loss, a scalar or (...) without reduction; and the sum of each term over the samples, (M,),
         detached.
     """
-    components, target, members = dist.for_loss(target)
+    values, weight = values_and_weight(target)
+    components, each, members = dist.for_loss(values)
     if components is not dist:  # A mixture: average the losses of its members.
+        own: Tensor | Target = each
+        if isinstance(target, Target):
+            own = target.map(lambda part: dist.for_loss(part)[1])
         loss, sums = weighted_sums(
-            terms, components, target, weights,
+            terms, components, own, weights,
             class_weight=class_weight, ignore_index=ignore_index,
             reduction=reduction, per_class=per_class,
         )  # fmt: skip
@@ -190,17 +199,26 @@ def weighted_sums(
         return loss / members if reduction == "sum" else loss, sums / members
     functions = tuple(terms.values())
     closed = _closed_form(functions, dist, per_class, ignore_index, reduction)
-    if closed is not None:
+    if closed is not None and not isinstance(target, Target):
         return _evaluate(*closed, target, weights, class_weight)
     # Evaluate the terms one by one, with autograd.
-    counted = target
-    if not target.is_floating_point():
-        labels = target.long()
+    counted: Tensor | Target = values
+    if isinstance(target, Target) and target.is_censored:
+        counted = target
+    elif not values.is_floating_point():
+        labels = values.long()
         counted = labels.masked_fill(labels == ignore_index, 0)
-    values = torch.stack([_value(term, dist, counted, per_class) for term in functions], -1)
-    _, row_weight = torch_backend.row_weights(target, class_weight, ignore_index, values)
-    weights = torch_backend.mean_weights(weights, row_weight, reduction, values)
-    return torch_backend.reduced(values, row_weight, weights, reduction)
+    each = torch.stack([_value(term, dist, counted, per_class, weight) for term in functions], -1)
+    _, row_weight = torch_backend.row_weights(values, class_weight, ignore_index, each)
+    if weight is None:
+        counts = row_weight
+    elif weight.ndim < each.ndim:
+        own = weight.unsqueeze(-1).to(each)
+        counts = row_weight = own if row_weight is None else own * row_weight
+    else:  # The weights of single numbers are in the terms.
+        counts = weight.to(each).mean(-1, keepdim=True)
+    weights = torch_backend.mean_weights(weights, counts, reduction, each)
+    return torch_backend.reduced(each, row_weight, weights, reduction)
 
 
 def value_and_gradient(
@@ -283,18 +301,39 @@ def _spec(
     return LossSpec(forms, evidence, prior, beta, per_class, int(ignore_index), reduction)
 
 
-def _value(term: Term, dist: Distribution, target: Tensor, per_class: bool) -> Tensor:
-    """Evaluate one term: (...)."""
+def _value(
+    term: Term,
+    dist: Distribution,
+    target: Tensor | Target,
+    per_class: bool,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Evaluate one term: (...). Weights of single numbers, (..., T), multiply them."""
+    name = getattr(term, "__name__", term)
+    if isinstance(target, Target) and not getattr(term, "takes_bounds", False):
+        raise DubitoError(f"the loss term {name} does not take censored targets")
     if isinstance(term, ClosedForm):
+        assert isinstance(target, Tensor)
         closed = _closed_form((term,), dist, per_class, -100, "none")
         if closed is None:
             raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
-        return _evaluate(*closed, target, constant((1.0,), dist.device, torch.float32), None)[0]
-    value = term(dist, target)
+        one = constant((1.0,), dist.device, torch.float32)
+        value, name = _evaluate(*closed, target, one, None)[0], term.form
+    else:
+        value = term(dist, target)
+    if isinstance(dist, RealDistribution) and value.shape == dist.mean.shape:
+        if weight is not None and weight.shape == value.shape:
+            value = torch.where(weight == 0, 0, value * weight)
+        return value.sum(-1)
     if value.shape != dist.batch_shape:
         raise DubitoError(
-            f"{getattr(term, '__name__', term)} returned shape {tuple(value.shape)}; a term "
+            f"{name} returned shape {tuple(value.shape)}; a term "
             f"returns one value per sample, {tuple(dist.batch_shape)}, without a mean or sum"
+        )
+    if weight is not None and weight.ndim > value.ndim:
+        raise DubitoError(
+            f"{name} returns one value per sample: it takes no weights of single numbers, and none "
+            "may be missing"
         )
     return value
 
@@ -421,7 +460,7 @@ def _loss(
     terms: Mapping[str, Term],
     weights: Tensor | tuple[Weight, ...],
     dist: Distribution,
-    target: Tensor,
+    target: Tensor | Target,
     class_weight: Tensor | None,
     ignore_index: int,
     reduction: Reduction,
@@ -433,7 +472,7 @@ def _loss(
     kernel_input = dist.kernel_input()
     if kernel_input is not None:
         values, _, _ = kernel_input
-        _checks.targets(target, values, ignore_index)
+        _checks.targets(values_and_weight(target)[0], values, ignore_index)
         if class_weight is not None:
             class_weight = _checks.class_weight(class_weight, values)
     return weighted_sums(
@@ -526,18 +565,20 @@ class LossModule(nn.Module):
         self.epoch_is_set = True
         self.weights.copy_(self.weights_at(epoch))
 
-    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+    def forward(self, outputs: Tensor, target: Tensor | Target) -> Tensor:
         """Compute the loss.
 
         Args:
             outputs: Outputs of a network, (..., M) or with the outputs at `class_dim`.
-            target: Targets; class probabilities have the shape of the outputs.
+            target: Targets; class probabilities have the shape of the outputs. A `Target` needs the
+                outputs in the last axis.
         """
         if not self.epoch_is_set:
             raise RuntimeError(
                 f"{self} needs the epoch: call set_epoch(epoch) at the start of each epoch"
             )
         if self.class_dim != -1:
+            target = _checks.tensor(target, "target")
             if target.ndim == outputs.ndim:
                 target = target.movedim(self.class_dim, -1)
             outputs = _checks.classes_last(outputs, self.class_dim, "outputs")

@@ -132,7 +132,7 @@ def risks(confidence: Tensor, correct: Tensor) -> Tensor:
 # --- probabilities: probs (..., N, K), target (..., N) -------------------------------------------
 
 
-def accuracy(probs: Tensor, target: Tensor) -> Tensor:
+def accuracy(probs: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """Compute the share of samples whose most probable class is the target.
 
     Ties go to the lower class.
@@ -140,15 +140,16 @@ def accuracy(probs: Tensor, target: Tensor) -> Tensor:
     Args:
         probs: Class probabilities, (..., N, K).
         target: Class indices, (..., N).
+        weight: Weight of each sample, (..., N); None: all count alike.
 
     >>> accuracy(torch.tensor([[0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 0]))
     tensor(0.5000)
     """
     probs, target = _labeled(probs, target)
-    return (probs.argmax(-1) == target).double().mean(-1).to(probs.dtype)
+    return mean(probs.argmax(-1) == target, weight).to(probs.dtype)
 
 
-def brier(probs: Tensor, target: Tensor) -> Tensor:
+def brier(probs: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """Compute the Brier score of all classes, from 0 to 2; lower is better.
 
         BS = (1/N) sum_n sum_k (p_{n,k} - [k = y_n])^2
@@ -156,6 +157,7 @@ def brier(probs: Tensor, target: Tensor) -> Tensor:
     Args:
         probs: Class probabilities, (..., N, K).
         target: Class indices, (..., N).
+        weight: Weight of each sample, (..., N); None: all count alike.
 
     >>> brier(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))
     tensor(0.2500)
@@ -163,10 +165,10 @@ def brier(probs: Tensor, target: Tensor) -> Tensor:
     probs, target = _labeled(probs, target)
     truth = target.unsqueeze(-1) == torch.arange(probs.shape[-1], device=probs.device)
     squares = (probs - truth.to(probs.dtype)).square()
-    return squares.sum(-1, dtype=torch.float64).mean(-1).to(probs.dtype)
+    return mean(squares.sum(-1, dtype=torch.float64), weight).to(probs.dtype)
 
 
-def ece(probs: Tensor, target: Tensor, bins: int = 15) -> Tensor:
+def ece(probs: Tensor, target: Tensor, bins: int = 15, weight: Tensor | None = None) -> Tensor:
     """Compute the expected calibration error of the most probable class; lower is better.
 
         ECE = sum_b (n_b / N) |accuracy_b - confidence_b|        bins ((b-1)/B, b/B]
@@ -175,6 +177,7 @@ def ece(probs: Tensor, target: Tensor, bins: int = 15) -> Tensor:
         probs: Class probabilities, (..., N, K).
         target: Class indices, (..., N).
         bins: Number of bins B.
+        weight: Weight of each sample, (..., N); None: all count alike.
 
     >>> ece(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0]), bins=10)
     tensor(0.3500)
@@ -182,17 +185,23 @@ def ece(probs: Tensor, target: Tensor, bins: int = 15) -> Tensor:
     if not isinstance(bins, int) or bins < 1:
         raise DubitoError(f"bins: got {bins!r}, expected an integer of at least 1")
     probs, target = _labeled(probs, target)
-    confidence, correct, _ = confidence_bins(probs, target, bins)
-    return ((correct - confidence).abs().sum(-1) / target.shape[-1]).to(probs.dtype)
+    if weight is not None:
+        _check_weight(weight, target.shape)
+    confidence, correct, _ = confidence_bins(probs, target, bins, weight)
+    total = target.shape[-1] if weight is None else weight.double().sum(-1)
+    return ((correct - confidence).abs().sum(-1) / total).to(probs.dtype)
 
 
-def confidence_bins(probs: Tensor, target: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+def confidence_bins(
+    probs: Tensor, target: Tensor, bins: int, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sum the confidences, correct predictions and samples in each bin of the ECE.
 
     Args:
         probs: Class probabilities, (..., N, K), float32 or float64.
         target: Class indices, (..., N).
         bins: Number of bins B.
+        weight: Weight of each sample in the sums, (..., N).
 
     Returns:
         Sum of confidences and number of correct predictions in float64, and number of samples:
@@ -209,19 +218,22 @@ def confidence_bins(probs: Tensor, target: Tensor, bins: int) -> tuple[Tensor, T
     cuts = pad(pad(inner, (1, 0)), (0, 1), value=samples)
     # Confidences as fixed-point integers, scaled so that N of them fit: their sums are exact
     # whatever the order, where a parallel float sum on an accelerator changes from run to run.
-    scale = 2.0 ** (61 - samples.bit_length())
-    fixed = (confidence.double() * scale).round().to(torch.int64)
+    scale = torch.tensor(2.0 ** (61 - samples.bit_length()), dtype=torch.float64)
+    shares: float | Tensor = 1.0
+    if weight is not None:
+        scale = scale / weight.amax(-1, keepdim=True).double()
+        shares = weight.double().gather(-1, order)
     sums, hits = (
-        pad(values.cumsum(-1), (1, 0)).gather(-1, cuts).diff(dim=-1).double()
-        for values in (fixed, correct)
+        pad((part * shares * scale).round().long().cumsum(-1), (1, 0)).gather(-1, cuts).diff(dim=-1)
+        for part in (confidence.double(), correct.double())
     )
-    return sums / scale, hits, cuts.diff(dim=-1)
+    return sums / scale, hits / scale, cuts.diff(dim=-1)
 
 
 # --- numbers: prediction (..., N), target (..., N) -----------------------------------------------
 
 
-def rmse(prediction: Tensor, target: Tensor) -> Tensor:
+def rmse(prediction: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """Compute the root mean squared error; lower is better.
 
         RMSE = sqrt( (1/N) sum_n (prediction_n - target_n)^2 )
@@ -229,16 +241,17 @@ def rmse(prediction: Tensor, target: Tensor) -> Tensor:
     Args:
         prediction: Predicted numbers, (..., N).
         target: Targets, (..., N).
+        weight: Weight of each sample, (..., N); None: all count alike.
 
     >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(1.4142)
     """
     prediction, target = _numbers(prediction=prediction, target=target)
     squares = (prediction.double() - target.double()).square()
-    return squares.mean(-1).sqrt().to(prediction.dtype)
+    return mean(squares, weight).sqrt().to(prediction.dtype)
 
 
-def mae(prediction: Tensor, target: Tensor) -> Tensor:
+def mae(prediction: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """Compute the mean absolute error; lower is better.
 
         MAE = (1/N) sum_n |prediction_n - target_n|
@@ -246,21 +259,23 @@ def mae(prediction: Tensor, target: Tensor) -> Tensor:
     Args:
         prediction: Predicted numbers, (..., N).
         target: Targets, (..., N).
+        weight: Weight of each sample, (..., N); None: all count alike.
 
     >>> mae(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(1.)
     """
     prediction, target = _numbers(prediction=prediction, target=target)
-    return (prediction.double() - target.double()).abs().mean(-1).to(prediction.dtype)
+    return mean((prediction.double() - target.double()).abs(), weight).to(prediction.dtype)
 
 
-def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
+def coverage(lower: Tensor, upper: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """Compute the share of targets inside their closed intervals [lower, upper].
 
     Args:
         lower: Lower ends, (..., N); may be infinite.
         upper: Upper ends, (..., N); may be infinite.
         target: Targets, (..., N).
+        weight: Weight of each sample, (..., N); None: all count alike.
 
     >>> coverage(torch.zeros(2), torch.ones(2), torch.tensor([1.0, 1.5]))
     tensor(0.5000)
@@ -271,7 +286,7 @@ def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
         _same_shape(name, bound.shape, "target", target.shape)
         _forbid(name, bound.isnan(), "NaN", "comparable numbers")
     inside = (lower <= target) & (target <= upper)
-    return inside.double().mean(-1).to(target.dtype)
+    return mean(inside, weight).to(target.dtype)
 
 
 # --- two samples ---------------------------------------------------------------------------------
@@ -306,6 +321,26 @@ def energy_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 # --- shared parts --------------------------------------------------------------------------------
+
+
+def mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Average the last axis in float64; values of weight 0 may be anything.
+
+    Args:
+        values: Values, (..., N).
+        weight: Weights >= 0, not all 0, (..., N); None: all count alike.
+    """
+    values = values.double()
+    if weight is None:
+        return values.mean(-1)
+    _check_weight(weight, values.shape)
+    return torch.where(weight == 0, 0, values * weight).sum(-1) / weight.double().sum(-1)
+
+
+def _check_weight(weight: Tensor, shape: torch.Size) -> None:
+    _same_shape("weight", weight.shape, "samples", shape)
+    _forbid("weight", ~((weight >= 0) & weight.isfinite()), "a negative value or NaN", "weights")
+    _forbid("weight", weight.sum(-1) == 0, "no positive value", "a sample that counts")
 
 
 def _ranking(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor, Tensor]:

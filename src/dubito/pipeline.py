@@ -32,6 +32,7 @@ from dubito.plugins import import_function
 from dubito.scores import Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
+from dubito.training.batches import Samples
 from dubito.training.config import LAST
 from dubito.training.run import CHECKPOINT
 
@@ -319,9 +320,10 @@ class Pipeline:
         networks: Any = model.network
         return Model(networks[fold], self.config.method, model.task, model.preprocessing)
 
-    def _samples(self, source: Source, task: Task) -> tuple[Tensor | Source, Tensor]:
+    def _samples(self, source: Source, task: Task) -> Samples:
         """Return inputs, in memory if they fit, and encoded targets."""
-        return source if self._streams(source) else source.load(), task.encode(source.target)
+        inputs = source if self._streams(source) else source.load()
+        return inputs, task.target(source.target, source.weight)
 
     def _streams(self, source: Source) -> bool:
         stream = self.config.data.stream
@@ -359,7 +361,8 @@ class Pipeline:
             return DEFAULT_EXPONENT
         members = (self._member(model, fold) for fold in range(len(parts)))
         chosen = _joined([own.predict(part) for own, part in zip(members, parts, strict=True)])
-        target = torch.cat([model.task.encode(part.target) for part in parts])
+        rows = [row for part in parts for row in part.indices]
+        target = model.task.target(prepared.source.subset(rows).target)
         return interval_exponent(chosen.distribution, target)
 
     def add_scores(self, model: Model, scores: Sequence[Score], prepared: Prepared) -> None:
@@ -400,7 +403,8 @@ class Pipeline:
         """
         prediction, metrics = self.fit(model, prepared), {}
         if prediction is not None and prepared.calibration is not None:
-            target = model.task.encode(prepared.calibration.target)
+            samples = prepared.calibration
+            target = model.task.target(samples.target, samples.weight)
             metrics = model.task.metrics(prediction.distribution.predictive, target)
         device = next(model.parameters()).device
         config = self.config.model_dump(mode="json")

@@ -91,7 +91,14 @@ class _Estimator(BaseEstimator):
 
     # --- training ---
 
-    def _fit(self, X: Array, target: Array, task: Task, class_weight: Tensor | None) -> Self:
+    def _fit(
+        self,
+        X: Array,
+        target: Array,
+        task: Task,
+        class_weight: Tensor | None = None,
+        weight: Array | None = None,
+    ) -> Self:
         """Train, calibrate and fit the policy.
 
         Args:
@@ -99,6 +106,7 @@ class _Estimator(BaseEstimator):
             target: Targets, (N,) or (N, T); classes are numbered.
             task: Task with the names of the targets.
             class_weight: Weight of each class.
+            weight: Weight of each sample.
         """
         self.__dict__.pop("model_", None)  # has other classes or features if this call fails
         self.__dict__.pop("_scaler", None)
@@ -110,7 +118,7 @@ class _Estimator(BaseEstimator):
             config, device=find_device(self.device), callbacks=self.callbacks or (),
             backbone=self.backbone,
         )  # fmt: skip
-        prepared = pipeline.prepare(self._source(X, target))
+        prepared = pipeline.prepare(self._source(X, target, weight))
         model = pipeline.build(prepared, self._seed)
         try:
             (self.history_,) = pipeline.train([model], prepared, class_weight=class_weight)
@@ -146,9 +154,11 @@ class _Estimator(BaseEstimator):
             {"method": self.method, "data": data, "training": self._training(count, self.epochs)},
         )
 
-    def _source(self, X: Array, target: Array) -> Source:
+    def _source(self, X: Array, target: Array, weight: Array | None) -> Source:
         encoded = Encoded(_tensor(X), {}, {})
-        return Fitted("X", self._format(X), X, target, encoded=encoded, fit=self._format)
+        return Fitted(
+            "X", self._format(X), X, target, encoded=encoded, fit=self._format, weight=weight
+        )
 
     def _format(self, X: Array, rows: Sequence[int] | None = None) -> InputFormat:
         """Return the format of inputs, with the range of some of them."""
@@ -369,19 +379,21 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
     method: AnyMethod = "iedl"
     class_weight: str | Mapping[Any, float] | None = field(default=None, kw_only=True)
 
-    def fit(self, X: object, y: object) -> Self:
+    def fit(self, X: object, y: object, sample_weight: object = None) -> Self:
         """Train a new network.
 
         Args:
             X: Inputs, (N, D).
             y: Classes, (N,).
+            sample_weight: Weight of each sample in the training, (N,); 0 leaves it out.
         """
         X, y = self._samples(X, y, reset=True)
+        X, y, weight = _counted(X, y, sample_weight)
         check_classification_targets(y)
         self._set_classes(y)
         self._class_counts += self._counts(y)
         task, numbers = self._task(self._class_counts), self._encoder.transform(y)
-        return self._fit(X, numbers, task, self._class_weights(y))
+        return self._fit(X, numbers, task, self._class_weights(y), weight)
 
     def partial_fit(self, X: object, y: object, classes: Any = None) -> Self:
         """Train for one more epoch, on this data.
@@ -483,15 +495,17 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
     tolerance: float | Sequence[float] | None = field(default=None, kw_only=True)
     _target_options: ClassVar[Options] = {"y_numeric": True, "multi_output": True}
 
-    def fit(self, X: object, y: object) -> Self:
+    def fit(self, X: object, y: object, sample_weight: object = None) -> Self:
         """Train a new network.
 
         Args:
             X: Inputs, (N, D).
             y: Numbers, (N,) or (N, T).
+            sample_weight: Weight of each sample in the training, (N,); 0 leaves it out.
         """
         X, values = self._samples(X, y, reset=True, least=2)
-        return self._fit(X, values, self._task(y), None)
+        X, values, weight = _counted(X, values, sample_weight)
+        return self._fit(X, values, self._task(y), weight=weight)
 
     def partial_fit(self, X: object, y: object) -> Self:
         """Train for one more epoch, on this data.
@@ -552,6 +566,20 @@ def _joined(old: InputFormat, new: InputFormat) -> InputFormat:
 
 def _tensor(X: Array) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(X, np.float32))
+
+
+def _counted(X: Array, y: Array, sample_weight: object) -> tuple[Array, Array, Array | None]:
+    """Return the samples with a weight above 0, and their weights."""
+    if sample_weight is None:
+        return X, y, None
+    weight = np.asarray(sample_weight, np.float64)
+    if weight.shape != (len(X),) or not (weight >= 0).all() or not 0 < weight.sum() < np.inf:
+        raise DubitoError(
+            f"sample_weight must have {len(X)} finite numbers of at least 0, not all zero, but has "
+            f"shape {weight.shape} and spans [{weight.min():g}, {weight.max():g}]"
+        )
+    counted = weight > 0
+    return X[counted], y[counted], weight[counted]
 
 
 def _predict(model: Model, X: Array) -> Prediction:

@@ -4,7 +4,7 @@ A task is saved with a model. It encodes targets for training, decodes predictio
 training units and user units, and defines the 0/1 loss that a policy controls.
 
 Targets are class indices (N,) or class probabilities (N, K) for `Classification`, and numbers
-(N, T) for `Regression`.
+(N, T) for `Regression`; or a `Target` with weights, where the weight of a missing one is 0.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing_extensions import TypeVar
 from dubito import _checks, metrics
 from dubito.distributions import ClassDistribution, RealDistribution
 from dubito.errors import DubitoError
+from dubito.targets import Target, missing, values_and_weight, weighted
 from dubito.types import Array
 
 __all__ = ["Classification", "Regression"]
@@ -33,6 +34,7 @@ __all__ = ["Classification", "Regression"]
 D = TypeVar("D", default=Any)
 P = TypeVar("P", default=Any)
 Curve = dict[str, list[float]]
+AnyTarget = TypeVar("AnyTarget", Tensor, Tensor | Target)
 #: metrics that can select weights, and whether lower or higher is better
 Modes = Mapping[str, Literal["min", "max"]]
 RELIABILITY_BINS = 15
@@ -72,6 +74,23 @@ class Task(BaseModel, ABC, Generic[D, P], frozen=True, extra="forbid"):
             values: List, array, tensor, or column of a table.
         """
 
+    def target(self, values: Any, weight: Any = None) -> Tensor | Target:
+        """Convert targets, some of which are missing (None or NaN) or weigh more than others.
+
+        Args:
+            values: See `encode`.
+            weight: Weight of each sample (N,) or, for numbers, of each value (N, T); 0 leaves it
+                out, and None gives all the same.
+
+        Returns:
+            The tensor of `encode`, if nothing is missing and there are no weights.
+        """
+        return weighted(*self._known(values), weight)
+
+    @abstractmethod
+    def _known(self, values: Any) -> tuple[Tensor, Tensor]:
+        """Return encoded targets, of any value where they are missing, and which are not."""
+
     @abstractmethod
     def decode(self, point: Tensor) -> Array:
         """Convert point predictions to class names or numbers.
@@ -98,12 +117,12 @@ class Task(BaseModel, ABC, Generic[D, P], frozen=True, extra="forbid"):
         """
 
     @abstractmethod
-    def metrics(self, predictive: P, target: Tensor) -> dict[str, float]:
-        """Compute the metrics of a predictive, raw or calibrated.
+    def metrics(self, predictive: P, target: Tensor | Target) -> dict[str, float]:
+        """Compute the metrics of a predictive, raw or calibrated; weights count.
 
         Args:
             predictive: Distribution of the target, batch shape (N,), in user units.
-            target: Result of `encode`.
+            target: Result of `encode` or `target`.
         """
 
     @abstractmethod
@@ -127,7 +146,7 @@ class Task(BaseModel, ABC, Generic[D, P], frozen=True, extra="forbid"):
             predictive: Calibrated distribution of the target.
         """
 
-    def to_training_units(self, target: Tensor) -> Tensor:
+    def to_training_units(self, target: AnyTarget) -> AnyTarget:
         """Convert encoded targets to the units in which a network is trained."""
         return target
 
@@ -201,6 +220,18 @@ class Classification(Task[ClassDistribution, td.Categorical], frozen=True, extra
                 )
         return torch.tensor([index[name] for name in names], dtype=torch.int64)
 
+    def _known(self, values: Any) -> tuple[Tensor, Tensor]:
+        absent = missing(values)
+        if absent.ndim == 1 and absent.any():
+            rows = values.tolist() if hasattr(values, "tolist") else values
+            values = [
+                self.classes[0] if out else row for row, out in zip(rows, absent, strict=True)
+            ]
+        encoded = self.encode(values)
+        return encoded, torch.from_numpy(~absent) if absent.ndim == 1 else torch.ones(
+            len(encoded)
+        ) > 0
+
     def _soft(self, probs: Tensor) -> Tensor:
         if not probs.is_floating_point() or probs.shape[-1] != self.size:
             raise DubitoError(
@@ -225,14 +256,16 @@ class Classification(Task[ClassDistribution, td.Categorical], frozen=True, extra
         """
         return point != self._labels(target)
 
-    def metrics(self, predictive: td.Categorical, target: Tensor) -> dict[str, float]:
+    def metrics(self, predictive: td.Categorical, target: Tensor | Target) -> dict[str, float]:
         """Compute accuracy, nll (nats), brier and ece; see `Task.metrics`."""
-        probs, labels = predictive.probs, self._labels(target)
+        values, weight = values_and_weight(target)
+        probs, labels = predictive.probs, self._labels(values)
+        log_probs = predictive.log_prob(labels)  # exact where probs are 0
         return {
-            "accuracy": metrics.accuracy(probs, labels).item(),
-            "nll": -predictive.log_prob(labels).double().mean().item(),  # exact where probs are 0
-            "brier": metrics.brier(probs, labels).item(),
-            "ece": metrics.ece(probs, labels, RELIABILITY_BINS).item(),
+            "accuracy": metrics.accuracy(probs, labels, weight).item(),
+            "nll": -metrics.mean(log_probs, weight).item(),
+            "brier": metrics.brier(probs, labels, weight).item(),
+            "ece": metrics.ece(probs, labels, RELIABILITY_BINS, weight).item(),
         }
 
     def reliability(self, predictive: td.Categorical, target: Tensor) -> Curve:
@@ -299,13 +332,16 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
         """Create from the targets of the training data.
 
         Args:
-            values: Numbers, (N,) or (N, T).
+            values: Numbers, (N,) or (N, T); missing ones, None or NaN, do not count.
             names: Names of the T values; by default those of a table's columns.
             tolerance: Largest deviation that is not an error, one or one per value; needed for
                 error rates and policies.
         """
-        array, names = _numbers(values, names)
-        mean, std = array.mean(0), array.std(0)
+        array, names = _numbers(values, names, partial=True)
+        for name, column in zip(names, array.T, strict=True):
+            if np.isnan(column).all():
+                raise DubitoError(f"target {name!r} has no values: all are missing")
+        mean, std = np.nanmean(array, 0), np.nanstd(array, 0)
         for name, center, spread in zip(names, mean, std, strict=True):
             if spread <= MIN_SPREAD * abs(center):
                 what = "constant" if spread == 0 else "nearly constant, too close for float32"
@@ -331,6 +367,12 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
         array, _ = _numbers(values, self.names)
         return torch.from_numpy(array).float()
 
+    def _known(self, values: Any) -> tuple[Tensor, Tensor]:
+        array, _ = _numbers(values, self.names, partial=True)
+        absent = np.isnan(array)
+        filled = torch.from_numpy(np.where(absent, self.mean, array)).float()
+        return filled, torch.from_numpy(~absent)
+
     def decode(self, point: Tensor) -> Array:
         """Convert means (N, T) to an array, (N,) if T is 1."""
         array: Array = point.detach().cpu().numpy()
@@ -349,18 +391,30 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
             )
         return ((point - target).abs() > point.new_tensor(self.tolerance)).any(-1)
 
-    def metrics(self, predictive: td.Distribution, target: Tensor) -> dict[str, float]:
+    def metrics(self, predictive: Any, target: Tensor | Target) -> dict[str, float]:
         """Compute rmse, mae, nll (nats) and coverage90; see `Task.metrics`.
 
         coverage90 is the share of targets in the central 90 % intervals of the predictive. With
-        several values rmse, mae and coverage90 are averages over them, nll is of all jointly.
+        several values rmse, mae and coverage90 are averages over them, nll is of all jointly: of
+        the known ones of a sample, which counts with their mean weight.
         """
-        mean, columns = predictive.mean.mT, target.mT
+        values, weight = values_and_weight(target)
+        mean, columns, cdf = predictive.mean.mT, values.mT, predictive.cdf(values)
+        if weight is None:
+            each = rows = None
+            log_probs = predictive.log_prob(values)
+        else:
+            cells = weight.reshape(len(weight), -1).expand_as(values)
+            known, some = cells > 0, cells.any(0)
+            log_probs = predictive.log_prob(values, known)
+            rows = cells.sum(-1) / known.sum(-1).clamp_min(1)
+            # A column without a known value does not count.
+            mean, columns, each, cdf = mean[some], columns[some], cells.mT[some], cdf[:, some]
         return {
-            "rmse": metrics.rmse(mean, columns).mean().item(),
-            "mae": metrics.mae(mean, columns).mean().item(),
-            "nll": -predictive.log_prob(target).double().mean().item(),
-            "coverage90": _central_coverage(predictive.cdf(target), 0.9),
+            "rmse": metrics.rmse(mean, columns, each).mean().item(),
+            "mae": metrics.mae(mean, columns, each).mean().item(),
+            "nll": -metrics.mean(log_probs, rows).item(),
+            "coverage90": _central_coverage(cdf, 0.9, each),
         }
 
     def reliability(self, predictive: td.Distribution, target: Tensor) -> Curve:
@@ -374,8 +428,10 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
         """Return the prediction: (N,), or (N, T) if T > 1; see `Task.tensors`."""
         return {"prediction": point[..., 0] if self.size == 1 else point}
 
-    def to_training_units(self, target: Tensor) -> Tensor:
+    def to_training_units(self, target: AnyTarget) -> AnyTarget:
         """Standardize targets (N, T)."""
+        if isinstance(target, Target):
+            return target.map(self.to_training_units, weight=False)
         return (target - target.new_tensor(self.mean)) / target.new_tensor(self.std)
 
     def to_user_units(self, dist: RealDistribution) -> RealDistribution:
@@ -419,8 +475,13 @@ def _sort_key(name: str) -> tuple[float, str]:
     return (number if number < math.inf else math.inf, name)
 
 
-def _numbers(values: Any, names: Sequence[str] | None) -> tuple[Array, Sequence[str]]:
-    """Return finite numbers (N, T) in float64 and the names of the columns."""
+def _numbers(
+    values: Any, names: Sequence[str] | None, partial: bool = False
+) -> tuple[Array, Sequence[str]]:
+    """Return finite numbers (N, T) in float64 and the names of the columns.
+
+    With `partial` missing numbers are NaN in place of an error.
+    """
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or not array.size:
@@ -431,12 +492,13 @@ def _numbers(values: Any, names: Sequence[str] | None) -> tuple[Array, Sequence[
     if len(names) != array.shape[1]:
         raise DubitoError(f"target has {array.shape[1]} columns, expected {_checks.listed(names)}")
 
+    absent = missing(array) if partial else np.zeros(array.shape, bool)
     is_text = array.dtype.kind not in "biuf"
     for (row, column), value in np.ndenumerate(array.astype(object)) if is_text else ():
-        if not isinstance(value, int | float | np.number):
+        if not absent[row, column] and not isinstance(value, int | float | np.number):
             raise DubitoError(f"row {row} of target {names[column]!r} is {value!r}, not a number")
-    array = array.astype(np.float64)
-    for row, column in np.argwhere(~np.isfinite(array)):
+    array = np.where(absent, np.nan, array).astype(np.float64)
+    for row, column in np.argwhere(~np.isfinite(array) & ~absent):
         value = array[row, column]
         raise DubitoError(f"row {row} of target {names[column]!r} is {value}, not a finite number")
     return array, names
@@ -450,8 +512,8 @@ def _target_names(values: Any, size: int) -> list[str]:
     return ["target"] if size == 1 else [f"target_{place}" for place in range(size)]
 
 
-def _central_coverage(cdf: Tensor, level: float) -> float:
+def _central_coverage(cdf: Tensor, level: float, weight: Tensor | None = None) -> float:
     """Return the share of targets in central intervals, given the cdf at the targets (N, T)."""
     columns = cdf.mT
     tail = torch.full_like(columns, (1 - level) / 2)
-    return metrics.coverage(tail, 1 - tail, columns).mean().item()
+    return metrics.coverage(tail, 1 - tail, columns, weight).mean().item()

@@ -135,9 +135,7 @@ def test_numbers_as_categories(put: Any) -> None:
 
 
 def test_all_problems_are_reported_at_once(put: Any) -> None:
-    lines = [
-        f"u{i},{'x' if i == 3 else i},{1e9 + i / 1e3},,{'' if i == 5 else i}" for i in range(30)
-    ]
+    lines = [f"u{i},{'x' if i == 3 else i},{1e9 + i / 1e3},," for i in range(30)]
     path = put("bad.csv", "id,n,time,none,price\n" + "\n".join(lines))
     with pytest.raises(DubitoError, match=r"^bad\.csv: ") as caught:
         data.open(path)
@@ -146,7 +144,42 @@ def test_all_problems_are_reported_at_once(put: Any) -> None:
     assert "column 'n' has numbers, but line 5 is 'x'" in message
     assert "column 'time' varies by 0.00866 around 1000000000" in message
     assert "column 'none' has no values" in message
-    assert "target 'price' is missing in 1 rows, the first is line 7" in message
+    assert "target 'price' is missing in 30 rows, the first is line 2" in message
+
+
+def test_rows_without_a_target_are_left_out(put: Any) -> None:
+    path = put("a.csv", "n,w,a,b\n1,1,5,\n2,1,,\n3,0.5,6,7\n9,1,nan,\n")
+    with pytest.warns(UserWarning, match=r"2 of 4 samples have no target .* first is a\.csv:3"):
+        source = data.open(path, target=["a", "b"], weight="w")
+    assert source.load().tolist() == [[1], [3]]
+    assert np.array_equal(source.target.to_numpy(), [[5, np.nan], [6, 7]], equal_nan=True)
+    assert source.weight.tolist() == [1, 0.5]
+    assert source.subset([1]).weight.tolist() == [0.5]
+    unlabeled = data.open(path, format=source.format, labeled=False)
+    assert len(unlabeled) == 4
+
+
+def test_texts_have_weights(put: Any) -> None:
+    path = put("a.csv", "text,y,w\ngood,1,2\nbad,0,1\n")
+    source = data.open(path, text="text", weight="w")
+    assert source.weight.tolist() == [2, 1]
+    assert source.target.tolist() == [1, 0]
+
+
+def test_labels_of_arrays_may_be_missing() -> None:
+    inputs = np.arange(6.0).reshape(3, 2)
+    with pytest.warns(UserWarning, match="1 of 3 samples have no target .* first is sample 1"):
+        source = data.open((inputs, ["cat", None, "dog"]))
+    assert source.load().tolist() == [[0, 1], [4, 5]]
+    assert list(source.target) == ["cat", "dog"]
+
+
+def test_weights_are_numbers_of_at_least_zero(put: Any) -> None:
+    path = put("a.csv", "n,w,y\n1,1,5\n2,-1,6\n")
+    with pytest.raises(DubitoError, match="weight 'w' of line 3 is '-1', not a number of at least"):
+        data.open(path, weight="w")
+    with pytest.raises(DubitoError, match="weight='w' is for tables"):
+        data.open(np.zeros((2, 2)), weight="w")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dubito.augmentations import AUGMENTATIONS
 from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, Preprocessing
 from dubito.model import Model
+from dubito.targets import Target
 from dubito.training import TrainConfig, Trainer
 from dubito.training.config import GroupOptions
 from tests.training.helpers import (
@@ -92,8 +93,9 @@ class Tied(nn.Module):
         (lambda: small_model("kl_pn"), {"keep": "nll"}, TRAIN),
         (lambda: wrap(Tied()), {"optimizer": "nadam"}, TRAIN),
         (photo_model, FINE_TUNING, (PHOTOS, TRAIN[1])),
+        (small_model, {}, (TRAIN[0], Target(TRAIN[1], torch.rand(128)))),
     ],
-    ids=["dropout", "averaged", "streamed", "ood", "tied", "fine-tuning"],
+    ids=["dropout", "averaged", "streamed", "ood", "tied", "fine-tuning", "weighted"],
 )
 def test_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, make: Any, values: dict[str, Any], train: Any

@@ -37,12 +37,14 @@ class Source(ABC):
         name: Name in messages and reports.
         format: Format of the inputs.
         target: Class names or numbers, (N,) or (N, T): an array or columns of a table; None if
-            unlabeled.
+            unlabeled. Of several numbers single ones may be missing.
+        weight: Weight of each sample, (N,); None: all count alike.
     """
 
     name: str
     format: InputFormat
     target: Array | Frame | None = None
+    weight: Array | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -151,6 +153,7 @@ class Items(Source):
     names: Sequence[str] | None = None
     encoded: Encoded | None = None
     fit: Callable[[Any, Sequence[int]], InputFormat] | None = None
+    weight: Array | None = None
 
     def __len__(self) -> int:
         return len(self.items)
@@ -195,7 +198,8 @@ class Items(Source):
                 items = [Path(str(items.filename))]
             content = str((len(self), [*map(_version, items)])).encode()
         labels = "" if self.target is None else str(np.asarray(self.target).tolist())
-        return digest(content, labels.encode())
+        weights = [] if self.weight is None else [str(np.asarray(self.weight).tolist()).encode()]
+        return digest(content, labels.encode(), *weights)
 
 
 def _version(item: Any) -> tuple[Any, ...]:
@@ -212,7 +216,7 @@ class Subset(Source):
     def __init__(self, source: Source, indices: list[int]) -> None:
         self.source, self.indices = source, indices
         self.name, self.format = source.name, source.format
-        self.target = take(source.target, indices)
+        self.target, self.weight = take(source.target, indices), take(source.weight, indices)
 
     @property
     def is_in_memory(self) -> bool:

@@ -165,12 +165,13 @@ def _read(source: Items, hold: bool) -> tuple[list[Tensor], dict[int, str], dict
 
 def _without_damaged(source: Items, rows: Sequence[int]) -> Items:
     """Return the samples that can be read, at least one of each class."""
-    items, target, names = (
-        base.take(values, rows) for values in (source.items, source.target, source.names)
+    items, target, names, weight = (
+        base.take(values, rows)
+        for values in (source.items, source.target, source.names, source.weight)
     )
     classes = [
         set() if values is None else {*values.tolist()} for values in (source.target, target)
     ]
     if lost := classes[0] - classes[1]:
         raise DubitoError(f"{source.name}: no input of {_checks.listed(sorted(lost))} can be read")
-    return replace(source, items=items, target=target, names=names)
+    return replace(source, items=items, target=target, names=names, weight=weight)

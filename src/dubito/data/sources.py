@@ -3,6 +3,7 @@
 import copy
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from dubito import _checks, plugins
 from dubito.data import folders, npz
-from dubito.data.base import PARTS, Items, Source
+from dubito.data.base import PARTS, Items, Source, take
 from dubito.data.folders import files_below
 from dubito.data.known import DATASETS
 from dubito.errors import DubitoError
@@ -25,10 +26,13 @@ from dubito.formats.tables import (
     TABLES,
     as_frame,
     collected,
+    missing_targets,
     row_names,
     target_columns,
+    weight_column,
     without_index,
 )
+from dubito.targets import missing
 from dubito.types import Array, Frame, Options
 
 __all__ = ["open"]
@@ -43,6 +47,7 @@ def open(
     split: str = "train",
     *,
     target: str | Sequence[str] | None = None,
+    weight: str | None = None,
     ignore: Sequence[str] = (),
     categories: Sequence[str] = (),
     text: str | None = None,
@@ -60,7 +65,8 @@ def open(
     A folder has one sub-folder of files per class, or parts `train` and `test` with these inside.
     An .npz file has arrays `inputs` and `labels` (or `x` and `y`), perhaps `x_train`, `x_test`, and
     so on. A table has a header; a column of text is one of categories, and so is one of codes with
-    leading zeros. The format of the inputs is the entry of `FORMATS` that accepts them.
+    leading zeros. The format of the inputs is the entry of `FORMATS` that accepts them. Samples
+    without a target are left out, with a warning; of several numbers single ones may be missing.
 
     Args:
         source: Known name, folder, .npz, .csv or .parquet file; DataFrame or list of dicts; array
@@ -69,6 +75,7 @@ def open(
         split: "train", "test" or "all". Data without parts has only "all" of it, which "train"
             means as well.
         target: Target column or columns of a table; default: the last.
+        weight: Column of a table with sample weights; with a `format` it may be absent.
         ignore: Columns of a table to leave out.
         categories: Columns of numbers to read as categories.
         text: Column of a table to read as text, the only input.
@@ -97,17 +104,24 @@ def open(
     if format is not None:
         options = {}
     name, content, labels = _read(source, split, labeled, format)
-    _check(name, content, labels, target, labeled)
+    _check(name, content, labels, {"target": target, "weight": weight}, labeled)
     labels = labels if labeled else None
+    if labels is not None and not isinstance(content, Source):
+        absent = np.all(missing(labels).reshape(len(labels), -1), 1)
+        content, labels = without_rows(name, absent, content, labels)
     if isinstance(content, Source):
         if format in (None, content.format) and not options:
             opened = copy.copy(content)
             opened.target = labels
             return opened
-        content = content.load().numpy()
+        array = content.load().numpy()
+        opened = _open_array(name, array, labels, options, format, resize, on_error)
+        opened.weight = content.weight
+        return opened
     if hasattr(content, "iloc"):
         columns = (target,) if isinstance(target, str) else tuple(target or ())
-        return _open_table(name, content, labels, columns, options, format, labeled, on_error)
+        parts = content, labels, columns, weight if labeled else None
+        return _open_table(name, *parts, options, format, labeled, on_error)
     if isinstance(content, list):
         return _open_list(name, content, labels, options, format, on_error, stream)
     return _open_array(name, content, labels, options, format, resize, on_error)
@@ -139,14 +153,15 @@ def parts(source: object) -> tuple[str, ...]:
     return npz.npz_parts(path) if path.suffix.lower() == ".npz" else ()
 
 
-def _check(name: str, content: Inputs, labels: Targets, target: object, labeled: bool) -> None:
+def _check(name: str, content: Inputs, labels: Targets, columns: Options, labeled: bool) -> None:
     """Raise if there are no inputs, or if targets are missing or do not belong to them."""
     if not len(content):
         raise DubitoError(f"there are no inputs in {name}")
     if labeled and labels is not None and len(labels) != len(content):
         raise DubitoError(f"{name} has {len(content)} inputs, but {len(labels)} targets")
-    if target and not hasattr(content, "iloc"):
-        raise DubitoError(f"target={target!r} is for tables, which {name} is not")
+    for option, value in columns.items():
+        if value and not hasattr(content, "iloc"):
+            raise DubitoError(f"{option}={value!r} is for tables, which {name} is not")
     if labeled and labels is None and isinstance(content, list):
         raise DubitoError(
             f"{name} have no targets: pass a folder with one sub-folder of files per class, a pair "
@@ -287,6 +302,7 @@ def _open_table(
     frame: Frame,
     target: Targets,
     columns: tuple[str, ...],
+    weight: str | None,
     options: Options,
     format: InputFormat | None,
     labeled: bool,
@@ -297,24 +313,43 @@ def _open_table(
     if format is not None:
         _check_accepted(name, frame, format)
         columns = (columns or getattr(format, "target", ())) if has_target else ()
-    for column in (*columns, *(c for value in options.values() for c in _columns(value))):
+        weight = weight if weight in frame.columns else None
+    named = (*columns, *([] if weight is None else [weight]))
+    for column in (*named, *(c for value in options.values() for c in _columns(value))):
         _checks.one_of(list(frame.columns), column, f"column of {name}")
+    left_out = [*options.get("ignore", ()), *named[len(columns) :]]
     if has_target and not columns:
-        columns = tuple(c for c in frame.columns if c not in options.get("ignore", ()))[-1:]
+        columns = tuple(c for c in frame.columns if c not in left_out)[-1:]
+    if has_target:
+        (frame,) = without_rows(name, missing_targets(frame, columns), frame)
     kind = _choose(name, frame, options)
-    if "target" in _options(kind):
-        options = {**options, "target": columns}
+    for option, value in (("target", columns), ("ignore", left_out)):
+        options = {**options, option: value} if option in _options(kind) else options
     fit: Callable[..., InputFormat] = partial(kind.fit, **options)
     readers: list[Callable[[], Any]] = [
         lambda: format or fit(frame),
         lambda: target_columns(frame, columns) if has_target else target,
+        lambda: None if weight is None else weight_column(frame[weight]),
     ]
-    fitted, labels = collected(readers, name)
-    names = row_names(frame, name)
-    opened = Items(
-        name, fitted, frame, labels, names, fit=None if format else _fitting(kind, options)
-    ).in_memory()
+    fitted, labels, weights = collected(readers, name)
+    names, fitting = row_names(frame, name), None if format else _fitting(kind, options)
+    opened = Items(name, fitted, frame, labels, names, fit=fitting, weight=weights).in_memory()
     return _without_errors(opened, on_error)
+
+
+def without_rows(name: str, absent: Array, *parts: Any) -> tuple[Any, ...]:
+    """Leave out the samples whose targets are missing, unless these are all."""
+    if not absent.any() or absent.all():
+        return parts
+    count, first = int(absent.sum()), int(absent.argmax())
+    place = row_names(parts[0], name)[first] if hasattr(parts[0], "iloc") else f"sample {first}"
+    warnings.warn(
+        f"{name}: {count} of {len(absent)} samples have no target and are left out, the first is "
+        f"{place}",
+        stacklevel=3,
+    )
+    rows = np.flatnonzero(~absent).tolist()
+    return tuple(take(part, rows) for part in parts)
 
 
 def _columns(value: str | Sequence[str]) -> Sequence[str]:

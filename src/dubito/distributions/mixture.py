@@ -97,9 +97,10 @@ class MixturePredictive(td.Distribution):
         """Mean of the target: (..., T)."""
         return self.components.mean.mean(-2)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of a target (..., T): (...)."""
-        each = self.components.log_prob(value.unsqueeze(-2))
+    def log_prob(self, value: Tensor, known: Tensor | None = None) -> Tensor:
+        """Log density of a target (..., T), or of the values of it that are known: (...)."""
+        rest = () if known is None else (known.unsqueeze(-2),)
+        each = self.components.log_prob(value.unsqueeze(-2), *rest)
         return each.logsumexp(-1) - math.log(each.shape[-1])
 
     def cdf(self, value: Tensor) -> Tensor:

@@ -120,20 +120,20 @@ class NormalInverseGamma(RealDistribution):
     # --- loss terms ---
 
     def nll(self, target: Tensor) -> Tensor:
-        """Negative log-likelihood under the Student-t predictive: (...).
+        """Negative log-likelihood of each target under the Student-t predictive: (..., T).
 
         Args:
             target: Targets, (..., T).
         """
-        return -self.predictive.log_prob(target)
+        return -self.predictive.log_probs(target)
 
     def evidence_penalty(self, target: Tensor) -> Tensor:
-        """Absolute error times the total evidence, |y - gamma| (2 nu + alpha): (...).
+        """Absolute error times the total evidence, |y - gamma| (2 nu + alpha): (..., T).
 
         Args:
             target: Targets, (..., T).
         """
-        return ((target - self.gamma).abs() * self._evidence).sum(-1)
+        return (target - self.gamma).abs() * self._evidence
 
     # --- predictive ---
 

@@ -135,14 +135,24 @@ class StudentT(td.Distribution):
         """Variance of each value: (..., T)."""
         return self.scale.square() * (1 + 2 / self.df_minus_two)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of a target (..., T), summed over the T values: (...)."""
+    def log_prob(self, value: Tensor, known: Tensor | None = None) -> Tensor:
+        """Log density of a target (..., T), summed over the T values: (...).
+
+        Args:
+            value: Target.
+            known: Which of its values count, bool (..., T); None: all.
+        """
+        each = self.log_probs(value)
+        return (each if known is None else torch.where(known, each, 0)).sum(-1)
+
+    def log_probs(self, value: Tensor) -> Tensor:
+        """Log density of each value of a target (..., T): (..., T)."""
         half = 0.5 * self.df_minus_two + 1
         # A reciprocal: autograd divides a quotient by its denominator again, which can overflow.
         ratio = (value - self.loc) * (self.scale * self.df.sqrt()).reciprocal()
         tails = (half + 0.5) * _log1p_square(ratio)
         constant = 0.5 * math.log(2 * math.pi) + self.scale.log() + _log_gamma_gap(half)
-        return -(constant + tails).sum(-1)
+        return -(constant + tails)
 
     def cdf(self, value: Tensor) -> Tensor:
         """Cumulative distribution of each value (..., T), to 1e-7: (..., T).

@@ -408,21 +408,57 @@ def target_columns(frame: Frame, names: Sequence[str]) -> Series | Frame:
     return columns[0] if len(columns) == 1 else need("pandas", "data").concat(columns, axis=1)
 
 
+def missing_targets(frame: Frame, names: Sequence[str]) -> Array:
+    """Return the rows of a table without any target: bool (N,).
+
+    Args:
+        frame: DataFrame.
+        names: Target columns.
+    """
+    absent: Array = np.all([_is_missing(frame[name]) for name in names], 0)
+    return absent
+
+
+def _is_missing(series: Series) -> Array:
+    return np.array([_word(cell).lower() in MISSING_TARGET for cell in series], bool)
+
+
 def _target_column(series: Series) -> Series:
-    """Return a target column; cells of text that are numbers become numbers, codes do not."""
-    missing = np.flatnonzero([_word(cell).lower() in MISSING_TARGET for cell in series])
-    if len(missing):
+    """Return a target column; cells of text that are numbers become numbers, codes do not.
+
+    Missing cells are NaN.
+    """
+    missing = _is_missing(series)
+    if missing.all():
         raise DubitoError(
             f"target {series.name!r} is missing in {len(missing)} rows, the first is "
-            f"{_place(series, missing[0])}: fill them in or remove the rows"
+            f"{_place(series, 0)}: fill them in or remove the rows"
         )
     if _is_numeric(series):
         return series
-    words = series.map(_word)
-    if any(map(CODE.match, words.unique())):
+    words = series.map(_word).mask(missing)
+    if any(map(CODE.match, words[~missing].unique())):
         return words
     numbers = need("pandas", "data").to_numeric(words, errors="coerce")
-    return words.astype(object).where(numbers.isna(), numbers) if numbers.isna().any() else numbers
+    mixed = numbers[~missing].isna().any()
+    return words.astype(object).where(numbers.isna(), numbers) if mixed else numbers
+
+
+def weight_column(series: Series) -> Array:
+    """Return a column of sample weights, numbers of at least 0.
+
+    Args:
+        series: Column of a DataFrame.
+    """
+    weights, missing, wrong = _numbers(series)
+    bad = missing | wrong | (weights < 0)
+    if bad.any():
+        row = int(bad.argmax())
+        raise DubitoError(
+            f"weight {series.name!r} of {_place(series, row)} is {_short(series.iloc[row])}, not a "
+            "number of at least 0"
+        )
+    return weights
 
 
 def without_index(frame: Frame, name: str) -> Frame:

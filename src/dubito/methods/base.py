@@ -15,13 +15,14 @@ from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
 from dubito.losses import LossModule, LossOptions, Term, weighted_sums
 from dubito.registry import Entry, Registry
+from dubito.targets import Target
 
 __all__ = ["METHODS", "Method", "MethodLoss"]
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Batches = Iterable[tuple[Tensor, Tensor]]
+Batches = Iterable[tuple[Tensor, Tensor | Target]]
 
 
 class TaskLike(Protocol):
@@ -118,7 +119,7 @@ class Method(Entry, ABC):
     @property
     @abstractmethod
     def terms(self) -> Mapping[str, Term]:
-        """Loss terms, functions (distribution, target) -> (...)."""
+        """Loss terms, functions (distribution, target) -> (...), or (..., T) for T numbers."""
 
     @property
     def ood_terms(self) -> Mapping[str, Term]:
@@ -161,7 +162,7 @@ class Method(Entry, ABC):
     def loss(
         self,
         dist: Distribution,
-        target: Tensor,
+        target: Tensor | Target,
         weights: Tensor,
         *,
         ood: Distribution | None = None,

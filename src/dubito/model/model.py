@@ -34,6 +34,7 @@ from dubito.model.folder import TrainingRecord, fill, read, write
 from dubito.model.prediction import Prediction
 from dubito.policy import REASONS, Policy
 from dubito.scores import SCORES, Score
+from dubito.targets import Target, known_rows, values_and_weight
 from dubito.tasks import Task
 from dubito.types import Json
 
@@ -384,7 +385,8 @@ class Model(nn.Module):
         """Fit the policy on held-out data.
 
         Inputs outside the range of the training data are never accepted, and the guarantee is
-        about the others. `Policy.table` has the coverage at other error rates.
+        about the others. Samples of which a target is missing are left out, and weights ignored.
+        `Policy.table` has the coverage at other error rates.
 
         Args:
             items: Inputs, see `predict`; or their prediction.
@@ -401,16 +403,22 @@ class Model(nn.Module):
         rows = torch.arange(len(predicted)) if in_range is None else in_range.nonzero().flatten()
         if not len(rows):
             raise DubitoError("all inputs are outside the range of the training data")
-        dist, score = predicted.distribution[rows], score or self.method.error_score
+        score = score or self.method.error_score
         ood: Any = {"ood_score": ood_score or self.method.ood_score, "false_alarms": false_alarms}
         if coverage is not None:
+            dist = predicted.distribution[rows]
             policy = Policy.control_coverage(dist, coverage, score, **ood)
             self.policy = policy.as_approximate() if predicted.out_of_fold else policy
             return self
         expected = self._target(items, target, len(predicted))
-        errors = self.task.errors(predicted.point, expected)[rows]
+        known = known_rows(expected)
+        rows = rows[torch.isin(rows, known)]
+        if not len(rows):
+            raise DubitoError("no input in the range of the training data has a target")
+        dist = predicted.distribution[rows]
+        errors = self.task.errors(predicted.point, values_and_weight(expected)[0])[rows]
         policy = Policy.control_error(dist, errors, error_rate, confidence, score, **ood)
-        policy = policy.with_table(dist, errors, len(predicted) - len(rows))
+        policy = policy.with_table(dist, errors, len(known) - len(rows))
         self.policy = policy.as_approximate() if predicted.out_of_fold else policy
         return self
 
@@ -466,6 +474,11 @@ class Model(nn.Module):
         needed = any(score.needs_features for score in scores)
         features, outputs = self._outputs(items, with_features=needed)
         expected = self._target(items, target, len(outputs)).to(outputs.device)
+        rows = known_rows(expected)
+        if len(rows) < len(expected):
+            features = None if features is None else features[rows]
+            outputs, expected = outputs[rows], expected[rows]
+        expected, _ = values_and_weight(expected)
         with torch.no_grad():
             head = None
             if features is not None:
@@ -473,13 +486,14 @@ class Model(nn.Module):
             for score in scores:
                 score.to(outputs.device).fit(features, outputs, expected, head)  # type: ignore[arg-type]
 
-    def _target(self, items: object, target: object, count: int) -> Tensor:
-        """Return encoded targets."""
-        if target is None:
-            target = items.target if isinstance(items, Source) else None
+    def _target(self, items: object, target: object, count: int) -> Tensor | Target:
+        """Return encoded targets, with the weights of a source."""
+        source, weight = items if target is None else target, None
+        if isinstance(source, Source):
+            target, weight = source.target, source.weight
         if target is None:
             raise DubitoError("these inputs have no targets: pass target=...")
-        encoded = self.task.encode(target)
+        encoded = self.task.target(target, weight)
         if len(encoded) != count:
             raise DubitoError(f"{len(encoded)} targets for {count} inputs")
         return encoded
@@ -499,7 +513,8 @@ class Model(nn.Module):
 
         Args:
             items: Inputs, see `predict`; or their prediction, but not with noise.
-            target: Targets as users have them; None: those of the source.
+            target: Targets as users have them, or the source that has them; None: those of the
+                inputs.
             ood: Out-of-distribution inputs by name.
             noise: Standard deviations of normal noise that is added to the inputs, pixels being in
                 [0, 1]; nothing is clipped.
@@ -532,15 +547,18 @@ class Model(nn.Module):
             result.setdefault("noise", {})[f"{sigma:g}"] = part
         return result
 
-    def _decisions(self, predicted: Prediction, target: Tensor | None = None) -> Json:
+    def _decisions(self, predicted: Prediction, target: Tensor | Target | None = None) -> Json:
         """Return the share of each decision and the error rate among accepted predictions."""
         if predicted.codes is None:
             return {}
         counts = torch.bincount(predicted.codes, minlength=len(REASONS)).tolist()
         shares = {name: n / len(predicted) for name, n in zip(REASONS, counts, strict=True)}
         if target is not None and self.task.defines_errors and counts[0]:
-            errors = self.task.errors(predicted.point, target)[predicted.codes == 0]
-            shares["error_rate"] = errors.double().mean().item()
+            errors = self.task.errors(predicted.point, values_and_weight(target)[0])
+            known = known_rows(target)
+            accepted = known[(predicted.codes == 0)[known]]
+            if len(accepted):
+                shares["error_rate"] = errors[accepted].double().mean().item()
         return {"policy": shares}
 
     # --- files ---

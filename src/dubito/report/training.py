@@ -19,6 +19,7 @@ from dubito.model import Model, Prediction
 from dubito.model.card import PERCENT, metric_name
 from dubito.report import figures
 from dubito.report.html import TEMPLATES, Example, examples, render
+from dubito.targets import known_rows
 from dubito.training import TrainConfig
 
 __all__: list[str] = []
@@ -86,11 +87,14 @@ class View:
     ) -> None:
         assert model.record is not None
         self.model, self.record, self.history = model, model.record, history
+        self.evaluation, task = model.evaluate(prediction, source), model.task
+        # Charts and examples are of samples of which no target is missing.
+        rows = known_rows(task.target(source.target)).tolist()
+        if len(rows) < len(source):
+            source, prediction = source.subset(rows), prediction[rows]
         self.source, self.prediction = source, prediction
-        task, self.dist = model.task, prediction.distribution
-        self.target = task.encode(source.target)
+        self.dist, self.target = prediction.distribution, task.encode(source.target)
         self.errors = task.errors(prediction.point, self.target) if task.defines_errors else None
-        self.evaluation = model.evaluate(prediction, source.target)
 
     # --- charts ---
 

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dubito import _checks
@@ -15,12 +16,13 @@ from dubito.data.base import Source
 from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
+from dubito.targets import Target, scaled, values_and_weight
 from dubito.training.config import TrainConfig
 
 __all__: list[str] = []
 
 #: encoded inputs in memory or a source to stream them from, and encoded targets
-Samples = tuple[Tensor | Source, Tensor]
+Samples = tuple[Tensor | Source, Tensor | Target]
 #: samples, and values of their inputs, in a batch without gradients
 _BATCH, _VALUES = 1024, 1 << 22
 
@@ -65,7 +67,9 @@ class Reader:
             inputs.
 
     Attributes:
-        target: Targets in training units.
+        target: Targets in training units. Weights have mean 1 over all samples, so that the loss of
+            a batch, the sum over its number of samples, has that of its weights as its denominator
+            on average.
         encoded: Targets in user units.
     """
 
@@ -88,7 +92,7 @@ class Reader:
         self._batches: list[tuple[int, list[int]]] = []
         #: device of the indices of samples
         self.index_device = device if self.in_memory else torch.device("cpu")
-        self.encoded = encoded.to(self.index_device)
+        self.encoded = scaled(encoded).to(self.index_device)
         self.target = model.task.to_training_units(self.encoded)
         if ood is not None:
             _check_ood(ood, tuple(self.inputs[0].shape), model.method)
@@ -104,7 +108,7 @@ class Reader:
 
     def read(
         self, rows: Sequence[Tensor], changes: Sequence[Tensor | None] = (), seed: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor | Target]]:
         """Yield inputs and targets of batches.
 
         Args:
@@ -164,7 +168,7 @@ class Reader:
         noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
         return torch.cat([x, noise if self.preprocessing.mean is None else 6 * noise - 3])
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | Target]]:
         """Yield all samples in order, not augmented, with targets in training units."""
         return self.read(self.chunks(torch.arange(len(self), device=self.index_device)))
 
@@ -172,7 +176,9 @@ class Reader:
     def fingerprint(self) -> str:
         """Hash by which a checkpoint recognizes the training data."""
         inputs, target = self._samples
-        digest = hashlib.sha256(target.cpu().contiguous().numpy().data)
+        digest = hashlib.sha256()
+        for part in _pytree.tree_leaves(target):
+            digest.update(part.cpu().contiguous().numpy().data)
         if isinstance(inputs, Tensor):
             digest.update(inputs.cpu().contiguous().numpy().data)
         else:
@@ -180,14 +186,19 @@ class Reader:
         return digest.hexdigest()[:32]
 
 
-def _check(inputs: Tensor | Source, target: Tensor, size: int, part: str) -> None:
+def _check(inputs: Tensor | Source, encoded: Tensor | Target, size: int, part: str) -> None:
     """Raise if inputs or targets cannot be trained on, or do not belong together."""
+    target, weight = values_and_weight(encoded)
     if not len(target):
         raise DubitoError(f"there are no {part} samples")
     if len(inputs) != len(target):
         raise DubitoError(f"{part} data: {len(inputs)} inputs, but {len(target)} targets")
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
         _checks.finite(inputs, f"{part} inputs")
+    if weight is not None:
+        _checks.non_negative(weight, "weight")
+        if not bool(weight.any()):
+            raise DubitoError(f"no {part} sample has a weight above 0")
     if not target.is_floating_point():
         _checks.labels(target, target.shape[:1], size, f"{part} data needs labels (N,)")
         return

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError
+from dubito.targets import Target
 from dubito.training import parallel
 from dubito.training.batches import Reader
 from dubito.training.config import FUSED, TrainConfig
@@ -49,7 +50,8 @@ def capture(runs: Sequence[GraphedRun]) -> None:
     add_step: Any = torch.compile(first.add_step, dynamic=False)
     # Constants of a standardization would be copied from the host, which no graph can capture.
     standardized = first.model.preprocessing.mean is not None
-    fused: Any = gather if standardized else torch.compile(gather, dynamic=False)
+    is_plain = isinstance(first.train.target, Tensor)
+    fused: Any = gather if standardized or not is_plain else torch.compile(gather, dynamic=False)
     if first.config.compile:
         forwards = compiled([run.model.network for run in runs])
         for run, forward in zip(runs, forwards, strict=True):
@@ -59,7 +61,9 @@ def capture(runs: Sequence[GraphedRun]) -> None:
         run.capture()
 
 
-def gather(reader: Reader, order: Tensor, changes: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def gather(
+    reader: Reader, order: Tensor, changes: Tensor, places: Tensor
+) -> tuple[Tensor, Tensor | Target]:
     """Return prepared inputs and targets of the samples at places of an order."""
     rows = order.index_select(0, places)
     assert isinstance(reader.inputs, Tensor)
@@ -94,7 +98,7 @@ class GraphedRun(Run):
     """
 
     #: function `gather`, possibly compiled
-    gather: Callable[..., tuple[Tensor, Tensor]]
+    gather: Callable[..., tuple[Tensor, Tensor | Target]]
 
     def capture(self) -> None:
         """Capture a step of a full batch; the state of the run stays."""

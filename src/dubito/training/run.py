@@ -19,6 +19,7 @@ from dubito._files import remove_partial
 from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
+from dubito.targets import Target
 from dubito.training import checkpoint, parallel
 from dubito.training.average import averaged, moving_average, update_moving_average
 from dubito.training.batches import Reader
@@ -32,7 +33,7 @@ __all__: list[str] = []
 CHECKPOINT = "checkpoint.safetensors"
 #: training samples that determine the batch norm statistics of averaged weights
 BATCH_NORM_SAMPLES = 10_000
-Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Loss = Callable[[Tensor, Tensor | Target, Tensor], tuple[Tensor, Tensor]]
 Record = Json
 
 
@@ -76,7 +77,7 @@ def loss_function(method: Method, class_weight: Tensor | None = None) -> Loss:
     """
     has_ood = bool(method.ood_terms)
 
-    def loss(outputs: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(outputs: Tensor, target: Tensor | Target, weights: Tensor) -> tuple[Tensor, Tensor]:
         ood = method.distribution(outputs[len(target) :]) if has_ood else None
         dist = method.distribution(outputs[: len(target)] if has_ood else outputs)
         return method.loss(dist, target, weights, ood=ood, class_weight=class_weight)
@@ -259,7 +260,7 @@ class Run:
                 self.check_finite(step, step + 1)
             yield
 
-    def step(self, x: Tensor, target: Tensor, count: int) -> None:
+    def step(self, x: Tensor, target: Tensor | Target, count: int) -> None:
         """Update the weights.
 
         Args:

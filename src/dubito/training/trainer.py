@@ -87,7 +87,7 @@ class Trainer:
         Args:
             model: Model to train.
             train: Training samples: encoded inputs (N, *shape) or a source to stream them from,
-                and their targets as the task encodes them.
+                and their targets, from `Task.encode` or, with weights, `Task.target`.
             validation: Samples that select the best weights; None needs `keep="last"`.
             ood: Encoded out-of-distribution inputs (M, *shape), for methods that train with them;
                 None uses noise.
