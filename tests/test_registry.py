@@ -52,7 +52,7 @@ def test_options_are_documented_and_inherited():
     [
         ("blue", "unknown color 'blue'; known: 'gray', 'plain'"),
         ("plain:1", "the color 'plain' takes no argument, but is 'plain:1'"),
-        ({"level": 1}, "a color needs a name"),
+        ({"level": 1}, "the color needs a name"),
         ({"name": "gray", "depth": 1}, "color 'gray': unknown option 'depth'; known: 'level'"),
         ("gray:dark", "color 'gray': level: Input should be a valid number.*'dark'"),
     ],

@@ -51,7 +51,7 @@ def test_mean_and_deviation_are_given():
     normalized = Preprocessing.fit(IMAGES, x, mean=mean, std=std).normalize(x)
     expected = (x / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(normalized, expected)
-    with pytest.raises(ValidationError, match="mean and std go together"):
+    with pytest.raises(DubitoError, match="mean and std go together"):
         Preprocessing.fit(IMAGES, x, mean=mean)
     with pytest.raises(DubitoError, match="standardize=False contradicts"):
         Preprocessing.fit(IMAGES, x, standardize=False, mean=mean, std=std)
