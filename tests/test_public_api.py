@@ -103,7 +103,7 @@ def test_parameters_are_documented(module: str, name: str) -> None:
     is_protocol = getattr(value, "_is_protocol", False)
     if inspect.isclass(value) and not issubclass(value, Exception) and not is_protocol:
         text = value.__doc__ or ""
-        if issubclass(value, BaseModel):  # its fields are parameters
+        if issubclass(value, BaseModel | tuple):  # its fields are parameters
             text = text.replace("Attributes:", "Args:")
         check(name, value, {**argument_docs(text), **field_docs(value)})
         for member, found in vars(value).items():

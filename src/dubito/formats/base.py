@@ -23,7 +23,7 @@ LISTED = 10
 class Encoded(NamedTuple):
     """Inputs as tensors, with errors and notes about some of them.
 
-    Args:
+    Attributes:
         inputs: (N, *shape), of the format's `dtype`; zeros where an input cannot be read.
         errors: Why an input cannot be read, by row.
         notes: Values outside the range of the training data, by row.
