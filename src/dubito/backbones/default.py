@@ -1,8 +1,11 @@
 """The backbone that "auto" means."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape
+from dubito.errors import DubitoError
+from dubito.methods import Method
 
 __all__: list[str] = []
 
@@ -53,3 +56,27 @@ def resolve(value: Backbone | str | Mapping[str, object], shape: Shape, kind: st
     elif isinstance(value, Mapping) and value.get("name") == AUTO:
         value = {**value, "name": default_for(shape, kind)}
     return BACKBONES.build(value)
+
+
+def with_dropout(entry: Backbone, method: Method) -> Backbone:
+    """Return a backbone with the dropout rate of a method or of its members, if it has one.
+
+    Args:
+        entry: Backbone.
+        method: Method of the network.
+    """
+    rate = _dropout(method)
+    if rate is None or entry.dropout == rate:
+        return entry
+    if entry.dropout is not None:
+        raise DubitoError(
+            f"the backbone has dropout {entry.dropout}, but the method {rate}: set only that of "
+            "the method"
+        )
+    return replace(entry, dropout=rate)
+
+
+def _dropout(method: Method) -> float | None:
+    rate: float | None = getattr(method, "dropout", None)
+    member = getattr(method, "member", None)
+    return _dropout(member) if rate is None and member is not None else rate

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from dubito import _checks, evaluation
 from dubito.backbones import BACKBONES, Backbone
 from dubito.backbones.base import BackboneLike
-from dubito.backbones.default import resolve
+from dubito.backbones.default import resolve, with_dropout
 from dubito.backbones.module import UserModule
 from dubito.calibration import Calibration
 from dubito.data import Source
@@ -112,7 +111,7 @@ class Model(nn.Module):
         method, shape, entry = METHODS.build(method), preprocessing.shape, None
         if isinstance(backbone, Backbone | str | Mapping):
             entry = resolve(backbone, shape, FORMATS.name_of(preprocessing.inputs))
-            entry = _with_dropout(entry, _dropout(method))
+            entry = with_dropout(entry, method)
             backbone = partial(entry.build, pretrained=pretrained)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -639,9 +638,7 @@ class Model(nn.Module):
 def _check_network(entry: Backbone | None, network: Any) -> None:
     """Raise unless there is a network, or a function that builds one, if the folder has none."""
     if entry is None and network is None:
-        raise DubitoError(
-            "it has a custom network: pass network=..., a module or a function that builds it"
-        )
+        raise DubitoError("it has a custom network: pass network=... (--network file.py:function)")
     if isinstance(entry, UserModule) and (network is None or isinstance(network, nn.Module)):
         raise DubitoError(
             f"its backbone is built by your function {entry.path!r}: pass network=..., this "
@@ -651,25 +648,6 @@ def _check_network(entry: Backbone | None, network: Any) -> None:
         raise DubitoError(
             f"it names its backbone, {BACKBONES.name_of(entry)!r}: load it without network"
         )
-
-
-def _with_dropout(entry: Backbone, rate: float | None) -> Backbone:
-    """Return a backbone with the dropout rate of the method, if it has one."""
-    if rate is None or entry.dropout == rate:
-        return entry
-    if entry.dropout is not None:
-        raise DubitoError(
-            f"the backbone has dropout {entry.dropout}, but the method {rate}: set only that of "
-            "the method"
-        )
-    return replace(entry, dropout=rate)
-
-
-def _dropout(method: Method) -> float | None:
-    """Return the dropout rate of a method or of its members."""
-    rate: float | None = getattr(method, "dropout", None)
-    member = getattr(method, "member", None)
-    return _dropout(member) if rate is None and member is not None else rate
 
 
 class _Noise:
