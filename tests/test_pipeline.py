@@ -135,6 +135,7 @@ def test_its_promise_is_called_approximate_wherever_it_is_printed(folded):
         text = (folded / name).read_text()
         assert "approximate" in text
         assert "It guarantees" not in text
+        assert "Guaranteed error rate" not in text
 
 
 def test_a_promise_on_samples_that_served_no_other_purpose_is_exact(tmp_path):

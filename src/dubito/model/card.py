@@ -134,7 +134,9 @@ def _results(model: Model) -> Iterator[str]:
         yield text
     if policy is not None and policy.table:
         rows = {f"at most {p.error_rate:.0%}": f"{p.coverage:.1%}" for p in policy.table}
-        yield _table({"Guaranteed error rate": "Share answered"} | rows)
+        approximate = policy.guarantee is not None and policy.guarantee.approximate
+        head = "Error rate, approximate" if approximate else "Guaranteed error rate"
+        yield _table({head: "Share answered"} | rows)
 
 
 def _table(rows: dict[str, str]) -> str:
