@@ -228,9 +228,8 @@ class Classification(Task[ClassDistribution, td.Categorical], frozen=True, extra
                 self.classes[0] if out else row for row, out in zip(rows, absent, strict=True)
             ]
         encoded = self.encode(values)
-        return encoded, torch.from_numpy(~absent) if absent.ndim == 1 else torch.ones(
-            len(encoded)
-        ) > 0
+        known = ~absent if absent.ndim == 1 else np.ones(len(encoded), bool)
+        return encoded, torch.from_numpy(known)
 
     def _soft(self, probs: Tensor) -> Tensor:
         if not probs.is_floating_point() or probs.shape[-1] != self.size:
