@@ -81,7 +81,7 @@ def write_images(folder: Path) -> Path:
 def train(kind: str, files: Path, out: Path, result: Path, epochs: int = EPOCHS) -> None:
     """Train in the folder `out`, and write a hash of weights and metrics to `result`."""
     torch.set_num_threads(1)
-    source = data.open(files)
+    source = data.open(files, stream=kind == "streamed")
     train, validation = data.split(source, 0.75, seed=0, stratify=True)
     task = Classification.from_target(train.target)
     samples: Any = [
