@@ -49,6 +49,16 @@ def test_images_of_another_size_are_converted_on_request() -> None:
         (np.zeros((2, 2)), {"size": 4}, "size=4 is for the format 'image', but data has 'array'"),
         (np.zeros((2, 2)), {"format": ImageFormat(size=(2, 2), mode="L")}, "takes 2 x 2 L images"),
         (
+            [{"n": 1, "y": 2}],
+            {"size": 4},
+            "size=4 is for the format 'image', but table has 'table'",
+        ),
+        (
+            [{"n": 1, "y": 2}],
+            {"mode": "L"},
+            "mode='L' is for the format 'image', but table has 'table'",
+        ),
+        (
             [{"n": 1}, {"n": 2}],
             {"format": ArrayFormat(shape=(1,))},
             "has the format 'table'",

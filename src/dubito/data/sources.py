@@ -37,6 +37,8 @@ from dubito.types import Array, Frame, Options
 
 __all__ = ["open"]
 
+#: options that name columns of a table
+OF_COLUMNS = ("ignore", "categories", "text")
 #: inputs and targets as they are read
 Inputs: TypeAlias = Source | list[Any] | Array | Frame
 Targets: TypeAlias = Array | Frame | None
@@ -314,15 +316,16 @@ def _open_table(
         _check_accepted(name, frame, format)
         columns = (columns or getattr(format, "target", ())) if has_target else ()
         weight = weight if weight in frame.columns else None
+    kind = _choose(name, frame, options)
     named = (*columns, *([] if weight is None else [weight]))
-    for column in (*named, *(c for value in options.values() for c in _columns(value))):
+    given = (c for option in OF_COLUMNS for c in _columns(options.get(option, ())))
+    for column in (*named, *given):
         _checks.one_of(list(frame.columns), column, f"column of {name}")
     left_out = [*options.get("ignore", ()), *named[len(columns) :]]
     if has_target and not columns:
         columns = tuple(c for c in frame.columns if c not in left_out)[-1:]
     if has_target:
         (frame,) = without_rows(name, missing_targets(frame, columns), frame)
-    kind = _choose(name, frame, options)
     for option, value in (("target", columns), ("ignore", left_out)):
         options = {**options, option: value} if option in _options(kind) else options
     fit: Callable[..., InputFormat] = partial(kind.fit, **options)
