@@ -65,6 +65,8 @@ MISSPELLED = {
         "class_weight is",
     ),
     "mode": ({"mode": "RGBX"}, "data.mode: "),
+    "size": ({"size": 0}, "data.size: .*greater than 0"),
+    "tolerance": ({"method": "der", "tolerance": -1}, "data.tolerance: .*equal to 0"),
     "on_error": ({"on_error": "skp"}, "data.on_error: .*'skip'"),
     "setting": ({"lrr": 1}, "unknown setting 'lrr'; did you mean 'lr'"),
     "shares": ({"calibration": 0.6, "selection": 0.5}, "calibration and selection leave -0.1"),

@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     FiniteFloat,
+    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -40,6 +41,7 @@ from dubito.types import Json
 
 __all__ = ["RunConfig"]
 
+Deviation = Annotated[FiniteFloat, Field(ge=0)]
 M = TypeVar("M", bound=BaseModel)
 METHOD = "iedl"
 #: share of the samples that chooses the epoch, where one is chosen
@@ -81,7 +83,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Columns of a table to leave out."""
     categories: tuple[str, ...] = ()
     """Columns of numbers that are categories."""
-    size: int | tuple[int, int] | None = None
+    size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
     """Side, or height and width, to which images are resized."""
     mode: Mode | None = None
     """Gray or color images."""
@@ -119,7 +121,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Read inputs from disk in each epoch; None does so beyond 2 GB."""
     task: Literal["classification", "regression"] | None = None
     """What the target is; None follows the method."""
-    tolerance: float | tuple[float, ...] | None = None
+    tolerance: Deviation | tuple[Deviation, ...] | None = None
     """Deviation beyond which a predicted number is an error; needed for a policy."""
 
     @model_validator(mode="after")
