@@ -197,6 +197,17 @@ def test_embedding_is_the_mean_of_the_tokens():
     assert features[1].tolist() == [0, 0, 0]
 
 
+def test_embedding_counts_rare_words_as_unknown():
+    network = build("embedding", (4,), vocabulary=6, size=3, hidden=())
+    rare, unknown = network(torch.tensor([[5, 6, 9000, 0], [5, 1, 1, 0]]))
+    assert torch.equal(rare, unknown)
+
+
+def test_embedding_needs_token_ids():
+    with pytest.raises(DubitoError, match="'embedding' needs token ids, not numbers"):
+        build("embedding", (4,))(torch.zeros(2, 4))
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [

@@ -1,5 +1,6 @@
 """Mean of token embeddings, the small network for texts."""
 
+import torch
 from torch import Tensor, nn
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, chain
@@ -8,7 +9,7 @@ from dubito.errors import DubitoError
 
 __all__: list[str] = []
 
-PADDING = 0
+PADDING, UNKNOWN = 0, 1
 
 
 @BACKBONES.register("embedding")
@@ -20,7 +21,7 @@ class Embedding(Backbone):
     """
 
     vocabulary: Size = 10_000
-    """Number of token ids."""
+    """Number of token ids; larger ones, of rarer words, count as 1, an unknown word."""
     size: Size = 128
     """Size of an embedding."""
     hidden: tuple[Size, ...] = (128,)
@@ -39,5 +40,8 @@ class _MeanEmbedding(nn.Embedding):
     """Mean over the tokens of each text; zeros for an empty one."""
 
     def forward(self, ids: Tensor) -> Tensor:
+        if ids.is_floating_point():
+            raise DubitoError("the backbone 'embedding' needs token ids, not numbers: use 'mlp'")
+        ids = torch.where(ids < self.num_embeddings, ids, UNKNOWN)
         count = (ids != PADDING).sum(1, keepdim=True).clamp(min=1)
         return super().forward(ids).sum(1) / count  # embeddings of the padding are zeros
