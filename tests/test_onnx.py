@@ -19,7 +19,7 @@ import tests.scores.kinds  # noqa: F401  registers test_residual
 from dubito import methods
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
-from dubito.formats import ArrayFormat, ImageFormat, Preprocessing, TableFormat
+from dubito.formats import ArrayFormat, ImageFormat, Preprocessing, TableFormat, TextFormat
 from dubito.formats.tables import Column
 from dubito.model import Model
 from dubito.onnx import Exported, ExportError
@@ -332,3 +332,17 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ValueError, match=r"pip install 'dubito\[onnx\]'"):
         model.export(tmp_path / "model.onnx")
+
+
+def test_texts(tmp_path: Path) -> None:
+    """Indices of words are the inputs of the file; torch is compared with on indices, too."""
+    format = TextFormat(vocabulary=("good", "bad", "film"), length=4)
+    backbone = {"name": "embedding", "vocabulary": format.size, "size": 4, "hidden": [8]}
+    model = build("iedl", Preprocessing(inputs=format), backbone, limits=False)
+    exported = model.export(tmp_path / "model.onnx")
+    described = json.loads(exported.metadata["inputs"])
+    assert described["type"] == "int64"
+    assert described["values"].startswith("indices")
+    texts = ["a good film", "bad bad bad bad film"]
+    encoded = model.preprocessing.inputs.encode(texts).inputs
+    assert_equals_torch(model, exported, encoded)

@@ -46,6 +46,8 @@ LOGGER = "torch.onnx._internal.exporter._registration"
 MAX_BYTES = (1 << 31) - 1
 #: samples of each kind in a check, and the spread of numbers in standard deviations
 EACH, SPREADS = 8, (0.0, 1.0, 10.0, 1000.0)
+#: indices that any network takes
+FEW = 2
 
 #: column -> its description in a file
 COLUMNS = {
@@ -267,8 +269,10 @@ def _clean(proto: Any) -> None:
 
 def _metadata(model: Model, example: Tensor, columns: Mapping[str, str]) -> dict[str, str]:
     """Describe the file in JSON."""
-    values = "numbers as in the data"
-    if model.preprocessing.inputs.is_pixels:
+    format, values = model.preprocessing.inputs, "numbers as in the data"
+    if format.dtype == "int64":
+        values = "indices as encoded"
+    elif format.is_pixels:
         values = "pixels from 0 to 1" if example.is_floating_point() else "pixels from 0 to 255"
     content = {
         "format": FORMAT,
@@ -314,6 +318,9 @@ def _samples(model: Model, floats: bool) -> Tensor:
         levels = torch.tensor([0, 1, 127, 255]).view(-1, *[1] * len(shape)).expand(-1, *shape)
         values = torch.cat([noise, extremes, levels])
         return values / 255 if floats else values.to(torch.uint8)
+    if prepare.inputs.dtype == "int64":
+        count = getattr(prepare.inputs, "size", FEW)  # of a vocabulary
+        return torch.randint(count, (2 * EACH, *shape), generator=draw)
     axes = (-1, *[1] * (len(shape) - 1))
     mean = torch.tensor(prepare.mean or [0.0]).view(axes)
     std = torch.tensor(prepare.std or [1.0]).view(axes)
