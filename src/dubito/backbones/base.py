@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -23,8 +23,12 @@ class Backbone(Entry, ABC):
     """A network from inputs (N, *shape) to features (N, D), without the head of a method.
 
     Fields are options. A subclass defines `build`.
+
+    Attributes:
+        pretrained: Whether `build` can load weights from elsewhere.
     """
 
+    pretrained: ClassVar[bool] = False
     dropout: Rate | None = None
     """Dropout rate; None is that of the architecture."""
 
@@ -40,6 +44,11 @@ class Backbone(Entry, ABC):
 
     def inputs(self) -> Preprocessing | None:
         """Return format and normalization that pretrained weights expect; None: any will do."""
+        return None
+
+    def classifier(self) -> tuple[nn.Linear, tuple[str, ...] | None] | None:
+        """Return the last layer of pretrained weights and the names of its classes, if known; None
+        without."""
         return None
 
     def warning(self, shape: Shape) -> str | None:
