@@ -56,6 +56,8 @@ GRAY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"}
 REDUCIBLE, LARGE = ("L", "LA", "RGB", "RGBA"), 1 << 20
 #: largest side that images keep if all share it; limits and steps of the side of others
 KEPT, SIDES, STEP = 64, (32, 224), 32
+#: pixels by which a side may be too short by rounding
+ROUNDING = 1e-6
 
 
 class Resize(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -67,13 +69,13 @@ class Resize(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     """
 
     fit: Fit = "stretch"
-    """Stretch to the size; crop the center of the image, of which the shorter side has been resized
-    to the size divided by `crop_pct`; or pad the whole image with black."""
+    """Crop the center of an image of which the shorter side has been resized to the size divided by
+    `crop_pct`; stretch to that size, and crop its center; or pad the whole image with black."""
     interpolation: Interpolation = "bilinear"
     """Filter, by its name in Pillow."""
     crop_pct: float = Field(default=1.0, gt=0, le=1)
-    """Share of the shorter side that `crop` keeps, as in timm; of transformers' names, the side of
-    `crop_size` divided by `shortest_edge`."""
+    """Share of a side that `crop` and `stretch` keep, as in timm; of transformers' names, the side
+    of `crop_size` divided by that of `size`."""
 
     def scaled(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the least height and width of an image before it is cropped.
@@ -81,8 +83,9 @@ class Resize(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         Args:
             size: Height and width of the result.
         """
-        share = self.crop_pct if self.fit == "crop" else 1
-        height, width = (int(side / share) for side in size)
+        share = 1 if self.fit == "pad" else self.crop_pct
+        # 54 divided by 54/57 is below 57.
+        height, width = (int(side / share + ROUNDING) for side in size)
         return height, width
 
     def __call__(self, image: Image, size: tuple[int, int]) -> Image:
@@ -97,10 +100,10 @@ class Resize(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         if self.fit == "pad":
             padded: Image = need("PIL.ImageOps", "data").pad(image, box, filter)
             return padded
-        if self.fit == "stretch":
-            return image.resize(box, filter)
         least_height, least_width = self.scaled(size)
-        if least_height * image.width >= least_width * image.height:
+        if self.fit == "stretch":
+            full = (least_width, least_height)
+        elif least_height * image.width >= least_width * image.height:
             full = (image.width * least_height // image.height, least_height)
         else:
             full = (least_width, image.height * least_width // image.width)
@@ -181,11 +184,12 @@ class ImageFormat(InputFormat):
             mode: "L" or "RGB"; None keeps the mode.
             fit: "stretch", "crop" or "pad"; None keeps how images are resized.
         """
+        is_other = fit not in (None, self.resize.fit)
         return replace(
             self,
             size=self.size if size is None else _pair(size),
             mode=mode or self.mode,
-            resize=self.resize.model_copy(update={"fit": fit or self.resize.fit}),
+            resize=self.resize.model_copy(update={"fit": fit, "crop_pct": 1.0} if is_other else {}),
         )
 
     @property
