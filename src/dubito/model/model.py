@@ -478,6 +478,10 @@ class Model(nn.Module):
             features = None if features is None else features[rows]
             outputs, expected = outputs[rows], expected[rows]
         expected, _ = values_and_weight(expected)
+        if features is not None and not bool(features.isfinite().all()):
+            raise DubitoError(
+                "the features of the training samples are not finite: has the training diverged?"
+            )
         with torch.no_grad():
             head = None
             if features is not None:
