@@ -132,7 +132,7 @@ def test_residual_is_zero_where_the_head_reads_all():
 @pytest.mark.parametrize(
     ("add", "message"),
     [
-        (lambda model: model.add_score("magic"), "unknown score 'magic'; known: 'energy'"),
+        (lambda model: model.add_score("magic"), "unknown score 'magic'; known: .*'energy'"),
         (lambda model: model.add_score("test_nearest"), "test_nearest are fitted to training data"),
         (lambda model: model.add_score("test_nearest", X), "these inputs have no targets"),
     ],

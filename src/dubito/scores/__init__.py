@@ -4,6 +4,8 @@ A distribution has scores of its own. `Model.add_scores` adds these, and evaluat
 export then treat all alike. A new score is one class in one file, like `Energy`.
 """
 
+from dubito.scores import knn as knn
+from dubito.scores import mahalanobis as mahalanobis
 from dubito.scores.base import SCORES, Score
 from dubito.scores.energy import Energy
 

@@ -1,0 +1,135 @@
+r"""Mahalanobis distance from the nearest class (Lee et al., NeurIPS 2018).
+
+.. math:: s = -\min_c (f - \mu_c)^T \Sigma^{-1} (f - \mu_c)
+
+with the means of the features of each class and one covariance for all of them. Papers:
+https://arxiv.org/abs/1807.03888; with normalized features, Mahalanobis++ (Müller and Hein, ICML
+2025): https://arxiv.org/abs/2505.18032.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from dubito import _checks
+from dubito.scores.base import SCORES, Score
+
+__all__: list[str] = []
+
+#: features in float64 at once
+ROWS = 8192
+#: samples for each dimension below which a covariance is shrunk
+FEW = 10
+#: Directions whose deviation is below this many units in the last place of the features are left
+#: out: they contain rounding alone.
+ROUNDING = 8
+
+
+@dataclass(frozen=True)
+class ClassNormals:
+    """Normal distributions of the classes with one covariance; float64.
+
+    Attributes:
+        center: Mean of all features, (D,), as float32 has it.
+        whitening: Deviations from the center times this have the covariance 1 within the classes,
+            (D, R).
+        means: Whitened means of the classes that have samples, (K, R).
+        shares: Share of the samples of each of these classes, (K,).
+    """
+
+    center: Tensor
+    whitening: Tensor
+    means: Tensor
+    shares: Tensor
+
+    @classmethod
+    def fit(cls, features: Tensor, target: Tensor) -> "ClassNormals":
+        """Estimate means and covariance, which is shrunk (Ledoit and Wolf) where samples are few.
+
+        Args:
+            features: Features, (N, D).
+            target: Class indices, (N,).
+        """
+        count, size = features.shape
+        codes = target.unique(return_inverse=True)[1]
+        counts = codes.bincount()
+        parts = [*zip(features.split(ROWS), codes.split(ROWS), strict=True)]
+        sums = torch.zeros(len(counts), size, dtype=torch.float64, device=features.device)
+        for rows, own in parts:
+            sums.index_add_(0, own, rows.double())
+        center = (sums.sum(0) / count).float().double()
+        means = sums / counts[:, None] - center
+        covariance = torch.zeros(size, size, dtype=torch.float64, device=features.device)
+        fourth = square = torch.zeros((), dtype=torch.float64, device=features.device)
+        for rows, own in parts:
+            exact = rows.double()
+            rest = exact - center - means[own]
+            covariance += rest.mT @ rest / count
+            fourth = fourth + rest.square().sum(1).square().sum() / count
+            square = square + exact.square().sum() / count
+        if count < FEW * size:
+            covariance = shrunk(covariance, fourth, count)
+        values, vectors = torch.linalg.eigh(covariance)
+        least = (ROUNDING * torch.finfo(torch.float32).eps) ** 2 * square
+        kept = values > least
+        whitening = vectors[:, kept] / values[kept].sqrt()
+        return cls(center, whitening, means @ whitening, counts / count)
+
+
+def shrunk(covariance: Tensor, fourth: Tensor, count: int) -> Tensor:
+    """Shrink a covariance towards a multiple of 1, as much as Ledoit and Wolf (2004) estimate.
+
+    Args:
+        covariance: Covariance of centered samples, (D, D).
+        fourth: Mean of the fourth power of their norms.
+        count: Number of samples.
+    """
+    size = len(covariance)
+    scale = covariance.trace() / size
+    target = scale * torch.eye(size, dtype=covariance.dtype, device=covariance.device)
+    distance = (covariance - target).square().sum()
+    error = (fourth - covariance.square().sum()) / count
+    share = torch.where(distance > 0, error / distance, 1).clamp(0, 1)
+    return (1 - share) * covariance + share * target
+
+
+def nearest(points: Tensor, means: Tensor) -> Tensor:
+    """Return the difference of points (N, R) from the nearest of several means (K, R): (N, R).
+
+    A difference keeps the digits that squared norms would lose where the means are far apart.
+    """
+    offsets = means.square().sum(-1) / 2
+    return points - means[(points @ means.mT - offsets).argmax(-1)]
+
+
+@SCORES.register("mahalanobis")
+class Mahalanobis(Score):
+    """Negative squared distance of the features from the nearest class.
+
+    Features of an ensemble are those of its members side by side.
+    """
+
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+
+    normalize: bool = True
+    """Whether features are scaled to length 1, as in Mahalanobis++."""
+
+    def fit(
+        self, features: Tensor, outputs: Tensor, target: Tensor, head: nn.Module | None
+    ) -> None:
+        found = ClassNormals.fit(self._scaled(features), target)
+        self.register_buffer("center", found.center.float())
+        self.register_buffer("whitening", found.whitening.float())
+        self.register_buffer("means", found.means.float())
+
+    def forward(self, features: Tensor, outputs: Tensor) -> Tensor:
+        """Return the negative squared distance; higher means more familiar: (N,)."""
+        points = (self._scaled(features) - self.center) @ self.whitening
+        return -nearest(points, self.means).square().sum(-1)
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        values = _checks.at_least_float32(features)
+        return normalize(values, dim=-1) if self.normalize else values
