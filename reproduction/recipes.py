@@ -78,6 +78,7 @@ class Recipe:
         sections = {name: dict(self.sections[name]) for name in TRAINING_SECTIONS}
         # As the paper has it, the validation samples choose the epoch; there is no policy.
         sections["data"] |= {"selection": sections["data"].pop("validation"), "calibration": 0.0}
+        del sections["data"]["stratify"]  # as selection samples are
         training = sections["training"]
         if training.get("augment") == "none":
             del training["augment"]

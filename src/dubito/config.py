@@ -109,8 +109,6 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     small data. Its promises are approximate."""
     split_seed: int = 0
     """Seed of the division."""
-    stratify: bool = True
-    """Divide every class in the same proportion."""
     train_ood: str | None = None
     """Out-of-distribution inputs for methods that train with some, in place of noise."""
     class_weight: Literal["balanced"] | None = None
@@ -285,7 +283,8 @@ class RunConfig(
 
         Args:
             source: Training data.
-            task: Task; only classes can be stratified.
+            task: Task. Selection samples and folds have every class in the same proportion;
+                calibration samples are drawn regardless of it, as the proof of a policy needs.
 
         Returns:
             The parts; with folds those of each fold, whose calibration samples are the fold.
@@ -298,7 +297,8 @@ class RunConfig(
         left = 1.0
         for name, share in shares.items():
             if share:
-                rows, found[name] = self._split(source, rows, 1 - share / left, task)
+                balanced = name != "calibration" and task.kind == "classification"
+                rows, found[name] = self._split(source, rows, 1 - share / left, balanced)
                 left -= share
         # Ranges come from the training samples alone: the guarantee is about calibration samples
         # that pass the same filter as future inputs.
@@ -308,9 +308,8 @@ class RunConfig(
         return [Parts(fitted.subset(rows), selection, calibration)]
 
     def _split(
-        self, source: Source, rows: list[int], fraction: float, task: Task
+        self, source: Source, rows: list[int], fraction: float, stratify: bool
     ) -> tuple[list[int], list[int]]:
-        stratify = self.data.stratify and task.kind == "classification"
         both = data.split(source.subset(rows), fraction, self.data.split_seed, stratify=stratify)
         first, second = ([rows[index] for index in part.indices] for part in both)
         return first, second
@@ -320,7 +319,8 @@ class RunConfig(
         rest = sorted(row for other, rows in enumerate(folds) if other != fold for row in rows)
         selection = None
         if self.selection:
-            rest, chosen = self._split(source, rest, 1 - self.selection, task)
+            stratify = task.kind == "classification"
+            rest, chosen = self._split(source, rest, 1 - self.selection, stratify)
             selection = source.subset(chosen)
         return Parts(source.subset(rest), selection, source.subset(folds[fold]))
 
@@ -328,7 +328,7 @@ class RunConfig(
         """Yield the rows of each fold, of nearly one size."""
         rows = list(range(len(source)))
         for left in range(self.data.folds or 1, 1, -1):
-            rows, fold = self._split(source, rows, 1 - 1 / left, task)
+            rows, fold = self._split(source, rows, 1 - 1 / left, task.kind == "classification")
             yield fold
         yield rows
 

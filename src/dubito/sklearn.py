@@ -145,8 +145,6 @@ class _Estimator(BaseEstimator):
             "selection": 0,
             "folds": folds,
             "split_seed": self._seed,
-            # The proof of a guarantee assumes samples that are drawn regardless of their class.
-            "stratify": folds is not None,
             "standardize": True,
             "task": task.kind,
             "tolerance": getattr(task, "tolerance", None),
