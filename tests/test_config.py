@@ -32,6 +32,10 @@ MISSPELLED = {
         "score 'energy': temperature: Input should be greater than 0",
     ),
     "posthoc": ({"posthoc": ["enrgy"]}, "unknown score 'enrgy'; known: .*'energy'"),
+    "posthoc of the method": (
+        {"method": "softmax", "posthoc": ["energy"]},
+        "softmax has the score 'energy': leave it out of posthoc",
+    ),
     "score": ({"score": "max_porb"}, "unknown score 'max_porb'; known: .*'max_prob'"),
     "ood_score": ({"ood_score": "energy"}, "unknown ood_score 'energy'; known: .*'vacuity'"),
     "optimizer": ({"optimizer": "adamm"}, "unknown optimizer 'adamm'; known: .*'adam'"),

@@ -220,9 +220,18 @@ class RunConfig(
             raise ValueError("class_weight is for classification")
         if self.data.folds is not None and any(score.needs_fit for score in self.posthoc):
             raise ValueError("posthoc scores are fitted to one network: train without folds")
-        for score in self.posthoc:
-            if kind not in score.tasks:
-                raise ValueError(f"the score {SCORES.name_of(score)!r} is not for {kind}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> Self:
+        """Check the names of scores."""
+        own = self.method_scores
+        for name, score in ((SCORES.name_of(score), score) for score in self.posthoc):
+            if self.task_kind not in score.tasks:
+                raise ValueError(f"the score {name!r} is not for {self.task_kind}")
+            if name in own:
+                method = METHODS.name_of(self.method)
+                raise ValueError(f"{method} has the score {name!r}: leave it out of posthoc")
         for option in ("score", "ood_score"):
             name = getattr(self.policy, option)
             if name is not None:
@@ -264,11 +273,15 @@ class RunConfig(
         return self.data.task or self.method.tasks[0]
 
     @property
+    def method_scores(self) -> tuple[str, ...]:
+        """Names of the scores of the method's predictions."""
+        # They follow from the kind of distribution, whatever the number of classes.
+        return self.method.scores(Classification(classes=("0", "1")))
+
+    @property
     def scores(self) -> tuple[str, ...]:
         """Names of the scores of a prediction, post-hoc scores included."""
-        # They follow from the kind of distribution, whatever the number of classes.
-        known = self.method.scores(Classification(classes=("0", "1")))
-        return (*known, *map(SCORES.name_of, self.posthoc))
+        return (*self.method_scores, *map(SCORES.name_of, self.posthoc))
 
     @property
     def selection(self) -> float:

@@ -322,7 +322,9 @@ def test_posthoc_score_is_treated_like_any_other(tmp_path):
 def test_score_that_does_not_fit_is_rejected():
     with pytest.raises(DubitoError, match="score 'energy' is not for regression"):
         models.build("der").add_score("energy", X, models.numbers())
-    model = models.build("softmax").add_score("energy")
+    with pytest.raises(DubitoError, match="already has a score 'energy'"):
+        models.build("softmax").add_score("energy")
+    model = models.build().add_score("energy")
     with pytest.raises(DubitoError, match="already has a score 'energy'"):
         model.add_score("energy", temperature=2.0)
     assert model.scores["energy"].temperature == 1

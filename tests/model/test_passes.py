@@ -44,8 +44,8 @@ def wrapped():
 #: model, and how often an input passes its first layer in one prediction
 MODELS = {
     "plain": (models.build, 1),
-    "ensemble": (lambda: models.build({"name": "ensemble", "size": 3}), 3),
-    "mc_dropout": (lambda: models.build({"name": "mc_dropout", "samples": 4}), 4),
+    "ensemble": (lambda: models.build({"name": "ensemble", "member": "iedl", "size": 3}), 3),
+    "mc_dropout": (lambda: models.build({"name": "mc_dropout", "member": "iedl", "samples": 4}), 4),
     "wrapped": (wrapped, 1),
 }
 SETS = {"none": (), "energy": ("energy",), "features": ("energy", "test_nearest")}

@@ -16,8 +16,8 @@ BUILT_IN = [name for name in SCORES if SCORES[name].__module__.startswith("dubit
 EACH = pytest.mark.parametrize("name", BUILT_IN)
 METHODS = {
     "iedl": "iedl",
-    "ensemble": {"name": "ensemble", "size": 2},
-    "mc_dropout": {"name": "mc_dropout", "samples": 3},
+    "ensemble": {"name": "ensemble", "member": "iedl", "size": 2},
+    "mc_dropout": {"name": "mc_dropout", "member": "iedl", "samples": 3},
 }
 X, _ = models.samples()
 NAMES = models.names()

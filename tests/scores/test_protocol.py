@@ -32,7 +32,7 @@ def test_models_fit_copies_of_a_score():
 
 
 @pytest.mark.parametrize("method", ["iedl", "ensemble", "mc_dropout", "posterior_network"])
-@pytest.mark.parametrize("name", ["test_nearest", "test_density", "energy"])
+@pytest.mark.parametrize("name", ["test_nearest", "test_density"])
 def test_saved_scores_are_loaded(name, method, tmp_path):
     model = models.build(method).eval().add_score(name, X, NAMES)
     loaded = Model.load(model.save(tmp_path))

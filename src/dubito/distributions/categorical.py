@@ -83,6 +83,14 @@ class Categorical(ClassDistribution):
         """Zero: (...)."""
         return torch.zeros_like(self.entropy_of_mean)
 
+    @confidence_score("Energy")
+    def energy(self) -> Tensor:
+        r"""Negative free energy ln sum_k exp(logit_k): (...).
+
+        Liu et al., NeurIPS 2020, https://arxiv.org/abs/2010.03759
+        """
+        return _checks.at_least_float32(self.logits).logsumexp(-1)
+
     @confidence_score("Max.logit")
     def max_logit(self) -> Tensor:
         """Largest logit: (...)."""

@@ -24,7 +24,7 @@ __all__ = ["LabelSmoothing", "Softmax"]
 class Softmax(Method):
     """Ordinary classifier."""
 
-    ood_score: ClassVar[str] = "max_logit"
+    ood_score: ClassVar[str] = "energy"
 
     def distribution(self, outputs: Tensor) -> Categorical:
         """softmax(outputs)."""

@@ -6,6 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dubito import _checks
+from dubito.distributions import Categorical
 from dubito.scores.base import SCORES, Score
 
 __all__ = ["Energy"]
@@ -15,7 +16,7 @@ __all__ = ["Energy"]
 class Energy(Score):
     r"""Negative free energy of the outputs, :math:`T \ln \sum_k e^{z_k/T}`.
 
-    The mean over members or samples, if there are several.
+    The mean over members or samples, if there are several. A softmax has this score already.
 
     >>> import torch
     >>> Energy()(None, torch.zeros(1, 2))
@@ -32,5 +33,5 @@ class Energy(Score):
     def forward(self, features: Tensor | None, outputs: Tensor) -> Tensor:
         """Return the energy; higher means more familiar: (N,)."""
         scaled = _checks.at_least_float32(outputs) / self.temperature
-        energy = self.temperature * scaled.logsumexp(-1)
+        energy = self.temperature * Categorical(scaled).energy
         return energy.flatten(1).mean(-1) if energy.ndim > 1 else energy
