@@ -16,6 +16,8 @@ from dubito.numerics.gamma import log_gap
 
 __all__ = ["ClassDistribution"]
 
+#: power and number of classes of the generalized entropy, as published
+GEN_POWER, GEN_CLASSES = 0.1, 100
 _LOG_TINY = math.log(torch.finfo(torch.float32).tiny)
 
 
@@ -88,6 +90,22 @@ class ClassDistribution(Distribution):
     def max_prob(self) -> Tensor:
         """Largest expected probability: (...)."""
         return self.probs.amax(-1)
+
+    @confidence_score("GEN")
+    def gen(self) -> Tensor:
+        """Negative generalized entropy -sum p^0.1 (1 - p)^0.1 of the 100 largest p: (...).
+
+        GEN (Liu et al., CVPR 2023), https://openaccess.thecvf.com/CVPR2023. From logarithms, so
+        that confident samples do not tie where p rounds to 0 or 1.
+        """
+        logs = self.log_probs
+        first = torch.arange(logs.shape[-1], device=logs.device) == logs.argmax(-1, keepdim=True)
+        rest_of_first = logs.masked_fill(first, -torch.inf).logsumexp(-1, keepdim=True)
+        rests = torch.where(first, rest_of_first, torch.log1p(-self.probs.masked_fill(first, 0)))
+        terms = (GEN_POWER * (logs + rests)).exp()
+        if terms.shape[-1] > GEN_CLASSES:
+            terms = terms.gather(-1, logs.topk(GEN_CLASSES, -1).indices)
+        return -terms.sum(-1)
 
     def mixture(self) -> ClassMixture:
         """Mix the last batch axis with equal weights: (..., S) -> (...)."""
