@@ -33,7 +33,7 @@ from dubito import _checks
 from dubito._files import ExtendedFloat
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.targets import Target, known_rows, values_and_weight
+from dubito.targets import Target, exact_weight, known_rows, values_and_weight
 
 __all__ = ["Calibration", "interval_exponent"]
 
@@ -94,7 +94,9 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         fit is in float64 and deterministic.
 
         Missing targets are left out. Other weights are ignored: the promise of an interval is about
-        samples that are drawn alike.
+        samples that are drawn alike. The likelihood of a censored target is the probability of its
+        bounds; intervals are fitted to the others, so their promise is about targets that will be
+        known exactly.
 
         Args:
             dist: Predicted distribution, batch shape (N,).
@@ -106,20 +108,20 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
                 the calibration is for.
         """
         dist = dist.detach().to(torch.float64)
-        dist, target, known = _checked(dist, target)
-        if not target.is_floating_point():
-            theta = _maximum_likelihood(*_with_added_error(dist, target))
+        dist, known = _checked(dist, target)
+        if isinstance(known, Tensor) and not known.is_floating_point():
+            theta = _maximum_likelihood(*_with_added_error(dist, known))
             return cls(theta=theta, of_members=of_members)
         for level in levels:
             _checks.in_open_unit_interval(levels=level)
-        theta = _maximum_likelihood(dist, target, known, precision=1.0)
+        theta = _maximum_likelihood(dist, known, precision=1.0)
         if not 0 <= exponent <= 1:
             raise DubitoError(f"exponent must be from 0 to 1, not {exponent}")
-        scores = _scores(dist, target, exponent)
+        scores, exact = _scores(dist, known, exponent), exact_weight(known)
         return cls(
             theta=theta,
             levels=tuple(levels),
-            quantiles=tuple(_conformal_quantiles(scores, level, known) for level in levels),
+            quantiles=tuple(_conformal_quantiles(scores, level, exact) for level in levels),
             exponent=exponent,
             of_members=of_members,
         )
@@ -171,8 +173,8 @@ def interval_exponent(dist: Any, target: Tensor | Target, level: float = 0.9) ->
     rows = known_rows(target)
     if conformal_rank(len(rows), level) > len(rows):
         return 0.5
-    dist, target, _ = _checked(dist.detach().to(torch.float64)[rows], target[rows])
-    distance, costs = (target - dist.mean).abs(), []
+    dist, target = _checked(dist.detach().to(torch.float64)[rows], target[rows])
+    distance, costs = dist.distance(target), []
     for exponent in EXPONENTS:
         quantiles = _conformal_quantiles(_scores(dist, target, exponent), level)
         half = distance.new_tensor(quantiles) * dist.variance ** (exponent / 2)
@@ -182,34 +184,33 @@ def interval_exponent(dist: Any, target: Tensor | Target, level: float = 0.9) ->
     return EXPONENTS[int(ratios.mean(-1).argmin())]
 
 
-def _checked(dist: Distribution, target: Tensor | Target) -> tuple[Any, Tensor, Tensor | None]:
+def _checked(dist: Distribution, target: Tensor | Target) -> tuple[Any, Any]:
     """Check that targets fit a distribution, and move them to its device.
 
-    Samples without any target are left out. Of several numbers the last result says which are
-    known, bool (N, T); None: all.
+    Samples without any target are left out.
     """
     _checks.one_batch_axis(dist)
     predictive = dist.predictive
     shape = dist.batch_shape + predictive.event_shape
+    target = target.to(dist.device)
     values, weight = values_and_weight(target)
-    values, known = values.detach().to(dist.device), None
     if predictive.has_enumerate_support:
         classes = int(predictive.enumerate_support(expand=False).max()) + 1
-        values = _checks.labels(values, shape, classes, f"{dist!r} needs {tuple(shape)}")
+        target = _checks.labels(values, shape, classes, f"{dist!r} needs {tuple(shape)}")
     elif values.shape != shape:
         raise DubitoError(f"target has shape {tuple(values.shape)}, expected {tuple(shape)}")
     elif not bool(values.isfinite().all()):
         raise DubitoError("target must be finite")
+    elif isinstance(target, Target):
+        target = target.map(Tensor.double)
     else:
-        values = values.double()
+        target = target.detach().double()
     if weight is not None:
-        cells = (weight.to(dist.device) > 0).reshape(len(weight), -1)
-        rows = cells.any(-1).nonzero().flatten()
+        rows = (weight > 0).reshape(len(weight), -1).any(-1).nonzero().flatten()
         if not len(rows):
             raise DubitoError("all targets are missing")
-        dist, values, cells = dist[rows], values[rows], cells[rows]
-        known = None if bool(cells.all()) else cells
-    return dist, values, known
+        dist, target = dist[rows], target[rows]
+    return dist, target
 
 
 def _with_added_error(dist: Any, target: Tensor) -> tuple[Any, Tensor]:
@@ -226,19 +227,22 @@ def conformal_rank(count: int, share: float) -> int:
     return math.ceil(round((count + 1) * share, 9))
 
 
-def _scores(dist: Any, target: Tensor, exponent: float) -> Tensor:
+def _scores(dist: Any, target: Tensor | Target, exponent: float) -> Tensor:
     """Return the distances of targets from their means over std**exponent: (N, T)."""
-    scores: Tensor = (target - dist.mean).abs() / dist.variance ** (exponent / 2)
+    scores: Tensor = dist.distance(target) / dist.variance ** (exponent / 2)
     return scores
 
 
 def _conformal_quantiles(
-    scores: Tensor, level: float, known: Tensor | None = None
+    scores: Tensor, level: float, weight: Tensor | None = None
 ) -> tuple[float, ...]:
-    """Return the quantile for each target value; infinite if there are too few samples."""
-    if known is not None:
-        columns = zip(scores.unbind(-1), known.unbind(-1), strict=True)
-        each = (_conformal_quantiles(column[own, None], level) for column, own in columns)
+    """Return the quantile for each target value; infinite if there are too few samples.
+
+    Values of weight 0 are left out.
+    """
+    if weight is not None:
+        columns = zip(scores.unbind(-1), weight.unbind(-1), strict=True)
+        each = (_conformal_quantiles(column[own > 0, None], level) for column, own in columns)
         return tuple(quantile for (quantile,) in each)
     rank = conformal_rank(len(scores), level)
     if rank > len(scores):
@@ -247,7 +251,7 @@ def _conformal_quantiles(
 
 
 def _maximum_likelihood(
-    dist: Distribution, target: Tensor, known: Tensor | None = None, precision: float = 0.0
+    dist: Distribution, target: Any, precision: float = 0.0
 ) -> tuple[float, ...]:
     """Maximize the likelihood times a normal prior of the given precision, within the bounds.
 
@@ -256,8 +260,8 @@ def _maximum_likelihood(
     count = len(dist)
     bounds = torch.tensor(dist.calibration_bounds, dtype=torch.float64, device=dist.device)
 
-    def loss(theta: Tensor, rows: Distribution, target: Tensor, *known: Tensor) -> Tensor:
-        nll = -rows.calibrated(theta).log_prob(target, *known).mean()
+    def loss(theta: Tensor, rows: Distribution, target: Any) -> Tensor:
+        nll = -rows.calibrated(theta).log_prob(target).mean()
         return nll + 0.5 * precision * theta.square().sum() / count
 
     # A sample of the rows is enough to choose the start.
@@ -265,15 +269,14 @@ def _maximum_likelihood(
     every = max(1, min(count // ROWS, entries // ENTRIES))
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     rows = drawn[: count // every].to(target.device)
-    data = dist, target, *(() if known is None else (known,))
-    sample = [part[rows] for part in data]
+    few = dist[rows], target[rows]
     axes = [
         torch.linspace(-bound, bound, GRID[min(index, 1)], dtype=bounds.dtype, device=bounds.device)
         for index, bound in enumerate(bounds.tolist())
     ]
     grid = torch.cartesian_prod(*axes).reshape(-1, len(axes))
     with torch.no_grad():
-        start = grid[torch.stack([loss(point, *sample) for point in grid]).argmin()]
+        start = grid[torch.stack([loss(point, *few) for point in grid]).argmin()]
 
     theta = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
@@ -286,7 +289,7 @@ def _maximum_likelihood(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss(theta.clamp(-bounds, bounds), *data)
+        value = loss(theta.clamp(-bounds, bounds), dist, target)
         value.backward()
         return value
 

@@ -15,7 +15,7 @@ from dubito import _checks, metrics
 from dubito.calibration import Calibration
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.targets import Target, known_rows, values_and_weight
+from dubito.targets import Target, exact_weight, known_rows, values_and_weight
 from dubito.tasks import Curve, Task
 from dubito.types import Json
 
@@ -150,10 +150,9 @@ def evaluate(
 
 def _covered(lower: Tensor, upper: Tensor, target: Tensor | Target) -> float:
     """Return the share of targets in their intervals; columns without a known one do not count."""
-    values, weight = values_and_weight(target)
-    if weight is None:
+    values, cells = values_and_weight(target)[0], exact_weight(target)
+    if cells is None:
         return metrics.coverage(lower.mT, upper.mT, values.mT).mean().item()
-    cells = weight.reshape(len(weight), -1).expand_as(values)
     columns = (part.mT[cells.any(0)] for part in (lower, upper, values, cells))
     return metrics.coverage(*columns).mean().item()
 

@@ -57,11 +57,29 @@ class Target:
         return self.lower is not None
 
     @property
+    def censored(self) -> Tensor:
+        """Values with a finite bound: bool (N, T)."""
+        assert self.lower is not None
+        assert self.upper is not None
+        return self.lower.isfinite() | self.upper.isfinite()
+
+    @property
+    def exact(self) -> Tensor | None:
+        """Weight of each number, 0 where it is missing or censored: (N, T); None: all weigh 1."""
+        if self.weight is None and not self.is_censored:
+            return None
+        weight = self.values.new_ones(()) if self.weight is None else self.weight
+        columns = weight.reshape(len(weight), -1) if weight.ndim else weight
+        columns = columns.expand_as(self.values)
+        return torch.where(self.censored, 0, columns) if self.is_censored else columns
+
+    @property
     def known(self) -> Tensor:
-        """Samples of which no value is missing: bool (N,)."""
-        if self.weight is None:
+        """Samples of which no value is missing or censored: bool (N,)."""
+        weight = self.exact if self.is_censored else self.weight
+        if weight is None:
             return torch.ones(len(self), dtype=torch.bool, device=self.device)
-        return (self.weight > 0).reshape(len(self), -1).all(-1)
+        return (weight > 0).reshape(len(self), -1).all(-1)
 
     @property
     def device(self) -> torch.device:
@@ -144,8 +162,13 @@ def scaled(target: Tensor | Target) -> Tensor | Target:
     return replace(target, weight=(weight / weight.mean()).float())
 
 
+def exact_weight(target: Tensor | Target) -> Tensor | None:
+    """Return the weight of each number that is known exactly, (N, T); None: all weigh 1."""
+    return target.exact if isinstance(target, Target) else None
+
+
 def known_rows(target: Tensor | Target) -> Tensor:
-    """Return the positions of the samples of which no value is missing."""
+    """Return the positions of the samples of which no value is missing or censored."""
     if isinstance(target, Target):
         return target.known.nonzero().flatten()
     return torch.arange(len(target), device=target.device)

@@ -25,7 +25,7 @@ from typing_extensions import TypeVar
 from dubito import _checks, metrics
 from dubito.distributions import ClassDistribution, RealDistribution
 from dubito.errors import DubitoError
-from dubito.targets import Target, missing, values_and_weight, weighted
+from dubito.targets import Target, exact_weight, missing, values_and_weight, weighted
 from dubito.types import Array
 
 __all__ = ["Classification", "Regression"]
@@ -395,20 +395,18 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
 
         coverage90 is the share of targets in the central 90 % intervals of the predictive. With
         several values rmse, mae and coverage90 are averages over them, nll is of all jointly: of
-        the known ones of a sample, which counts with their mean weight.
+        the known ones of a sample, which counts with their mean weight. Censored ones count in
+        nll only, with the probability of their bounds.
         """
         values, weight = values_and_weight(target)
+        log_probs, rows, each = predictive.log_prob(target), None, exact_weight(target)
+        if weight is not None:
+            known = weight.reshape(len(weight), -1)
+            rows = known.sum(-1) / (known > 0).sum(-1).clamp_min(1)
         mean, columns, cdf = predictive.mean.mT, values.mT, predictive.cdf(values)
-        if weight is None:
-            each = rows = None
-            log_probs = predictive.log_prob(values)
-        else:
-            cells = weight.reshape(len(weight), -1).expand_as(values)
-            known, some = cells > 0, cells.any(0)
-            log_probs = predictive.log_prob(values, known)
-            rows = cells.sum(-1) / known.sum(-1).clamp_min(1)
-            # A column without a known value does not count.
-            mean, columns, each, cdf = mean[some], columns[some], cells.mT[some], cdf[:, some]
+        if each is not None:  # A column without an exact value does not count.
+            some = each.any(0)
+            mean, columns, each, cdf = mean[some], columns[some], each.mT[some], cdf[:, some]
         return {
             "rmse": metrics.rmse(mean, columns, each).mean().item(),
             "mae": metrics.mae(mean, columns, each).mean().item(),

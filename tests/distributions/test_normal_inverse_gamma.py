@@ -33,10 +33,65 @@ def evidence_penalty(gamma, nu, alpha_minus_one, beta, y):
 TERMS = {"nll": nll, "evidence_penalty": evidence_penalty}
 
 
-def hard_parameters(n, seed=0):
+def entropy(gamma, nu, alpha_minus_one, beta, y):
+    alpha = 1 + alpha_minus_one
+    value = alpha + HALF + MP.log(2 * MP.pi) / 2 + 3 * MP.log(beta) / 2 - MP.log(nu) / 2
+    value += MP.loggamma(alpha) - (alpha + 3 * HALF) * MP.psi(0, alpha)
+    slope = [MP.mpf(1), -(alpha + 3 * HALF) * MP.psi(1, alpha)]
+    return value, ([MP.mpf(0)], [-HALF / nu], slope, [3 * HALF / beta])
+
+
+def fisher_log_det(gamma, nu, alpha_minus_one, beta, y):
+    alpha = 1 + alpha_minus_one
+    fisher = MP.matrix(4, 4)
+    fisher[0, 0], fisher[1, 1] = nu * alpha / beta, HALF / nu**2
+    fisher[2, 2], fisher[3, 3] = MP.psi(1, alpha), alpha / beta**2
+    fisher[2, 3] = fisher[3, 2] = -1 / beta
+    excess = alpha * MP.psi(1, alpha) - 1
+    slope = [1 / alpha, (MP.psi(1, alpha) + alpha * MP.psi(2, alpha)) / excess]
+    return MP.log(MP.det(fisher)), ([MP.mpf(0)], [-1 / nu], slope, [-3 / beta])
+
+
+OTHER = (0.25, 1.5, 2.0, 0.75)
+
+
+def kl(gamma, nu, alpha_minus_one, beta, y):
+    """E ln p - E ln q, of ln sigma^2 and 1/sigma^2."""
+    gamma_0, nu_0, alpha_0, beta_0 = MP.mpf(OTHER[0]), *(MP.mpf(v) for v in OTHER[1:])
+    alpha, alpha_0 = 1 + alpha_minus_one, 1 + alpha_0
+    d, r = gamma - gamma_0, beta_0 / beta
+    value = (MP.log(nu / nu_0) + nu_0 / nu - 1 + nu_0 * d * d * alpha / beta) / 2
+    value += (alpha - alpha_0) * MP.psi(0, alpha) - MP.loggamma(alpha) + MP.loggamma(alpha_0)
+    value += -alpha_0 * MP.log(r) + alpha * (r - 1)
+    return value, (
+        [nu_0 * d * alpha / beta],
+        [HALF / nu, -HALF * nu_0 / nu**2],
+        [(alpha - alpha_0) * MP.psi(1, alpha), r, MP.mpf(-1), HALF * nu_0 * d * d / beta],
+        [alpha_0 / beta, -alpha * r / beta, -HALF * nu_0 * d * d * alpha / beta**2],
+    )
+
+
+def variance(gamma, nu, alpha_minus_one, beta, y):
+    noise = beta / alpha_minus_one
+    value = noise * (1 + 1 / nu)
+    return value, ([MP.mpf(0)], [-noise / nu**2], [-value / alpha_minus_one], [value / beta])
+
+
+REFERENCE = NormalInverseGamma(*(torch.tensor([v]) for v in OTHER))
+#: function of a distribution, its truth, and the least nu that float32 can hold in the result
+QUANTITIES = {
+    "entropy": (NormalInverseGamma.entropy, entropy, 1e-30),
+    "fisher_log_det": (NormalInverseGamma.fisher_log_det, fisher_log_det, 1e-30),
+    "kl": (lambda dist: dist.kl(REFERENCE), kl, 1e-10),
+    "variance": (lambda dist: dist.variance, variance, 1e-10),
+}
+
+
+def hard_parameters(n, seed=0, least_nu=1e-30):
     """Return float32 gamma, nu, alpha - 1, beta over the range of the accuracy bar, and targets."""
     rng = np.random.default_rng(seed)
-    nu, alpha, beta = (10 ** rng.uniform(*span, n) for span in ((-10, 10), (-7, 8), (-10, 10)))
+    spans = ((np.log10(least_nu), 10), (-7, 8), (-10, 10))
+    nu, alpha, beta = (10 ** rng.uniform(*span, n) for span in spans)
     error = rng.choice([-1, 1], n) * 10 ** rng.uniform(-8, 6, n)
     error[: n // 20] = 0
     gamma = rng.normal(size=n) * rng.choice([0.0, 1.0, 100.0], n)
@@ -68,8 +123,9 @@ def as_given(row):
 
 
 def through_softplus(row):
-    values = [MP.log1p(MP.exp(v)) for v in row[1:4]]
-    return [row[0], *values, row[4]], [1, *(1 / (1 + MP.exp(-v)) for v in row[1:4])]
+    raw = [max(v, -60) for v in row[1:4]]
+    values = [MP.log1p(MP.exp(v)) for v in raw]
+    return [row[0], *values, row[4]], [1, *(1 / (1 + MP.exp(-v)) for v in raw)]
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -83,10 +139,49 @@ def test_term_is_exact_in_float32(term):
     assert np.median(result) <= 1e-6
 
 
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_quantity_is_exact_in_float32(name):
+    function, truth, least_nu = QUANTITIES[name]
+    inputs = hard_parameters(300, least_nu=least_nu)
+    parameters = [v.unsqueeze(-1).requires_grad_() for v in inputs[:4]]
+    value = function(NormalInverseGamma(*parameters))
+    gradient = torch.autograd.grad(value.sum(), parameters, materialize_grads=True)
+    result = errors(inputs, value, torch.cat(gradient, -1), truth, as_given)
+    assert result.max() <= 4e-6
+    assert np.median(result) <= 1e-6
+
+
+def test_information_matches_samples():
+    """Entropy, divergence and Fisher information are expectations of the log density."""
+    own, other = (
+        [torch.tensor(v, dtype=torch.float64) for v in values]
+        for values in ((0.3, 2.0, 3.0, 1.2), (0.0, 1.5, 2.0, 2.0))
+    )
+    rng = np.random.default_rng(0)
+    variance = torch.tensor(1.2 / rng.gamma(4.0, size=20_000))
+    mean = torch.tensor(rng.normal(0.3, (variance / 2).sqrt().numpy()))
+
+    def log_density(gamma, nu, alpha_minus_one, beta):
+        noise = torch.distributions.InverseGamma(alpha_minus_one + 1, beta)
+        spread = torch.distributions.Normal(gamma, (variance / nu).sqrt())
+        return noise.log_prob(variance) + spread.log_prob(mean)
+
+    dist = NormalInverseGamma(*(v.unsqueeze(0) for v in own))
+    rival = NormalInverseGamma(*(v.unsqueeze(0) for v in other))
+    logs = log_density(*own)
+    assert dist.entropy().item() == pytest.approx(-logs.mean().item(), abs=0.03)
+    expected = (logs - log_density(*other)).mean().item()
+    assert dist.kl(rival).item() == pytest.approx(expected, abs=0.03)
+    hessian = torch.autograd.functional.hessian(lambda *p: -log_density(*p).mean(), tuple(own))
+    fisher = torch.tensor(hessian)
+    torch.testing.assert_close(torch.cat(dist.fisher_diagonal()), fisher.diag(), rtol=0.03, atol=0)
+    assert dist.fisher_log_det().item() == pytest.approx(fisher.logdet().item(), abs=0.05)
+
+
 @pytest.mark.parametrize("term", TERMS)
 def test_term_is_exact_through_the_outputs_of_a_network(term):
     rng = np.random.default_rng(1)
-    raw = rng.uniform(-60, 40, (300, 3))
+    raw = rng.uniform(-100, 100, (300, 3))
     columns = np.column_stack([rng.normal(size=300), raw, 30 * rng.normal(size=300)])
     columns = torch.tensor(columns, dtype=torch.float32)
     outputs = columns[:, :4].clone().requires_grad_()
@@ -123,8 +218,17 @@ def test_term_passes_gradcheck(term):
     assert torch.autograd.gradgradcheck(function, outputs)
 
 
+def test_outputs_below_the_range_of_float32_keep_their_gradient():
+    outputs = torch.tensor([[0.0, -500.0, 1.0, 1.0]]).requires_grad_()
+    loss = NormalInverseGamma.from_outputs(outputs).nll(torch.ones(1, 1))
+    (gradient,) = torch.autograd.grad(loss.sum(), outputs)
+    assert gradient[0, 1].item() == pytest.approx(-0.5)  # as for any small nu
+
+
 def test_scores_are_the_textbook_ratios():
-    gamma, nu, alpha, beta = (v.double().unsqueeze(-1) for v in hard_parameters(1000)[:4])
+    gamma, nu, alpha, beta = (
+        v.double().unsqueeze(-1) for v in hard_parameters(1000, least_nu=1e-10)[:4]
+    )
     exact = NormalInverseGamma(gamma, nu, alpha, beta)
     dist = exact.to(torch.float32)
     for name, value in {

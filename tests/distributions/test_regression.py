@@ -5,6 +5,7 @@ from scipy import stats
 
 from dubito.distributions import NormalInverseGamma
 from dubito.distributions.regression import StudentT
+from dubito.targets import Target
 from tests.reference import MP
 
 DF_MINUS_TWO = np.array([1e-7, 1e-3, 0.5, 8.0, 1e3, 1e6, 1e10])
@@ -43,6 +44,43 @@ def test_student_cdf_matches_scipy(sign):
     df, ratio = (v.ravel() for v in np.meshgrid(DF_MINUS_TWO, sign * RATIOS))
     result = student(df, 3.0, 2.0).cdf(torch.tensor(3.0 + 2.0 * ratio).unsqueeze(-1))
     np.testing.assert_allclose(result[:, 0], stats.t.cdf(ratio, df + 2), rtol=0, atol=1e-8)
+
+
+def test_density_of_a_censored_value_is_the_probability_of_its_bounds():
+    dist = student(np.array([1e-7, 3.0, 1e30]), 1.0, 2.0, torch.float32)
+    values = torch.tensor([[1.5], [1.0], [0.0]])
+    lower, upper = torch.tensor([[1.0], [-torch.inf], [-torch.inf]]), torch.full((3, 1), torch.inf)
+    upper[1] = -4.0
+    result = dist.log_prob(Target(values, lower=lower, upper=upper))
+    expected = [np.log(0.5), stats.t.logcdf(-2.5, 5), stats.norm.logpdf(0.0, 1.0, 2.0)]
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+def test_a_missing_value_leaves_the_density_of_a_mixture():
+    dist, value = random_dist(5, 3).mixture(), torch.randn(5, 2, dtype=torch.float64)
+    weight = torch.tensor([1.0, 0.0]).expand(5, 2)
+    first = NormalInverseGamma(*(getattr(dist.members, n)[..., :1] for n in dist.members.tensors))
+    expected = first.mixture().predictive.log_prob(value[:, :1])
+    torch.testing.assert_close(dist.predictive.log_prob(Target(value, weight)), expected)
+
+
+def test_score_of_a_mixture_is_that_of_its_samples():
+    dist = random_dist(4, 3, targets=1, seed=3)
+    mixture, value = (
+        dist.mixture().predictive,
+        torch.tensor([[0.0], [1.0], [-4.0], [30.0]]).double(),
+    )
+    same = dist[:, :1].mixture().predictive
+    torch.testing.assert_close(
+        same.crps(value), dist[:, 0].predictive.crps(value), rtol=1e-5, atol=0
+    )
+    draws = mixture.components.icdf(torch.linspace(0, 1, 2001).double()[1:-1, None, None, None])
+    draws = draws.permute(1, 0, 2, 3).flatten(1).sort(1).values
+    count = draws.shape[1]
+    rank = torch.arange(1, count + 1) * 2 - count - 1
+    spread = (draws * rank).sum(1) / count**2
+    expected = (draws - value).abs().mean(1) - spread
+    torch.testing.assert_close(mixture.crps(value)[:, 0], expected, rtol=5e-3, atol=0)
 
 
 def test_student_variance_near_two_degrees_of_freedom():

@@ -3,16 +3,23 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch import distributions as td
 from torch.distributions import constraints
 
 from dubito.distributions.base import Distribution, _Score
 from dubito.errors import DubitoError
+from dubito.numerics import student
+from dubito.targets import Target
 
 __all__: list[str] = []
+
+#: largest asinh of a deviation in scales that counts for a score, and nodes and weights up to it
+REACH = 12.0
+RULE = [(u * u, 2 * u * w) for u, w in zip(*student.rule(32), strict=True)]
 
 
 class Mixture(Distribution):
@@ -97,12 +104,41 @@ class MixturePredictive(td.Distribution):
         """Mean of the target: (..., T)."""
         return self.components.mean.mean(-2)
 
-    def log_prob(self, value: Tensor, known: Tensor | None = None) -> Tensor:
+    @property
+    def scale(self) -> Tensor:
+        """Mean scale of the components: (..., T)."""
+        return self.components.scale.mean(-2)
+
+    def log_prob(self, value: Tensor | Target) -> Tensor:
         """Log density of a target (..., T), or of the values of it that are known: (...)."""
-        rest = () if known is None else (known.unsqueeze(-2),)
-        each = self.components.log_prob(value.unsqueeze(-2), *rest)
-        return each.logsumexp(-1) - math.log(each.shape[-1])
+        if isinstance(value, Target):
+            cells = value.weight is not None and value.weight.ndim == value.values.ndim
+            each: Any = value.map(lambda part: part.unsqueeze(-2), weight=cells)
+        else:
+            each = value.unsqueeze(-2)
+        logs: Tensor = self.components.log_prob(each)
+        return logs.logsumexp(-1) - math.log(logs.shape[-1])
 
     def cdf(self, value: Tensor) -> Tensor:
         """Cumulative distribution of each value (..., T): (..., T)."""
         return self.components.cdf(value.unsqueeze(-2)).mean(-2)
+
+    def crps(self, value: Tensor) -> Tensor:
+        """Continuous ranked probability score of each value of a target, to 1e-5: (..., T).
+
+        The integral of (F(x) - [x >= value])^2, with x = mean +- scale sinh(v).
+        """
+        center, scale = self.mean.double(), self.scale.double()
+        place = ((value.double() - center) / scale).asinh()
+        total = torch.zeros_like(place)
+        for sign in (-1, 1):
+            split = (sign * place).clamp(min=0)
+            for start, end, inner in ((0 * split, split, True), (split, split + REACH, False)):
+                for node, weight in RULE:
+                    v = start + (end - start) * node
+                    x = center + sign * scale * v.sinh()
+                    # The tail beyond x, seen from the value.
+                    upper = (sign > 0) is not inner
+                    tail = 1 - self.cdf(x) if upper else self.cdf(x)
+                    total += weight * (end - start) * scale * v.cosh() * tail.square()
+        return total.to(value.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -11,13 +12,21 @@ from torch.nn.functional import softplus
 
 from dubito import _checks
 from dubito.distributions.base import cached_tensor, confidence_score, uncertainty_score
-from dubito.distributions.regression import RealDistribution, StudentT
+from dubito.distributions.regression import RealDistribution, StudentT, takes_bounds
 from dubito.errors import DubitoError
+from dubito.numerics.gamma import Gamma, bregman_excess, log_gap
+from dubito.targets import Target
 
 __all__ = ["NormalInverseGamma"]
 
-#: Lower bound of the outputs of a network: below it softplus leaves the range of float32.
-LEAST_OUTPUT = -80.0
+#: Lower bound of the outputs of a network: below it slopes would leave the range of float32.
+LEAST_OUTPUT = -60.0
+
+
+def positive(outputs: Tensor) -> Tensor:
+    """Return the softplus of outputs, of which none is below the range of float32."""
+    change = outputs - outputs.detach()  # 0, with a gradient: an output can come back
+    return softplus(torch.where(outputs < LEAST_OUTPUT, LEAST_OUTPUT + change, outputs))
 
 
 class NormalInverseGamma(RealDistribution):
@@ -64,13 +73,13 @@ class NormalInverseGamma(RealDistribution):
 
         Args:
             outputs: Four blocks of T values, (..., 4T): gamma; nu, alpha - 1 and beta before their
-                softplus, where outputs below -80 count as -80.
+                softplus, where outputs below -60 count as -60 but keep their gradient.
         """
         size = _checks.tensor(outputs, "outputs").shape[-1]
         if size == 0 or size % 4:
             raise DubitoError(f"outputs has {size} values per sample: expected 4 for each target")
         gamma, *raw = _checks.at_least_float32(outputs).chunk(4, -1)
-        return cls(gamma, *(softplus(block.clamp(min=LEAST_OUTPUT)) for block in raw))
+        return cls(gamma, *(positive(block) for block in raw))
 
     @property
     def alpha(self) -> Tensor:
@@ -119,21 +128,64 @@ class NormalInverseGamma(RealDistribution):
 
     # --- loss terms ---
 
-    def nll(self, target: Tensor) -> Tensor:
-        """Negative log-likelihood of each target under the Student-t predictive: (..., T).
-
-        Args:
-            target: Targets, (..., T).
-        """
-        return -self.predictive.log_probs(target)
-
-    def evidence_penalty(self, target: Tensor) -> Tensor:
+    @takes_bounds
+    def evidence_penalty(self, target: Tensor | Target) -> Tensor:
         """Absolute error times the total evidence, |y - gamma| (2 nu + alpha): (..., T).
 
         Args:
             target: Targets, (..., T).
         """
-        return (target - self.gamma).abs() * self._evidence
+        return self.distance(target) * self._evidence
+
+    # --- information ---
+
+    def entropy(self) -> Tensor:
+        """Differential entropy of mean and variance, in nats: (..., T)."""
+        alpha = Gamma(self.alpha)
+        # Stirling's parts of ln Gamma and psi cancel, but for these.
+        rest = alpha.mu + (self.alpha + 1.5) * (0.5 * alpha.reciprocal + alpha.delta)
+        logs = 1.5 * self.beta.log() - 0.5 * self.nu.log() - 2 * self.alpha.log()
+        return 0.5 + math.log(2 * math.pi) + logs + rest
+
+    def kl(self, other: NormalInverseGamma) -> Tensor:
+        """Kullback-Leibler divergence from another distribution, in nats: (..., T).
+
+        Each part is at least 0, so that nothing cancels.
+
+        Args:
+            other: Distribution of the same shape.
+        """
+        gap = self.alpha_minus_one - other.alpha_minus_one
+        ratio = self.alpha / other.alpha * (other.beta / self.beta)
+        # Where alpha is close the differences are exact; elsewhere they cancel.
+        change = (gap + self.alpha * ((other.beta - self.beta) / self.beta)) / other.alpha
+        change = torch.where(gap.abs() < 0.5 * other.alpha, change, ratio - 1)
+        noise = other.alpha * log_gap(change, ratio) + bregman_excess(self.alpha, other.alpha, gap)
+        mean = log_gap((other.nu - self.nu) / self.nu, other.nu / self.nu)
+        shift = (self.gamma - other.gamma).square() * (other.nu * self._precision)
+        return 0.5 * (mean + shift) + noise
+
+    def fisher_diagonal(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Diagonal of the Fisher information in gamma, nu, alpha and beta: (..., T) each.
+
+        Off it there is -1/beta for alpha and beta only.
+        """
+        gamma = self.nu * self._precision
+        return gamma, 0.5 / self.nu**2, Gamma(self.alpha).trigamma, self._precision / self.beta
+
+    def fisher_log_det(self) -> Tensor:
+        """Log-determinant of the Fisher information in the four parameters: (..., T).
+
+        The determinant is alpha (alpha psi_1(alpha) - 1)/(2 nu beta^3).
+        """
+        # The numerator is 1/2 + alpha^2 tau ~ 1/2, with which nothing cancels.
+        numerator = 0.5 + self.alpha * (self.alpha * Gamma(self.alpha).tau)
+        return numerator.log() - (math.log(2) + self.nu.log() + 3 * self.beta.log())
+
+    @property
+    def _precision(self) -> Tensor:
+        """Expected 1/sigma^2."""
+        return self.alpha / self.beta
 
     # --- predictive ---
 
@@ -145,14 +197,6 @@ class NormalInverseGamma(RealDistribution):
         # Roots and a reciprocal: the derivative of beta/share would leave the range of float32.
         scale = self.beta.sqrt() * (share * self.alpha).sqrt().reciprocal()
         return StudentT(2 * self.alpha_minus_one, self.gamma, scale)
-
-    def calibrated(self, theta: Tensor) -> StudentT:
-        """Multiply the scale of the predictive by exp(theta_0)."""
-        raw = self.predictive
-        df_minus_two, loc, scale = (
-            value.to(theta.dtype) for value in (raw.df_minus_two, raw.loc, raw.scale)
-        )
-        return StudentT(df_minus_two, loc, scale * theta[0].exp())
 
     def affine(self, scale: Tensor, shift: Tensor) -> NormalInverseGamma:
         """Return the distribution about scale * y + shift; see `RealDistribution.affine`."""

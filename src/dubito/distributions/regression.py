@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch import distributions as td
@@ -14,13 +13,18 @@ from torch.distributions import constraints
 
 from dubito.distributions.base import Distribution, cached_tensor
 from dubito.distributions.mixture import Mixture, MixturePredictive
-from dubito.numerics.gamma import Gamma, log_gap
+from dubito.numerics import student
+from dubito.targets import Target
 
 __all__ = ["RealDistribution"]
 
-# Gauss-Legendre nodes and weights on [0, 1], for the Student-t cdf
-_LEGENDRE = np.polynomial.legendre.leggauss(48)  # on [-1, 1]
-_NODES, _WEIGHTS = (0.5 * _LEGENDRE[0] + 0.5).tolist(), (0.5 * _LEGENDRE[1]).tolist()
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes_bounds(term: F) -> F:
+    """Mark a loss term that reads the bounds of censored targets."""
+    term.takes_bounds = True  # type: ignore[attr-defined]
+    return term
 
 
 class RealDistribution(Distribution):
@@ -38,6 +42,41 @@ class RealDistribution(Distribution):
     @abstractmethod
     def variance(self) -> Tensor:
         """Variance of the predictive, which sums to `total`: (..., T)."""
+
+    @property
+    @abstractmethod
+    def predictive(self) -> Any:
+        """Distribution of the target, with a density, a cdf and the score of both: (...)."""
+
+    def calibrated(self, theta: Tensor) -> Any:
+        """Multiply the scale of the predictive by exp(theta_0)."""
+        raw = self.predictive
+        excess, loc, scale = (v.to(theta.dtype) for v in (raw.df_minus_two, raw.loc, raw.scale))
+        return StudentT(excess, loc, scale * theta[0].exp())
+
+    @takes_bounds
+    def nll(self, target: Tensor | Target) -> Tensor:
+        """Negative log-likelihood of each target under the predictive: (..., T).
+
+        The likelihood of a censored one is the probability of its bounds.
+
+        Args:
+            target: Targets, (..., T).
+        """
+        return -self.predictive.log_probs(target)  # type: ignore[no-any-return]
+
+    def distance(self, target: Tensor | Target) -> Tensor:
+        """Absolute error of the mean: (..., T). That of a censored target is the least possible.
+
+        Args:
+            target: Targets, (..., T).
+        """
+        mean = self.mean
+        if not isinstance(target, Target) or not target.is_censored:
+            values = target.values if isinstance(target, Target) else target
+            return (values - mean).abs()
+        error = torch.maximum(target.lower - mean, mean - target.upper).clamp(min=0)
+        return torch.where(target.censored, error, (target.values - mean).abs())
 
     @abstractmethod
     def affine(self, scale: Tensor, shift: Tensor) -> RealDistribution:
@@ -102,13 +141,16 @@ class StudentT(td.Distribution):
     has no cdf either and cannot be exported.
 
     Args:
-        df_minus_two: Degrees of freedom less 2, which float32 would round away: > 0, (..., T).
+        df_minus_two: Degrees of freedom less 2, which float32 would round away: > 0, (..., T);
+            `numerics.student.NORMAL` for normal distributions.
         loc: Means, (..., T).
         scale: Scales > 0, (..., T).
 
     >>> student = StudentT(torch.tensor([1e-3]), torch.tensor([0.0]), torch.tensor([1.0]))
     >>> student.log_prob(torch.tensor([1.0])), student.cdf(torch.tensor([1.0]))
     (tensor(-1.6477), tensor([0.7887]))
+    >>> student.icdf(torch.tensor([0.7887]))
+    tensor([1.0000])
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -135,53 +177,46 @@ class StudentT(td.Distribution):
         """Variance of each value: (..., T)."""
         return self.scale.square() * (1 + 2 / self.df_minus_two)
 
-    def log_prob(self, value: Tensor, known: Tensor | None = None) -> Tensor:
-        """Log density of a target (..., T), summed over the T values: (...).
+    def log_prob(self, value: Tensor | Target) -> Tensor:
+        """Log density of a target (..., T), summed over its known values: (...).
 
         Args:
-            value: Target.
-            known: Which of its values count, bool (..., T); None: all.
+            value: Target; the density of a censored value is the probability of its bounds.
         """
         each = self.log_probs(value)
-        return (each if known is None else torch.where(known, each, 0)).sum(-1)
+        weight = getattr(value, "weight", None)
+        if weight is not None and weight.ndim == each.ndim:
+            each = torch.where(weight > 0, each, 0)
+        return each.sum(-1)
 
-    def log_probs(self, value: Tensor) -> Tensor:
+    def log_probs(self, value: Tensor | Target) -> Tensor:
         """Log density of each value of a target (..., T): (..., T)."""
-        half = 0.5 * self.df_minus_two + 1
-        # A reciprocal: autograd divides a quotient by its denominator again, which can overflow.
-        ratio = (value - self.loc) * (self.scale * self.df.sqrt()).reciprocal()
-        tails = (half + 0.5) * _log1p_square(ratio)
-        constant = 0.5 * math.log(2 * math.pi) + self.scale.log() + _log_gamma_gap(half)
-        return -(constant + tails)
+        values = value.values if isinstance(value, Target) else value
+        each = student.log_density(self.df_minus_two, values - self.loc, self.scale)
+        if not isinstance(value, Target) or not value.is_censored:
+            return each
+        ends = []
+        for bound in (value.lower, value.upper):
+            finite = bound.isfinite()
+            end = self._standardized(torch.where(finite, bound, values))
+            ends.append(torch.where(finite, end, bound.double()))
+        inside = student.log_probability(self.df_minus_two, *ends)
+        return torch.where(value.censored, inside.to(each.dtype), each)
+
+    def _standardized(self, value: Tensor) -> Tensor:
+        return (value.double() - self.loc.double()) / self.scale.double()
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Cumulative distribution of each value (..., T), to 1e-7: (..., T).
+        """Cumulative distribution of each value (..., T): (..., T)."""
+        below = student.log_survival(self.df_minus_two, -self._standardized(value))
+        return below.exp().to(value.dtype)
 
-        With z = sqrt(df) tan(angle) the density is proportional to cos(angle)^(df - 1), which
-        Gauss-Legendre integrates in float64. Beyond 8 standard deviations nothing is left.
-        """
-        excess, scale = self.df_minus_two.double(), self.scale.double()
-        half, power = 0.5 * excess + 1, excess + 1
-        z = (value.double() - self.loc.double()) / scale
-        angle = (z.abs() / (2 * half).sqrt()).atan().minimum(8 * power.rsqrt())
-        nodes, weights = (
-            torch.tensor(values, dtype=z.dtype, device=z.device) for values in (_NODES, _WEIGHTS)
-        )
-        sines = (angle.unsqueeze(-1) * nodes).sin()
-        density = (0.5 * power.unsqueeze(-1) * torch.log1p(-sines.square())).exp()
-        constant = (half / math.pi).sqrt() * (-_log_gamma_gap(half)).exp()
-        mass = constant * angle * (density * weights).sum(-1)
-        return (0.5 + z.sign() * mass.clamp(max=0.5)).to(value.dtype)
+    def icdf(self, value: Tensor) -> Tensor:
+        """Quantile of each probability in (0, 1), (..., T): (..., T)."""
+        z = student.quantile(self.df_minus_two, value)
+        return (self.loc.double() + self.scale.double() * z).to(value.dtype)
 
-
-def _log1p_square(x: Tensor) -> Tensor:
-    """ln(1 + x^2), also where the square would overflow."""
-    far = x.abs() > 1e8
-    near = torch.log1p(torch.where(far, 0, x).square())
-    return torch.where(far, 2 * torch.where(far, x, 1).abs().log(), near)
-
-
-def _log_gamma_gap(x: Tensor) -> Tensor:
-    """ln Gamma(x) - ln Gamma(x + 1/2) + ln(x)/2 ~ 1/(8x), for x >= 1."""
-    h = 0.5 / x
-    return x * log_gap(h, 1 + h) + (Gamma(x).mu - Gamma(x + 0.5).mu)
+    def crps(self, value: Tensor) -> Tensor:
+        """Continuous ranked probability score of each value of a target (..., T): (..., T)."""
+        score = student.crps(self.df_minus_two, self._standardized(value))
+        return (self.scale.double() * score).to(value.dtype)
