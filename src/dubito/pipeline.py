@@ -231,6 +231,7 @@ class Pipeline:
             method = Ensemble(member=method, size=self.config.data.folds)
         parts = (prepared.task, self._preprocessing(prepared))
         model = Model.build(method, *parts, self.backbone, seed=seed, pretrained=True)
+        model.check_scores(self.config.posthoc)
         texts = [self.config.input_warning(), method.warning(prepared.task)]
         if model.backbone is not None:
             texts.append(model.backbone.warning(model.preprocessing.shape))

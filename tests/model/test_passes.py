@@ -108,7 +108,7 @@ def test_training_ends_with_one_pass_over_each_part(tmp_path, monkeypatch):
         posthoc=("energy", "test_nearest"),
     )  # fmt: skip
     assert sum(model.record.samples.values()) == len(X)
-    assert passed["inputs"] == len(X)
+    assert passed["inputs"] == len(X) + 2  # blank ones, before the training: are there features?
 
 
 # --- the size of batches ---

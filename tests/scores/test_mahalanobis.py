@@ -21,6 +21,34 @@ def expected(estimator, bank, y, x):
     return -np.einsum("ncd,de,nce->nc", differences, precision, differences).min(1)
 
 
+def squared(x, mean, precision):
+    return np.einsum("nd,de,ne->n", x - mean, precision, x - mean)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_relative_distance_equals_scikit_learn(normalize):
+    bank, x = X.double().numpy(), FAR.double().numpy()
+    bank, x = (unit(bank), unit(x)) if normalize else (bank, x)
+    of_all = EmpiricalCovariance().fit(bank)
+    truth = expected(EmpiricalCovariance, bank, Y.numpy(), x)
+    truth += squared(x, of_all.location_, of_all.get_precision())
+    found = values("rmds", FAR, X, Y, normalize=normalize)
+    np.testing.assert_allclose(found, truth, rtol=1e-3, atol=1e-3)
+
+
+def test_relative_distance_of_few_samples_shrinks_within_the_classes():
+    bank, y, x = X[:100].double().numpy(), Y[:100].numpy(), FAR.double().numpy()
+    labels, counts = np.unique(y, return_counts=True)
+    means = np.stack([bank[y == label].mean(0) for label in labels])
+    rest = bank - means[np.searchsorted(labels, y)]
+    within = LedoitWolf(assume_centered=True).fit(rest).covariance_
+    between = np.cov(means.T, fweights=counts, bias=True)
+    truth = expected(LedoitWolf, bank, y, x)
+    truth += squared(x, bank.mean(0), np.linalg.inv(within + between))
+    found = values("rmds", FAR, X[:100], Y[:100], normalize=False)
+    np.testing.assert_allclose(found, truth, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(
     ("count", "estimator"), [(600, EmpiricalCovariance), (100, LedoitWolf), (8, LedoitWolf)]

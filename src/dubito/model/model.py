@@ -466,6 +466,24 @@ class Model(nn.Module):
             self.scores[name] = score.to(device).train(self.training)
         return self
 
+    def check_scores(self, scores: Iterable[Score]) -> None:
+        """Raise if scores read what the network does not have, before it is trained.
+
+        Args:
+            scores: Post-hoc scores.
+        """
+        scores = [score for score in scores if score.needs_features]
+        if not scores:
+            return
+        format = self.preprocessing.inputs
+        blank = torch.zeros(2, *format.shape, dtype=getattr(torch, format.dtype))
+        with self._evaluating():
+            features, outputs = self.run(blank, with_features=True)
+            assert features is not None
+            head = linear_head(self.network, features, outputs)
+        for score in scores:
+            score.check_head(head)
+
     def _fit_scores(self, scores: Sequence[Score], items: object, target: object) -> None:
         if items is None:
             names = ", ".join(map(SCORES.name_of, scores))

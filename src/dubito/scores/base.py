@@ -8,6 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
 from torch import Tensor, nn
 
+from dubito.errors import DubitoError
 from dubito.registry import Entry, Registry
 
 __all__ = ["SCORES", "Score"]
@@ -25,12 +26,14 @@ class Score(Entry, nn.Module, ABC, frozen=False):
         tasks: Kinds of tasks that the score is for.
         needs_features: Whether it reads features, which a network must have then.
         needs_fit: Whether `fit` reads training data.
+        needs_head: Whether `fit` reads the last layer, which must be linear then.
     """
 
     higher: ClassVar[Literal["confidence", "uncertainty"]] = "confidence"
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
     needs_features: ClassVar[bool] = True
     needs_fit: ClassVar[bool] = True
+    needs_head: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(frozen=False, **options)
@@ -65,6 +68,18 @@ class Score(Entry, nn.Module, ABC, frozen=False):
             head: Linear layer from features to outputs; of an ensemble a ModuleList of those of the
                 members, of MC Dropout the layer from mean to mean. None if there is none.
         """
+
+    def check_head(self, head: nn.Linear | nn.ModuleList | None) -> None:
+        """Raise if the score reads the last layer, and there is no linear one.
+
+        Args:
+            head: Last layer, as in `fit`.
+        """
+        if self.needs_head and head is None:
+            raise DubitoError(
+                f"the score {SCORES.name_of(self)!r} reads a linear layer from features to "
+                "outputs, and this network ends with none: choose a score of features, as 'knn'"
+            )
 
     @abstractmethod
     def forward(self, features: Tensor, outputs: Tensor) -> Tensor:

@@ -73,10 +73,14 @@ class ClassNormals:
         if count < FEW * size:
             covariance = shrunk(covariance, fourth, count)
         values, vectors = torch.linalg.eigh(covariance)
-        least = (ROUNDING * torch.finfo(torch.float32).eps) ** 2 * square
-        kept = values > least
+        kept = exceeds_rounding(values, square)
         whitening = vectors[:, kept] / values[kept].sqrt()
-        return cls(center, whitening, means @ whitening, counts / count)
+        return cls(center, whitening, means @ whitening, counts.double() / count)
+
+
+def exceeds_rounding(variances: Tensor, square: Tensor) -> Tensor:
+    """Return which variances are not those of rounding alone, given the mean squared length."""
+    return variances > (ROUNDING * torch.finfo(torch.float32).eps) ** 2 * square
 
 
 def shrunk(covariance: Tensor, fourth: Tensor, count: int) -> Tensor:
@@ -96,15 +100,6 @@ def shrunk(covariance: Tensor, fourth: Tensor, count: int) -> Tensor:
     return (1 - share) * covariance + share * target
 
 
-def nearest(points: Tensor, means: Tensor) -> Tensor:
-    """Return the difference of points (N, R) from the nearest of several means (K, R): (N, R).
-
-    A difference keeps the digits that squared norms would lose where the means are far apart.
-    """
-    offsets = means.square().sum(-1) / 2
-    return points - means[(points @ means.mT - offsets).argmax(-1)]
-
-
 @SCORES.register("mahalanobis")
 class Mahalanobis(Score):
     """Negative squared distance of the features from the nearest class.
@@ -120,16 +115,25 @@ class Mahalanobis(Score):
     def fit(
         self, features: Tensor, outputs: Tensor, target: Tensor, head: nn.Module | None
     ) -> None:
-        found = ClassNormals.fit(self._scaled(features), target)
-        self.register_buffer("center", found.center.float())
-        self.register_buffer("whitening", found.whitening.float())
-        self.register_buffer("means", found.means.float())
+        found = ClassNormals.fit(self.scaled(features), target)
+        self.keep(found.center, found.whitening, found.means, torch.zeros_like(found.shares))
+
+    def keep(self, center: Tensor, projection: Tensor, means: Tensor, offsets: Tensor) -> None:
+        """Keep the state of max_c offset_c - |(f - center) projection - mean_c|^2."""
+        self.register_buffer("center", center.float())
+        self.register_buffer("projection", projection.float())
+        self.register_buffer("means", means.float())
+        self.register_buffer("offsets", offsets.float())
 
     def forward(self, features: Tensor, outputs: Tensor) -> Tensor:
-        """Return the negative squared distance; higher means more familiar: (N,)."""
-        points = (self._scaled(features) - self.center) @ self.whitening
-        return -nearest(points, self.means).square().sum(-1)
+        """Return the score of the nearest class; higher means more familiar: (N,)."""
+        points = (self.scaled(features) - self.center) @ self.projection
+        products = 2 * points @ self.means.mT + self.offsets - self.means.square().sum(-1)
+        label = products.argmax(-1)
+        # From the difference: the products would lose digits where classes are far apart.
+        return self.offsets[label] - (points - self.means[label]).square().sum(-1)
 
-    def _scaled(self, features: Tensor) -> Tensor:
+    def scaled(self, features: Tensor) -> Tensor:
+        """Return the features in float32, of length 1 if they are normalized."""
         values = _checks.at_least_float32(features)
         return normalize(values, dim=-1) if self.normalize else values
