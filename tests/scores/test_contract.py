@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import dubito
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.scores import SCORES
@@ -68,6 +69,14 @@ def test_onnx_file_equals_torch(tmp_path):
     for name, column in zip(BUILT_IN, values, strict=True):
         np.testing.assert_allclose(column, expected.score(name), 1e-4, 1e-4, err_msg=name)
     assert np.mean(codes == expected.codes.numpy()) > 0.99  # rounding decides at a threshold
+
+
+def test_finished_model_gets_all_scores(tmp_path):
+    dubito.train("digits", out=tmp_path, epochs=1, report=False, backbone="mlp")
+    posthoc = [*(name for name in BUILT_IN if name != "knn"), {"name": "knn", "k": 3}]
+    model = dubito.calibrate(tmp_path, posthoc=posthoc, ood_score="knn")
+    assert model.policy.ood_threshold.score == "knn"
+    assert dubito.load(tmp_path).scores["knn"].k == 3
 
 
 @EACH
