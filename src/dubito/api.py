@@ -261,6 +261,7 @@ def evaluate(
     noise: Sequence[float] = (),
     resize: bool = False,
     out: AnyPath | None = None,
+    report: bool = True,
     seed: int = 0,
     device: str = "auto",
     network: Factory | None = None,
@@ -277,6 +278,7 @@ def evaluate(
         noise: Standard deviations of normal noise; noisy samples are to be detected.
         resize: Convert images of another size, gray or in color.
         out: File for the result, JSON; by default evaluation/result.json in the model's folder.
+        report: Write report.html beside that default file; of several seeds, for the first.
         seed: Seed of the noise.
         device: "auto", "cpu" or "cuda".
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
@@ -287,19 +289,32 @@ def evaluate(
     for name in ood:
         parts(name)  # it exists
     folders = [model] if isinstance(model, Model) else _seed_folders(Path(model))
-    results = []
+    results: list[Json] = []
     for folder in folders:
         loaded = load_model(folder, device, network)
         source, part = _labeled(loaded, data, resize)
         options: Any = {"format": loaded.preprocessing.inputs, "resize": resize, "labeled": False}
         unlabeled = {str(name): datasets.open(name, _test_part(name), **options) for name in ood}
-        metrics = loaded.evaluate(source, ood=unlabeled, noise=noise, seed=seed)
+        prediction = loaded.predict(source)
+        foreign = {name: loaded.predict(inputs) for name, inputs in unlabeled.items()}
+        items = source if noise else prediction  # noise is added to inputs
+        metrics = loaded.evaluate(items, source, ood=foreign, noise=noise, seed=seed)
+        if not results:
+            pairs = {name: (inputs, foreign[name]) for name, inputs in unlabeled.items()}
+            shown = loaded, source, prediction, pairs
         results.append({"data": source.name, "part": part, **metrics})
     result: Json = results[0] if len(results) == 1 else averaged(results)
+    place = None
     if out is None and not isinstance(model, Model):
-        out = make_folder(Path(model) / "evaluation") / "result.json"
+        place = make_folder(Path(model) / "evaluation")
+        out = place / "result.json"
     if out is not None:
         atomic_write(Path(out), json_text(result))
+    if report and place is not None:
+        from dubito.report.page import write
+
+        first, source, prediction, pairs = shown
+        write(first, place, source, prediction, evaluation=results[0], foreign=pairs)
     return result
 
 

@@ -180,7 +180,7 @@ class Pipeline:
         prediction, samples = self.finish(model, prepared, history, seed), prepared.calibration
         model.save(folder)
         if report and prediction is not None and samples is not None:
-            from dubito.report.training import write
+            from dubito.report.page import write
 
             write(model, folder, samples, prediction, history.records)
         (folder / CHECKPOINT).unlink(missing_ok=True)

@@ -536,7 +536,7 @@ class Model(nn.Module):
             items: Inputs, see `predict`; or their prediction, but not with noise.
             target: Targets as users have them, or the source that has them; None: those of the
                 inputs.
-            ood: Out-of-distribution inputs by name.
+            ood: Out-of-distribution inputs, or their predictions, by name.
             noise: Standard deviations of normal noise that is added to the inputs, pixels being in
                 [0, 1]; nothing is clipped.
             seed: Seed of the noise.
@@ -557,7 +557,7 @@ class Model(nn.Module):
         result = evaluation.evaluate(self.task, dist, expected, calibration=self.calibration)
         result |= self._decisions(predicted, expected)
         for name, inputs in (ood or {}).items():
-            other = self.predict(inputs)
+            other = self._predicted(inputs)
             part = {"samples": len(other), **self._decisions(other)}
             part["detection"] = evaluation.ood_detection(dist, other.distribution)
             result.setdefault("ood", {})[name] = part

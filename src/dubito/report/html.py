@@ -2,11 +2,11 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,16 +21,40 @@ from dubito.types import Json
 
 __all__: list[str] = []
 
-#: image, and texts by name: truth, prediction and further columns
-Example = tuple[str | None, dict[str, str]]
-
 TEMPLATES = Path(__file__).with_name("templates")
 #: pixels of the longer side: larger images are compressed, and still larger ones reduced
 SMALL, LARGE = 64, 192
-#: values of an input that are shown beside its prediction
-MAX_VALUES = 4
-#: columns of a prediction that a sample shows
-COLUMNS = ("prediction", "probability", "lower", "upper", "reason")
+#: values of an input that are shown beside its prediction, and letters of a text
+MAX_VALUES, MAX_LETTERS = 4, 300
+#: letters of the name of a sample
+MAX_NAME = 20
+#: decision in words
+DECISIONS = {
+    "accepted": "answered",
+    "ambiguous": "abstains: not certain enough",
+    "unfamiliar": "abstains: unlike the training data",
+    "out_of_range": "abstains: a value is out of range",
+}
+
+
+class Example(NamedTuple):
+    """A sample to look at.
+
+    Attributes:
+        name: Name for users, such as that of its file.
+        image: Data URL, if it is an image.
+        facts: Truth, answer, or guess if the policy abstains, probability or interval, and scores.
+        values: Values of an input that is no image.
+        decision: Decision of the policy in words; empty without a policy.
+        wrong: Name of the fact that is a wrong class; else empty.
+    """
+
+    name: str
+    image: str | None
+    facts: dict[str, str]
+    values: dict[str, str]
+    decision: str
+    wrong: str
 
 
 def percent(share: float) -> str:
@@ -51,6 +75,19 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
+def shortened(name: str) -> str:
+    """Leave out folders, and the middle of a long name: its end says more than its beginning.
+
+    >>> shortened("dog/1.jpg"), shortened("dog/a_very_long_name_of_a_photo_0012.jpg")
+    ('1.jpg', 'a_very_lo…o_0012.jpg')
+    """
+    name = Path(name).name
+    if len(name) <= MAX_NAME:
+        return name
+    end = (MAX_NAME + 1) // 2
+    return f"{name[: MAX_NAME - 1 - end]}…{name[-end:]}"
+
+
 def duration(seconds: float) -> str:
     """Format a duration.
 
@@ -58,6 +95,35 @@ def duration(seconds: float) -> str:
     ('0:00:08', '2:01:40')
     """
     return str(timedelta(seconds=round(seconds)))
+
+
+def chosen_scores(
+    detection: Mapping[str, Mapping[str, Any]], declared: Mapping[str, str]
+) -> dict[str, str]:
+    """Choose scores to show: the declared ones, and the best and the worst of the rest by AUROC.
+
+    Args:
+        detection: Metrics by score; those of several seeds have a mean.
+        declared: What a score is declared for, by its name.
+
+    Returns:
+        What each score is.
+
+    >>> detection = {name: {"auroc": value} for name, value in zip("abcd", (0.5, 0.9, 0.2, 0.7))}
+    >>> chosen_scores(detection, {"d": "foreign"})
+    {'d': 'foreign', 'b': 'best of the rest', 'c': 'worst of the rest'}
+    """
+
+    def auroc(name: str) -> float:
+        value = detection[name]["auroc"]
+        return float(value["mean"] if isinstance(value, Mapping) else value)
+
+    chosen = {name: what for name, what in declared.items() if name in detection}
+    rest = sorted((name for name in detection if name not in chosen), key=auroc)
+    if rest:
+        chosen[rest[-1]] = "best of the rest"
+        chosen.setdefault(rest[0], "worst of the rest")
+    return chosen
 
 
 def render(template: Path, **content: Any) -> str:
@@ -79,6 +145,7 @@ def render(template: Path, **content: Any) -> str:
         percent,
         number,
         duration,
+        shortened,
         json_text,
         metric_name,
         format_metric,
@@ -122,24 +189,47 @@ def examples(
     if not len(rows):
         return []
     shown, task, found = source.subset(rows), prediction.task, []
-    columns, predicted = (*COLUMNS, *scores), prediction[rows].rows(scores, probs=False)
+    predicted = prediction[rows].rows(scores, probs=False)
     truth = None if shown.target is None else task.decode(task.encode(shown.target)).tolist()
     for index, (inputs, row) in enumerate(zip(shown.load(), predicted, strict=True)):
-        cells: Json = {"sample": shown.item(index)}
-        if truth is not None:
-            cells["true"] = truth[index]
-        cells |= {name: value for name, value in row.items() if name.split(".")[0] in columns}
-        cells |= islice(source.format.describe(inputs).items(), MAX_VALUES)
-        picture = source.format.picture(inputs)
-        texts = {name: _text(value) for name, value in cells.items()}
-        found.append((None if picture is None else image(picture), texts))
+        facts = {} if truth is None else {"true": _text(truth[index])}
+        answer = "answer" if row.get("accepted", True) else "guess"
+        facts |= _facts(row, answer, scores)
+        picture, values = source.format.picture(inputs), source.format.describe(inputs)
+        is_wrong = truth is not None and "probability" in row and truth[index] != row["prediction"]
+        found.append(
+            Example(
+                name=shown.item(index),
+                image=None if picture is None else image(picture),
+                facts=facts,
+                values={k: _text(value) for k, value in islice(values.items(), MAX_VALUES)},
+                decision=DECISIONS.get(row.get("reason", ""), ""),
+                wrong=answer if is_wrong else "",
+            )
+        )
     return found
 
 
+def _facts(row: Json, answer: str, scores: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what a row of a prediction says, by name; that of several targets has their names."""
+    for name, value in row.items():
+        column, _, target = name.partition(".")
+        if column == "prediction":
+            yield f"{answer} {target}".strip(), _text(value)
+        elif name in scores:
+            yield name, _text(value)
+        elif column == "probability":
+            yield name, percent(value)
+        elif column == "lower":
+            upper = row[f"upper.{target}" if target else "upper"]
+            yield f"interval {target}".strip(), f"{number(value)} to {number(upper)}"
+
+
 def _text(value: Any) -> str:
-    """Format a cell; a list has a value for each target."""
+    """Format a value; a list has one for each target."""
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     if isinstance(value, float):
         return number(value)
-    return "(unseen)" if value is None else str(value)
+    text = "(unseen)" if value is None else str(value) or "(missing)"
+    return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 1]}…"

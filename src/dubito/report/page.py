@@ -1,35 +1,43 @@
-"""Training report of a model: one page for both tasks.
+"""Report of a training or of an evaluation: one page for both tasks.
 
-The words are in templates/training.html.
+The words are in templates/report.html.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dubito import evaluation
 from dubito._files import atomic_write
 from dubito.data import Source
+from dubito.distributions.base import COMMON
+from dubito.evaluation import risk_coverage
 from dubito.methods import Method
 from dubito.model import Model, Prediction
 from dubito.model.card import PERCENT, metric_name
 from dubito.report import figures
-from dubito.report.html import TEMPLATES, Example, examples, render
+from dubito.report.html import TEMPLATES, Example, chosen_scores, examples, render
 from dubito.targets import known_rows
 from dubito.training import TrainConfig
+from dubito.types import Json
 
 __all__: list[str] = []
 
 #: records of the epochs, `History.records`
 Records = Sequence[Mapping[str, Any]]
+#: foreign inputs by name, with their prediction
+Foreign = Mapping[str, tuple[Source, Prediction]]
 
 REPORT = "report.html"
 #: samples in a group
 MAX_EXAMPLES = 6
+#: share of accepted foreign inputs above which there is a warning
+MUCH = 0.05
+#: metrics of a detection, in the order of the table
+DETECTION = ("auroc", "fpr95", "aupr")
 #: classes up to which a report has a confusion matrix, and rows of the table of classes
 MAX_CLASSES = 20
 MAX_TARGETS = 4
@@ -43,19 +51,28 @@ RELIABILITY_AXES = {
 
 
 def write(
-    model: Model, folder: Path, source: Source, prediction: Prediction, history: Records
+    model: Model,
+    folder: Path,
+    source: Source,
+    prediction: Prediction,
+    history: Records = (),
+    *,
+    evaluation: Json | None = None,
+    foreign: Foreign | None = None,
 ) -> Path:
     """Write report.html, a page that needs no other file.
 
     Args:
-        model: Model with calibration and training record; a policy is optional.
+        model: Any model; training record, calibration and policy are optional.
         folder: Folder of the page.
-        source: Validation samples.
+        source: Labeled samples.
         prediction: Prediction of these samples.
-        history: Records of the epochs.
+        history: Records of the epochs, for the report of a training.
+        evaluation: Result of `dubito.evaluate`, for the report of an evaluation.
+        foreign: Inputs unlike the training data by name, with their predictions.
     """
-    page = render(TEMPLATES / "training.html", view=View(model, source, prediction, history))
-    return atomic_write(folder / REPORT, page)
+    view = View(model, source, prediction, history, evaluation, foreign or {})
+    return atomic_write(folder / REPORT, render(TEMPLATES / "report.html", view=view))
 
 
 def training_losses(method: Method, history: Records, epochs: int) -> list[float]:
@@ -72,22 +89,45 @@ def training_losses(method: Method, history: Records, epochs: int) -> list[float
     return [sum(weights[name] * v for name, v in epoch["terms"].items()) for epoch in history]
 
 
+class Accepted(NamedTuple):
+    """Share of foreign inputs that the policy accepts.
+
+    Attributes:
+        name: What the inputs are.
+        share: Share of these inputs.
+        is_much: Whether this is a reason for a warning.
+    """
+
+    name: str
+    share: float
+    is_much: bool
+
+
 class View:
     """What the page shows: charts, tables and samples.
 
     Args:
-        model: Model with calibration and training record.
+        model: Any model; training record, calibration and policy are optional.
         source: Labeled samples.
         prediction: Prediction of these samples.
-        history: Records of the epochs.
+        history: Records of the epochs; empty for an evaluation.
+        evaluation: Result of `dubito.evaluate`; None for a training.
+        foreign: Inputs unlike the training data by name, with their predictions.
     """
 
     def __init__(
-        self, model: Model, source: Source, prediction: Prediction, history: Records
+        self,
+        model: Model,
+        source: Source,
+        prediction: Prediction,
+        history: Records,
+        evaluation: Json | None,
+        foreign: Foreign,
     ) -> None:
-        assert model.record is not None
         self.model, self.record, self.history = model, model.record, history
-        self.evaluation, task = model.evaluate(prediction, source), model.task
+        self.part = None if evaluation is None else evaluation["part"]
+        self.evaluation = model.evaluate(prediction, source) if evaluation is None else evaluation
+        self.foreign, task = foreign, model.task
         # Charts and examples are of samples of which no target is missing.
         rows = known_rows(task.target(source.target)).tolist()
         if len(rows) < len(source):
@@ -95,6 +135,8 @@ class View:
         self.source, self.prediction = source, prediction
         self.dist, self.target = prediction.distribution, task.encode(source.target)
         self.errors = task.errors(prediction.point, self.target) if task.defines_errors else None
+        policy = model.policy
+        self.score = model.method.error_score if policy is None else policy.threshold.score
 
     # --- charts ---
 
@@ -114,13 +156,12 @@ class View:
     def risk(self) -> str:
         """Return the chart of the error rate among the most confident samples."""
         assert self.errors is not None
-        score = self.model.method.error_score
-        curve = evaluation.risk_coverage(self.dist, self.errors, [score])[score]
+        curve = risk_coverage(self.dist, self.errors, [self.score])[self.score]
         accepted, point = self.prediction.accepted, None
         if accepted is not None and bool(accepted.any()):
             rate = self.errors[accepted].double().mean().item()
             point = (accepted.double().mean().item(), rate, "policy")
-        lines = {score: (curve["coverage"], curve["risk"])}
+        lines = {self.score: (curve["coverage"], curve["risk"])}
         axes = "share answered", "errors among the answers"
         chart = figures.curves(lines, *axes, percent="xy", point=point)
         return figures.svg(chart, "Error rate among the answers by share answered")
@@ -135,6 +176,7 @@ class View:
 
     def learning_curves(self) -> Iterator[tuple[str, str]]:
         """Yield charts of the loss and, if one selects the weights, of that metric, by name."""
+        assert self.record is not None
         config = TrainConfig.model_validate(self.record.config["training"])
         epochs = config.for_samples(self.record.samples["training"]).num_epochs
         losses = training_losses(self.model.method, self.history, epochs)
@@ -179,10 +221,11 @@ class View:
     def classes(self) -> list[tuple[str, int, float, float, int]]:
         """Return name, samples, accuracy, share answered and errors among the answers.
 
-        Of many classes the worst.
+        Of many classes the worst. Without a policy everything is answered.
         """
         accepted, rows = self.prediction.accepted, []
-        assert accepted is not None
+        if accepted is None:
+            accepted = torch.ones(len(self.target), dtype=torch.bool)
         for index, name in enumerate(self.model.task.names):
             own = self.target == index
             correct, answered = (self.prediction.point == index)[own], accepted[own]
@@ -207,10 +250,51 @@ class View:
 
     def uncertain(self) -> list[Example]:
         """Return the least confident samples."""
-        return self._examples(-self.dist.confidence(self.model.method.error_score))
+        return self._examples(-self.dist.confidence(self.score))
 
     def _examples(self, ranking: Tensor) -> list[Example]:
         """Return the samples with the largest values; -inf excludes a sample."""
-        largest = ranking.argsort(descending=True, stable=True)[:MAX_EXAMPLES]
-        rows = largest[ranking[largest] > -torch.inf].tolist()
-        return examples(self.source, self.prediction, rows)
+        return examples(self.source, self.prediction, _largest(ranking))
+
+    # --- foreign inputs ---
+
+    def accepted(self) -> list[Accepted]:
+        """Return the shares of foreign inputs that the policy accepts, by their kind."""
+        shares = {} if self.record is None else dict(getattr(self.record, "sanity", {}))
+        for name, (_, prediction) in self.foreign.items():
+            if prediction.accepted is not None:
+                shares[name] = prediction.accepted.double().mean().item()
+        return [Accepted(name, share, share > MUCH) for name, share in shares.items()]
+
+    def detection(self) -> dict[str, list[tuple[str, str, list[float]]]]:
+        """Return scores, what they are, and how well they tell foreign inputs apart, by kind."""
+        policy, method = self.model.policy, self.model.method
+        foreign = (
+            policy.ood_threshold.score if policy and policy.ood_threshold else method.ood_score
+        )
+        own = dict(zip(COMMON, self.dist.decomposition, strict=True))
+        declared = {own.get(self.score, self.score): "right or wrong"}
+        declared |= {own.get(foreign, foreign): "foreign"}
+        found: dict[str, list[tuple[str, str, list[float]]]] = {}
+        for name, part in self.evaluation.get("ood", {}).items():
+            detected = part["detection"]
+            for score, what in chosen_scores(detected, declared).items():
+                values = [detected[score][key] for key in DETECTION]
+                found.setdefault(name, []).append((score, what, values))
+        return found
+
+    def accepted_foreign(self) -> Iterator[tuple[str, list[Example]]]:
+        """Yield the most confident of the foreign inputs that the policy accepts, by their kind."""
+        for name, (source, prediction) in self.foreign.items():
+            accepted = prediction.accepted
+            if accepted is not None and bool(accepted.any()):
+                confidence = prediction.distribution.confidence(self.score)
+                rows = _largest(confidence.masked_fill(~accepted, -torch.inf))
+                yield name, examples(source, prediction, rows)
+
+
+def _largest(ranking: Tensor) -> list[int]:
+    """Return the rows with the largest values; -inf excludes a row."""
+    largest = ranking.argsort(descending=True, stable=True)[:MAX_EXAMPLES]
+    rows: list[int] = largest[ranking[largest] > -torch.inf].tolist()
+    return rows

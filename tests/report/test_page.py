@@ -1,9 +1,11 @@
-"""Training reports."""
+"""Reports of trainings and evaluations."""
 
 import re
-from html import escape
+from copy import deepcopy
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,9 +17,9 @@ from dubito import data
 from dubito.data import Source
 from dubito.formats import Preprocessing
 from dubito.methods import METHODS
-from dubito.model import Model
+from dubito.model import Model, Prediction
 from dubito.model.folder import TrainingRecord
-from dubito.report.training import training_losses, write
+from dubito.report.page import training_losses, write
 from dubito.tasks import Classification, Regression, Task
 
 HISTORY = [
@@ -37,10 +39,11 @@ RECORD = TrainingRecord(
 )
 
 
-def fitted(method: str, task: Task, source: Source) -> Model:
+def fitted(method: str, task: Task, source: Source, backbone: Any = None) -> Model:
     """Return a model with random weights, a calibration, a policy and a record."""
     preprocessing = Preprocessing.fit(source.format, source.load())
-    model = Model.build(method, task, preprocessing, {"name": "mlp", "hidden": [8]}).eval()
+    backbone = backbone or {"name": "mlp", "hidden": [8]}
+    model = Model.build(method, task, preprocessing, backbone).eval()
     model.calibrate(source)
     model.record = RECORD
     return model.fit_policy(source, error_rate=0.5) if task.defines_errors else model
@@ -126,16 +129,29 @@ def test_shares_answered(digits: tuple[Model, Source], text: str) -> None:
     assert shares == [(f"{100 * p.error_rate:g}", f"{p.coverage:.1%}") for p in policy.table]
 
 
-def test_images_have_names_truth_and_prediction(digits: tuple[Model, Source], text: str) -> None:
+def facts(card: str) -> list[tuple[str, str]]:
+    return re.findall(r"<dt>([^<]*)</dt><dd[^>]*>([^<]*)</dd>", card)
+
+
+def cards(text: str) -> dict[str, str]:
+    """Return the samples of a page by name."""
+    parts = text.split('class="example"')[1:]
+    return {unescape(re.findall(r'title="([^"]*)"', part)[0]): part for part in parts}
+
+
+def test_images_have_names_truth_and_answer(digits: tuple[Model, Source], text: str) -> None:
     model, source = digits
-    cards = text.split('class="example"')[1:]
     prediction = model.predict(source)
+    assert prediction.accepted is not None
     rows = {source.item(row): row for row in range(len(source))}
-    assert len(cards) >= 12
-    for card in cards:
-        row = rows[re.search(r'title="([^"]*)"', card)[1]]  # type: ignore[index]
-        values = re.findall(r"<span>(true|prediction)</span> <b[^>]*>(\d)</b>", card)
-        assert values == [("true", str(source.target[row])), ("prediction", prediction.labels[row])]
+    found = cards(text)
+    assert len(found) >= 9
+    for name, card in found.items():
+        row = rows[name]
+        answer = "answer" if prediction.accepted[row] else "guess"
+        values = [("true", str(source.target[row])), (answer, prediction.labels[row])]
+        assert facts(card)[:2] == values
+        assert ("abstains: " in card) is (answer == "guess")
 
 
 def test_confusion_matrix(digits: tuple[Model, Source], text: str) -> None:
@@ -155,11 +171,134 @@ def test_training_record(text: str) -> None:
 def test_table_rows_show_their_values(table: pd.DataFrame, tmp_path: Path) -> None:
     source = data.open(table.drop(columns="price"), target="dear")
     text = page(fitted("edl", Classification.from_target(source.target), source), source, tmp_path)
-    row = re.search(r'<th scope="row">row (\d+)</th>(.*?)</tr>', text)
-    assert row is not None
-    shown, expected = re.findall("<td>([^<]*)</td>", row[2]), table.loc[int(row[1])]
-    assert shown[0] == str(expected["dear"])
-    assert shown[-2:] == [f"{expected['age']:g}", escape(expected["city"])]
+    for name, card in cards(text).items():
+        expected = table.loc[int(name.removeprefix("row "))]
+        found = dict(facts(card))
+        assert found["true"] == str(expected["dear"])
+        assert found["age"] == f"{expected['age']:g}"
+        assert found["city"] == escape(expected["city"])
+
+
+def test_a_text_is_shown(tmp_path: Path) -> None:
+    texts = [f"a {'dull' if i % 2 else 'moving'} film" + " indeed" * (i % 60) for i in range(120)]
+    frame = pd.DataFrame({"text": texts, "good": ["no", "yes"] * 60})
+    source = data.open(frame, text="text", target="good")
+    model = fitted("iedl", Classification.from_target(source.target), source, "embedding")
+    found = cards(page(model, source, tmp_path))
+    for name, card in found.items():
+        shown = re.search(r"<div><dd>([^<]*)</dd></div>", card)
+        assert shown is not None
+        words = texts[int(name.removeprefix("row "))]
+        assert shown[1] == words if len(words) <= 300 else shown[1] == f"{words[:299]}…"
+
+
+# --- evaluation ---
+
+
+def strange(model: Model, name: str, pixels: torch.Tensor) -> tuple[str, tuple[Source, Prediction]]:
+    source = data.open(pixels, format=model.preprocessing.inputs, labeled=False)
+    return name, (source, model.predict(source))
+
+
+def evaluated(model: Model, source: Source, folder: Path, foreign: Any) -> str:
+    prediction = model.predict(source)
+    ood = {name: other for name, (_, other) in foreign.items()}
+    result = {"part": "test", **model.evaluate(prediction, source, ood=ood)}
+    path = write(model, folder, source, prediction, evaluation=result, foreign=foreign)
+    return path.read_text("utf-8")
+
+
+def shares(text: str) -> dict[str, tuple[str, bool]]:
+    """Return the shares of "What it accepts", and whether there is a warning, by name."""
+    section = text.split("<h2>What it accepts</h2>")[1].split("</section>")[0]
+    row = r'<tr( class="much")?>\s*<th scope="row">([^<]*)</th>\s*<td>.*?<b>([^<]*)</b>'
+    return {name: (share, bool(much)) for much, name, share in re.findall(row, section)}
+
+
+@pytest.fixture(scope="module")
+def answering(digits: tuple[Model, Source]) -> tuple[Model, Source]:
+    """Return a model that accepts most samples."""
+    model, source = digits
+    return deepcopy(model).fit_policy(source, coverage=0.8), source
+
+
+@pytest.fixture(scope="module")
+def two_kinds(answering: tuple[Model, Source]) -> Any:
+    """Return foreign inputs by name: some that look like digits, and noise."""
+    model, source = answering
+    noise = torch.randint(256, (40, 8, 8), generator=torch.Generator().manual_seed(0))
+    known = source.load()[:, 0]
+    pairs = [("old/digits", known), ("noise", noise.byte())]
+    return dict(strange(model, *pair) for pair in pairs)
+
+
+def test_accepted_foreign_inputs(
+    answering: tuple[Model, Source], two_kinds: Any, tmp_path: Path
+) -> None:
+    model, source = answering
+    text = evaluated(model, source, tmp_path, two_kinds)
+    for name, (share, much) in shares(text).items():
+        expected = two_kinds[name.replace("\u200b", "")][1].accepted.double().mean().item()
+        assert share == f"{expected:.1%}"
+        assert much is (expected > 0.05)
+    shown = text.split("<h3>old/digits</h3>")[1].split("<h3>")[0]
+    _, prediction = two_kinds["old/digits"]
+    confidence = prediction.score("max_prob").masked_fill(~prediction.accepted, -1)
+    top = confidence.argsort(descending=True, stable=True)[:6]
+    found = [dict(facts(card))["answer"] for card in cards(shown).values()]
+    assert found == prediction.labels[top].tolist()
+    assert shown.count("<img") == 6
+
+
+def test_detection_is_by_auroc_first(
+    answering: tuple[Model, Source], two_kinds: Any, tmp_path: Path
+) -> None:
+    model, source = answering
+    text = evaluated(model, source, tmp_path, two_kinds)
+    table = text.split('<table class="detection">')[1].split("</table>")[0]
+    heads = re.findall(r'<th scope="col">(\w+)', table)
+    assert heads == ["score", "AUROC", "FPR95", "AUPR"]
+    part = model.evaluate(source, ood={"noise": two_kinds["noise"][1]})["ood"]["noise"]["detection"]
+    noise = table.split("<b>noise</b>")[1]
+    found = re.findall(r'<th scope="row">(\w+) <span[^>]*>([^<]*)<.*?<td>([\d.%]*)', noise, re.S)
+    assert [what for _, what, _ in found[:2]] == ["right or wrong", "foreign"]
+    declared = {score for score, _, _ in found[:2]}
+    rest = [values["auroc"] for name, values in part.items() if name not in declared]
+    for score, what, auroc in found:
+        assert auroc == f"{part[score]['auroc']:.1%}"
+        if what == "worst of the rest":
+            assert part[score]["auroc"] == min(rest)
+
+
+def test_shares_of_the_record(digits: tuple[Model, Source], tmp_path: Path) -> None:
+    model, source = digits
+    record = RECORD.model_copy(update={"sanity": {"noise": 0.52, "flat": 0.01}})
+    model.record = record
+    text = page(model, source, tmp_path)
+    model.record = RECORD
+    assert shares(text) == {"noise": ("52.0%", True), "flat": ("1.0%", False)}
+    assert "more than 5% of noise" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_model_without_calibration_and_record(
+    kind: str, table: pd.DataFrame, tmp_path: Path
+) -> None:
+    target = "dear" if kind == "classification" else "price"
+    source = data.open(table.drop(columns={"dear", "price"} - {target}), target=target)
+    task: Task = Classification.from_target(source.target)
+    if kind == "regression":
+        task = Regression.from_target(source.target)
+    method = "edl" if kind == "classification" else "der"
+    preprocessing = Preprocessing.fit(source.format, source.load())
+    model = Model.build(method, task, preprocessing, {"name": "mlp", "hidden": [8]}).eval()
+    text = evaluated(model, source, tmp_path, {})
+    assert "Evaluation report" in text
+    assert "it answers every input" in text
+    assert "<h2>Calibration</h2>" not in text
+
+
+# --- tasks ---
 
 
 @pytest.mark.parametrize("tolerance", [None, 60.0])
