@@ -220,6 +220,47 @@ def test_evaluate(trained, capsys, tmp_path):
     assert result["metrics"]["accuracy"] > 0.8
 
 
+@pytest.fixture(scope="module")
+def evaluated(trained, tmp_path_factory) -> tuple[Path, Path]:
+    """Return a model and a folder of noise with a long name."""
+    noise = tmp_path_factory.mktemp("data") / "unlike_anything/noise"
+    noise.mkdir(parents=True)
+    for number in range(20):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(noise / f"{number}.png")
+    return trained, noise
+
+
+def test_evaluate_fits_into_80_columns(evaluated, capsys, monkeypatch):
+    model, noise = evaluated
+    monkeypatch.chdir(noise.parents[1])
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("evaluate", model, "--ood", "unlike_anything/noise") == 0
+    text = capsys.readouterr().out
+    assert "  unlike_anything/noise  " in text
+    assert "…" not in text
+    assert "out of range" not in text  # of no image
+    assert f"report: {model / 'evaluation' / 'report.html'}" in text
+    assert "max_prob (right or wrong)" in text
+    assert "mutual_information (foreign)" in text
+    heads = [line.split() for line in text.splitlines() if "AUROC" in line and "score" in line]
+    assert heads[0] == ["score", "AUROC", "↑", "FPR95", "↓", "AUPR", "↑"]
+    assert "AUPR misleads" in text
+    page = (model / "evaluation" / "report.html").read_text("utf-8")
+    assert "What it accepts" in page
+
+
+def test_evaluate_shows_all_scores(evaluated, capsys):
+    model, noise = evaluated
+    counts = []
+    for words in ([], ["--verbose", "--no-report"]):
+        assert run("evaluate", model, "--ood", noise, *words) == 0
+        text = capsys.readouterr().out
+        counts.append(sum(line.startswith(("  alpha0", "  vacuity")) for line in text.splitlines()))
+    assert counts[1] == 4
+    assert counts[0] < 4
+
+
 def test_predict_a_table_of_rows(trained, photos, capsys):
     assert run("predict", trained, photos / "1") == 0
     shown = capsys.readouterr()

@@ -47,7 +47,10 @@ HIDDEN = {
 }
 PLUGIN_HELP = "Module or .py file that registers methods, backbones, scores, formats, ..."
 IMPORT = Setting("import", Sequence[str], (), PLUGIN_HELP)
-VERBOSE = Setting("verbose", bool, False, "Show the terms of the loss and all validation metrics.")
+VERBOSE = {
+    "train": "Show the terms of the loss and all validation metrics.",
+    "evaluate": "Show all scores.",
+}
 
 
 def add(app: typer.Typer, name: str, argv: Sequence[str]) -> None:
@@ -99,8 +102,9 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the options of a command that are not parameters of its function."""
     if name in ("train", "calibrate", "fewshot"):
         load_plugins()
+    if name in VERBOSE:
+        yield Setting("verbose", bool, False, VERBOSE[name])
     if name == "train":
-        yield VERBOSE
         yield from _run_settings(argv)
     elif name == "calibrate":
         from dubito.config import PolicyConfig
@@ -203,7 +207,7 @@ def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> 
             console.print(Text(f"report: {folder / REPORT}"))
 
 
-def _evaluate(function: Run, **values: Any) -> None:
+def _evaluate(function: Run, *, verbose: bool = False, **values: Any) -> None:
     result, console = function(**values), Console()
     if result["part"] == "calibration":
         text = (
@@ -211,8 +215,13 @@ def _evaluate(function: Run, **values: Any) -> None:
             "calibration and policy were fitted. Evaluate other data for unbiased figures."
         )
         console.print(Text(text), style="yellow")
-    for table in _display.evaluation_tables(result):
+    for table in _display.evaluation_tables(result, verbose):
         console.print(table)
+    if "ood" in result:
+        console.print(Text(_display.AUPR), style="dim")
+    if values.get("report", True) and values.get("out") is None:
+        page = Path(values["model"]) / "evaluation" / REPORT
+        console.print(Text(f"report: {page}"), soft_wrap=True)
 
 
 def _predict(

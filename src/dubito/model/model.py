@@ -23,6 +23,7 @@ from dubito.calibration import Calibration
 from dubito.data import Source
 from dubito.data.base import Items
 from dubito.distributions import Distribution
+from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
 from dubito.formats import FORMATS, Encoded, Preprocessing
 from dubito.formats.preprocessing import unit_range
@@ -543,7 +544,8 @@ class Model(nn.Module):
 
         Returns:
             The result of `dubito.evaluation.evaluate`, and "policy" if there is one, "ood" and
-            "noise": shares of the decisions, and how well each score detects these inputs.
+            "noise": shares of the decisions, and how well each score detects these inputs;
+            "declared": the scores that rank by the risk of an error and of a foreign input.
         """
         if isinstance(items, Prediction) and noise:
             raise DubitoError("noise is added to inputs: pass these, not their prediction")
@@ -556,6 +558,7 @@ class Model(nn.Module):
         dist = predicted.distribution
         result = evaluation.evaluate(self.task, dist, expected, calibration=self.calibration)
         result |= self._decisions(predicted, expected)
+        result["declared"] = self._declared(dist)
         for name, inputs in (ood or {}).items():
             other = self._predicted(inputs)
             part = {"samples": len(other), **self._decisions(other)}
@@ -567,6 +570,15 @@ class Model(nn.Module):
             part["detection"] = evaluation.ood_detection(dist, other.distribution)
             result.setdefault("noise", {})[f"{sigma:g}"] = part
         return result
+
+    def _declared(self, dist: Distribution) -> dict[str, str]:
+        """Return the scores of the policy, or of the method, as distributions name them."""
+        policy, names = self.policy, dict(zip(COMMON, dist.decomposition, strict=True))
+        error, ood = self.method.error_score, self.method.ood_score
+        if policy is not None:
+            error = policy.threshold.score
+            ood = ood if policy.ood_threshold is None else policy.ood_threshold.score
+        return {"errors": names.get(error, error), "ood": names.get(ood, ood)}
 
     def _decisions(self, predicted: Prediction, target: Tensor | Target | None = None) -> Json:
         """Return the share of each decision and the error rate among accepted predictions."""

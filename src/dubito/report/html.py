@@ -28,6 +28,8 @@ SMALL, LARGE = 64, 192
 MAX_VALUES, MAX_LETTERS = 4, 300
 #: letters of the name of a sample
 MAX_NAME = 20
+#: what the declared scores of an evaluation are for
+PURPOSES = {"errors": "right or wrong", "ood": "foreign"}
 #: decision in words
 DECISIONS = {
     "accepted": "answered",
@@ -104,25 +106,26 @@ def chosen_scores(
 
     Args:
         detection: Metrics by score; those of several seeds have a mean.
-        declared: What a score is declared for, by its name.
+        declared: Score that is declared for each purpose, as in the result of `Model.evaluate`.
 
     Returns:
-        What each score is.
+        What each score is, by its name.
 
     >>> detection = {name: {"auroc": value} for name, value in zip("abcd", (0.5, 0.9, 0.2, 0.7))}
-    >>> chosen_scores(detection, {"d": "foreign"})
-    {'d': 'foreign', 'b': 'best of the rest', 'c': 'worst of the rest'}
+    >>> chosen_scores(detection, {"errors": "a", "ood": "d"})
+    {'a': 'right or wrong', 'd': 'foreign', 'b': 'best of the rest', 'c': 'worst of the rest'}
     """
 
     def auroc(name: str) -> float:
         value = detection[name]["auroc"]
         return float(value["mean"] if isinstance(value, Mapping) else value)
 
-    chosen = {name: what for name, what in declared.items() if name in detection}
+    chosen = {declared[key]: what for key, what in PURPOSES.items() if declared[key] in detection}
     rest = sorted((name for name in detection if name not in chosen), key=auroc)
     if rest:
-        chosen[rest[-1]] = "best of the rest"
-        chosen.setdefault(rest[0], "worst of the rest")
+        chosen |= {rest[-1]: "best of the rest"}
+    if len(rest) > 1:
+        chosen |= {rest[0]: "worst of the rest"}
     return chosen
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dubito._files import atomic_write
 from dubito.data import Source
-from dubito.distributions.base import COMMON
 from dubito.evaluation import risk_coverage
 from dubito.methods import Method
 from dubito.model import Model, Prediction
@@ -268,17 +267,10 @@ class View:
 
     def detection(self) -> dict[str, list[tuple[str, str, list[float]]]]:
         """Return scores, what they are, and how well they tell foreign inputs apart, by kind."""
-        policy, method = self.model.policy, self.model.method
-        foreign = (
-            policy.ood_threshold.score if policy and policy.ood_threshold else method.ood_score
-        )
-        own = dict(zip(COMMON, self.dist.decomposition, strict=True))
-        declared = {own.get(self.score, self.score): "right or wrong"}
-        declared |= {own.get(foreign, foreign): "foreign"}
         found: dict[str, list[tuple[str, str, list[float]]]] = {}
         for name, part in self.evaluation.get("ood", {}).items():
             detected = part["detection"]
-            for score, what in chosen_scores(detected, declared).items():
+            for score, what in chosen_scores(detected, self.evaluation["declared"]).items():
                 values = [detected[score][key] for key in DETECTION]
                 found.setdefault(name, []).append((score, what, values))
         return found
