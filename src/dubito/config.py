@@ -30,6 +30,7 @@ from dubito.errors import DubitoError
 from dubito.formats import Preprocessing
 from dubito.formats.base import AnyFormat
 from dubito.formats.images import Fit, ImageFormat, Mode
+from dubito.formats.tokens import TokensFormat
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
@@ -247,6 +248,8 @@ class RunConfig(
         """
         wanted = None if self.data.format is not None else self.inputs()
         format = self.data.format if wanted is None else wanted.inputs
+        if wanted is not None and isinstance(format, TokensFormat):  # its length is that of texts
+            return self.data.open(source, split, format=None, tokenizer=format.tokenizer)
         changes = {name: getattr(self.data, name) for name in SHAPING}
         if wanted is not None and any(value is not None for value in changes.values()):
             format = format.changed(**changes) if isinstance(format, ImageFormat) else None

@@ -320,7 +320,9 @@ def _samples(model: Model, floats: bool) -> Tensor:
         return values / 255 if floats else values.to(torch.uint8)
     if prepare.inputs.dtype == "int64":
         count = getattr(prepare.inputs, "size", FEW)  # of a vocabulary
-        return torch.randint(count, (2 * EACH, *shape), generator=draw)
+        tokens = torch.randint(count, (2 * EACH, *shape), generator=draw)
+        tokens[EACH:, 1 + shape[0] // 2 :] = getattr(prepare.inputs, "padding", 0)
+        return tokens
     axes = (-1, *[1] * (len(shape) - 1))
     mean = torch.tensor(prepare.mean or [0.0]).view(axes)
     std = torch.tensor(prepare.std or [1.0]).view(axes)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from types import UnionType
 from typing import Any, Literal, TypeAlias
 
@@ -42,6 +43,8 @@ OF_COLUMNS = ("ignore", "categories", "text")
 #: inputs and targets as they are read
 Inputs: TypeAlias = Source | list[Any] | Array | Frame
 Targets: TypeAlias = Array | Frame | None
+#: characters of a value in a message
+LONGEST = 40
 
 
 def open(
@@ -53,6 +56,7 @@ def open(
     ignore: Sequence[str] = (),
     categories: Sequence[str] = (),
     text: str | None = None,
+    tokenizer: str | None = None,
     size: int | tuple[int, int] | None = None,
     mode: Mode | None = None,
     fit: Fit | None = None,
@@ -81,6 +85,7 @@ def open(
         ignore: Columns of a table to leave out.
         categories: Columns of numbers to read as categories.
         text: Column of a table to read as text, the only input.
+        tokenizer: Content of a tokenizer.json, whose tokens texts become in place of words.
         size: Side, or height and width, to resize images to; default: their own if all share one
             of at most 64 pixels, otherwise by their median shorter side, 32 to 224.
         mode: "L" (gray) or "RGB"; default: by the images.
@@ -100,8 +105,8 @@ def open(
     <digits: 359 x (1, 8, 8), image, labeled>
     """
     _checks.one_of(("skip", "raise", "report"), on_error, "on_error")
-    options: Options = {"text": text, "size": size, "mode": mode, "fit": fit}
-    options |= {"ignore": ignore or None, "categories": categories or None}
+    options: Options = {"text": text, "tokenizer": tokenizer, "size": size, "mode": mode}
+    options |= {"fit": fit, "ignore": ignore or None, "categories": categories or None}
     options = {option: value for option, value in options.items() if value is not None}
     if format is not None:
         options = {}
@@ -239,8 +244,9 @@ def _choose(name: str, items: Inputs, options: Options) -> type[InputFormat]:
         option, value = next(item for item in options.items() if item[0] not in _options(kinds[0]))
         others = [repr(other) for other, kind in FORMATS.items() if option in _options(kind)]
         own = name_of(kinds[0])
+        shown = shorten(repr(value), LONGEST)
         raise DubitoError(
-            f"{option}={value!r} is for the format {' or '.join(others)}, but {name} has {own!r}"
+            f"{option}={shown} is for the format {' or '.join(others)}, but {name} has {own!r}"
         )
     return found
 

@@ -6,6 +6,7 @@ from dubito.formats.images import ImageFormat, Resize
 from dubito.formats.preprocessing import Preprocessing
 from dubito.formats.tables import TableFormat
 from dubito.formats.text import TextFormat
+from dubito.formats.tokens import TokensFormat  # noqa: F401 - registers the format
 
 __all__ = [
     "FORMATS", "ArrayFormat", "Encoded", "ImageFormat", "InputFormat", "Preprocessing", "Resize",
