@@ -29,7 +29,7 @@ from dubito import _checks
 from dubito import data as datasets
 from dubito._files import atomic_path, atomic_write, json_text, make_folder
 from dubito.data import Source
-from dubito.data.sources import parts
+from dubito.data.sources import is_known, parts
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL
@@ -129,8 +129,7 @@ def train(
 
     load_plugins()
     if isinstance(data, str | os.PathLike):
-        is_known = data in datasets.DATASETS
-        settings["data.source"] = str(data if is_known else Path(data).expanduser().resolve())
+        settings["data.source"] = str(data if is_known(data) else Path(data).expanduser().resolve())
     run = RunConfig.merge(config, settings)
     source = run.data.source if data is None or "data.source" in settings else data
     if source is None:

@@ -63,6 +63,7 @@ def test_published_files_are_read(
 def test_registered_dataset() -> None:
     @DATASETS.register("toy")
     class Toy(Dataset):
+        argument = "columns"
         columns: int = 2
 
         def load(self, part: str) -> data.Source:
@@ -72,6 +73,7 @@ def test_registered_dataset() -> None:
 
     assert len(data.open("toy", "test")) == 2
     assert data.open("toy", "all").load()[:, 0].tolist() == [3, 3, 3, 2, 2]
+    assert data.open("toy:5").load().shape == (3, 5)
 
 
 def test_known_names_cannot_be_taken() -> None:

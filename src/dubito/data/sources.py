@@ -134,6 +134,15 @@ def open(
     return _open_array(name, content, labels, options, format, resize, on_error)
 
 
+def is_known(source: object) -> bool:
+    """Return whether a source is the name of a dataset, perhaps with an argument: "name:argument".
+
+    Args:
+        source: See `open`.
+    """
+    return isinstance(source, str) and source.partition(":")[0] in DATASETS
+
+
 def parts(source: object) -> tuple[str, ...]:
     """Return the parts of a source, such as ("train", "test"); empty if it has none.
 
@@ -146,10 +155,10 @@ def parts(source: object) -> tuple[str, ...]:
     if not isinstance(source, str | os.PathLike):
         return ()
     path = Path(source).expanduser()
-    if source not in DATASETS and not path.exists():
+    if not is_known(source) and not path.exists():
         plugins.load_plugins()
-    if source in DATASETS:
-        return DATASETS[str(source)].parts
+    if is_known(source):
+        return DATASETS.find(str(source)).parts
     if not path.exists():
         raise DubitoError(
             f"{os.fspath(source)!r} is not a file, a folder or a known dataset; "
@@ -191,7 +200,7 @@ def _read(
     _checks.one_of([*(known or ["train"]), "all"], split, what, hint)
     if is_path:
         selected = [part for part in known if split in (part, "all")]
-        if source in DATASETS:
+        if is_known(source):
             return _load(str(source), selected)
         return _read_path(Path(source).expanduser(), selected, labeled, kind)
     inputs, labels = source if isinstance(source, tuple) else (source, None)
