@@ -51,7 +51,7 @@ MAX_SIDE = 16_384
 MAX_SCANS, START_OF_SCAN = 100, b"\xff\xda"
 #: tag of the orientation of a camera
 ORIENTATION = 0x0112
-GRAY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"}
+GRAY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"}
 #: modes that can be reduced, and the pixels from which images are, to save memory and time
 REDUCIBLE, LARGE = ("L", "LA", "RGB", "RGBA"), 1 << 20
 #: largest side that images keep if all share it; limits and steps of the side of others
@@ -274,7 +274,7 @@ class ImageFormat(InputFormat):
         """Convert the first frame of an image to pixels (C, H, W)."""
         self._draft(opened)
         opened = _reduced(opened, self._enough)
-        image = eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened)).convert(self.mode)
+        image = upright(opened).convert(self.mode)
         pixels = np.array(self.resize(image, self.size))
         return pixels.reshape(*self.size, -1).transpose(2, 0, 1)
 
@@ -293,10 +293,12 @@ def _reduced(image: Image, side: int) -> Image:
     return reduced
 
 
-def eight_bit(image: Image) -> Image:
-    """Return an image that converts to any of MODES without clipping or guessing."""
+def upright(opened: Image) -> Image:
+    """Return an image upright, in a mode that converts to any of MODES without clipping."""
     image_class = need("PIL.Image", "data")
-    if image.mode.startswith("I;16"):
+    image: Image = need("PIL.ImageOps", "data").exif_transpose(opened)
+    # Pillow scales gray pixels of portable formats to 16 bits.
+    if image.mode.startswith("I;16") or (image.mode == "I" and opened.format == "PPM"):
         image = image_class.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise DubitoError(f"pixels of mode {image.mode} have no known range; store 8 or 16 bits")

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from dubito._extras import need
 from dubito.data.folders import files_below
 from dubito.errors import DubitoError
-from dubito.formats.images import ImageFormat, eight_bit
+from dubito.formats.images import ImageFormat, upright
 
 __all__: list[str] = []
 
@@ -113,7 +113,7 @@ def _drawing(path: Path) -> Drawing | None:
 def _png(path: Path) -> bytes:
     try:
         with need("PIL.Image", "data").open(path) as opened:
-            image = eight_bit(need("PIL.ImageOps", "data").exif_transpose(opened))
+            image = upright(opened)
             image = image.convert("L" if image.mode in ("1", "L") else "RGB")
             image.thumbnail((LARGEST, LARGEST))
             image.save(buffer := io.BytesIO(), "PNG")
