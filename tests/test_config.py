@@ -1,5 +1,6 @@
 """Configurations: every name is looked up before data is read."""
 
+import numpy as np
 import pytest
 
 from dubito import data
@@ -171,3 +172,16 @@ def test_folds_of_regression_select_on_other_samples():
     for fitted, selection, calibration in config.divide(source, task):
         assert not rows(fitted) & rows(selection)
         assert not (rows(fitted) | rows(selection)) & rows(calibration)
+
+
+def test_calibration_samples_are_drawn_regardless_of_their_class():
+    """The proof of a guarantee assumes independent draws."""
+    ((train, selection, calibration),) = parts_of(selection=0.2)
+    rest = np.concatenate([train.target, selection.target])
+
+    def is_proportional(part, whole):
+        own, all_of_them = (np.unique(names, return_counts=True)[1] for names in (part, whole))
+        return bool((abs(own - all_of_them * len(part) / len(whole)) <= 1).all())
+
+    assert is_proportional(selection.target, rest)
+    assert not is_proportional(calibration.target, data.open("digits").target)
