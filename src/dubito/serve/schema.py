@@ -1,10 +1,10 @@
 """Response models, and the OpenAPI description of requests for predictions."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, InstanceOf, JsonValue, PlainSerializer
 
-from dubito.formats.base import AnyFormat
+from dubito.formats import FORMATS, InputFormat
 from dubito.policy import Policy
 from dubito.serve.gallery import Drawing
 from dubito.serve.inputs import FORM, JSON, InputReader
@@ -58,12 +58,17 @@ class Predictions(BaseModel):
     predictions: list[PredictionRow]
 
 
+def _described(format: InputFormat) -> Json:
+    """Return a format as in model.json, but for the content of a tokenizer, which is large."""
+    return {name: value for name, value in FORMATS.to_dict(format).items() if name != "tokenizer"}
+
+
 class ModelInfo(BaseModel):
     """The model that is served.
 
     - name, version: name of its folder, and a hash of its content
     - engine: engine that runs it
-    - task, inputs, method, policy: as in model.json
+    - task, inputs, method, policy: as in model.json, without a tokenizer
     - interval_level: coverage of the intervals of a regression
     - shape: shape of an encoded input
     - media_types: types of bodies that POST /v1/predict takes
@@ -78,7 +83,7 @@ class ModelInfo(BaseModel):
     version: str
     engine: Literal["torch", "onnx"]
     task: AnyTask
-    inputs: AnyFormat
+    inputs: Annotated[InstanceOf[InputFormat], PlainSerializer(_described)]
     method: dict[str, JsonValue]
     policy: Policy | None
     interval_level: float | None
