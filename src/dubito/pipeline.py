@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ __all__ = ["Pipeline", "Prepared"]
 MAX_FITTED, FITTED_BYTES = 4096, 1 << 27
 #: power of the deviation for the width of intervals, where no samples choose it
 DEFAULT_EXPONENT = 0.5
+#: characters of a value in a message
+LONGEST = 200
 #: plural of a sample by the kind of its format
 SAMPLES = {"image": "images", "table": "rows"}
 
@@ -446,8 +449,8 @@ class Pipeline:
         for key, value in {**now, "fingerprint": prepared.fingerprint}.items():
             if saved.get(key) != value:
                 raise DubitoError(
-                    f"{folder} contains another run: its {key} is {saved.get(key)!r}, not "
-                    f"{value!r}; choose another folder"
+                    f"{folder} contains another run: its {key} is {_shown(saved.get(key))}, not "
+                    f"{_shown(value)}; choose another folder"
                 )
         if before.policy != self.config.policy and prepared.calibration and parallel.rank() == 0:
             prediction, target = self.held_out(model, prepared), prepared.calibration.target
@@ -477,6 +480,11 @@ class Pipeline:
             f"{source.name}: {samples} of shape {model.preprocessing.shape}, {target}; method "
             f"{method}, backbone {backbone}, {self.device}"
         )
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message; that of a tokenizer is long."""
+    return shorten(repr(value), LONGEST)
 
 
 def fit_held_out(
