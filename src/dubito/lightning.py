@@ -43,7 +43,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.losses import weighted_sums
 from dubito.model import Model
-from dubito.training.run import loss_function
+from dubito.training.run import loss_function, merge_adapters
 
 __all__ = ["EvidentialModule"]
 
@@ -119,6 +119,7 @@ class EvidentialModule(LightningModule):
     def on_train_end(self) -> None:
         """Fit what the method fits after training."""
         self.model.eval()
+        merge_adapters(self.model.network)
         with torch.no_grad():
             self.model.method.finish(self.model.network, _Batches(self))
 

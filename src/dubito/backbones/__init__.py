@@ -8,6 +8,7 @@
 | vgg16 | images from 32x32 | VGG16 with batch norm, for CIFAR-10 | 512 |
 | wide_resnet | images from 8x8 | WideResNet-28-10, for mini-ImageNet | 640 |
 | embedding | token ids | mean of embeddings, then dense layers | last hidden size, 128 |
+| hf:NAME_OR_FOLDER | images or texts | a network of transformers, pretrained | those of its head |
 | module:path.to:factory | any | a module of yours | its `out_features` |
 
 A method adds its own head. A new backbone is one file like its neighbors.
@@ -16,6 +17,7 @@ A method adds its own head. A new backbone is one file like its neighbors.
 from dubito.backbones import (  # noqa: F401 - registers the built-in backbones
     convnet,
     embedding,
+    hf,
     mlp,
     module,
     resnet,

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 from torch import nn
@@ -45,6 +45,10 @@ class Backbone(Entry, ABC):
     def inputs(self) -> Preprocessing | None:
         """Return format and normalization that pretrained weights expect; None: any will do."""
         return None
+
+    def saved(self) -> Self:
+        """Return the entry that a model is saved with; its inputs are those of the model."""
+        return self
 
     def classifier(self) -> tuple[nn.Linear, tuple[str, ...] | None] | None:
         """Return the last layer of pretrained weights and the names of its classes, if known; None

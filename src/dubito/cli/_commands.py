@@ -42,7 +42,8 @@ DEFAULTS = {"method": "iedl", "backbone": "auto"}
 SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
 #: parameters without an option
 HIDDEN = {
-    *("callbacks", "on_start", "progress", "backbone.path", "data.source"),
+    *("callbacks", "on_start", "progress", "data.source"),
+    *("backbone.path", "backbone.config", "backbone.expects"),
     *("serve.config", "service.token", "training.first_epoch"),
 }
 PLUGIN_HELP = "Module or .py file that registers methods, backbones, scores, formats, ..."

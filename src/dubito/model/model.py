@@ -609,7 +609,7 @@ class Model(nn.Module):
             {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()},
             card(self),
             method=METHODS.to_dict(self.method),
-            backbone=None if self.backbone is None else BACKBONES.to_dict(self.backbone),
+            backbone=None if self.backbone is None else BACKBONES.to_dict(self.backbone.saved()),
             task=self.task,
             preprocessing=self.preprocessing,
             calibration=self.calibration,

@@ -116,6 +116,17 @@ def train_mode(network: nn.Module, *, freeze_batch_norm: bool) -> nn.Module:
     return network
 
 
+def merge_adapters(network: nn.Module) -> None:
+    """Merge adapters into the weights, in the parts of a network that have some.
+
+    Args:
+        network: Trained network.
+    """
+    for part in [*network.modules()]:
+        if hasattr(part, "merge_adapters"):
+            part.merge_adapters()
+
+
 class Run:
     """A network in training.
 
@@ -435,6 +446,7 @@ class Run:
         else:
             network.load_state_dict(self.best)
         self.evaluated = network
+        merge_adapters(network)
         self.model.method.finish(network.eval(), self.train)
         return self.history
 
