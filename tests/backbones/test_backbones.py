@@ -46,7 +46,7 @@ def dropout_rates(network: nn.Module) -> list[float]:
 
 def test_all_are_tested():
     built_in = {name for name in BACKBONES if BACKBONES[name].__module__.startswith("dubito.")}
-    assert built_in == {*SMALL, "hf", "module"}
+    assert built_in == {*SMALL, "hf", "module", "timm"}
 
 
 @EACH

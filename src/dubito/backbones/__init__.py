@@ -9,6 +9,7 @@
 | wide_resnet | images from 8x8 | WideResNet-28-10, for mini-ImageNet | 640 |
 | embedding | token ids | mean of embeddings, then dense layers | last hidden size, 128 |
 | hf:NAME_OR_FOLDER | images or texts | a network of transformers, pretrained | those of its head |
+| timm:NAME | images | a network of timm, pretrained | those of its head |
 | module:path.to:factory | any | a module of yours | its `out_features` |
 
 A method adds its own head. A new backbone is one file like its neighbors.
@@ -21,6 +22,7 @@ from dubito.backbones import (  # noqa: F401 - registers the built-in backbones
     mlp,
     module,
     resnet,
+    timm,
     vgg16,
     wide_resnet,
 )
