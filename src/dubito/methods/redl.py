@@ -9,6 +9,7 @@ The target Dir(lambda) of the KL is that of the published code.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,6 +30,8 @@ class REDL(EvidentialMethod):
     >>> REDL().distribution(torch.tensor([9.0, -9.0])).vacuity  # 0.1 x 2 / (9 + 0 + 0.2)
     tensor(0.0217)
     """
+
+    ood_score: ClassVar[str] = "vacuity"
 
     prior: Positive = 0.1
     """Prior weight lambda of each class."""
