@@ -18,6 +18,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "mlp": ((3, 4), {"hidden": (16, 8)}),
     "convnet": ((1, 8, 8), {}),
     "resnet": ((3, 12, 12), {"width": 4}),
+    "efficientnet_lite0": ((3, 32, 32), {}),
     "vgg16": ((3, 32, 32), {}),
     "wide_resnet": ((3, 12, 12), {"depth": 10, "width": 1}),
     "embedding": ((7,), {"vocabulary": 9, "size": 8, "hidden": (16,)}),
@@ -86,7 +87,9 @@ def test_dropout_rate(name):
             small(name, dropout=wrong)
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet", "vgg16", "wide_resnet"])
+@pytest.mark.parametrize(
+    "name", ["convnet", "efficientnet_lite0", "resnet", "vgg16", "wide_resnet"]
+)
 def test_channels_last_gives_the_same_features(name):
     network, x = small(name).eval(), inputs(name)
     expected = network(x)

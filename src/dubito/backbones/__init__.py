@@ -6,6 +6,7 @@
 | convnet | images from 8x8 | three 5x5 convolutions, for MNIST | 64 |
 | resnet | images from 8x8 | ResNet-18 or 34 | 512 |
 | vgg16 | images from 32x32 | VGG16 with batch norm, for CIFAR-10 | 512 |
+| efficientnet_lite0 | color images from 32x32 | EfficientNet-Lite0, pretrained on ImageNet | 1280 |
 | wide_resnet | images from 8x8 | WideResNet-28-10, for mini-ImageNet | 640 |
 | embedding | token ids | mean of embeddings, then dense layers | last hidden size, 128 |
 | hf:NAME_OR_FOLDER | images or texts | a network of transformers, pretrained | those of its head |
@@ -17,6 +18,7 @@ A method adds its own head. A new backbone is one file like its neighbors.
 
 from dubito.backbones import (  # noqa: F401 - registers the built-in backbones
     convnet,
+    efficientnet_lite0,
     embedding,
     hf,
     mlp,
