@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from dubito.distributions import NormalInverseGamma
+from dubito.targets import Target
 from tests.accuracy import TINY
 from tests.reference import MP
 
@@ -77,6 +78,20 @@ def variance(gamma, nu, alpha_minus_one, beta, y):
     return value, ([MP.mpf(0)], [-noise / nu**2], [-value / alpha_minus_one], [value / beta])
 
 
+def fisher_entry(entry):
+    """Return the truth of one entry of the diagonal, with the slopes of its logarithm."""
+
+    def truth(gamma, nu, alpha_minus_one, beta, y):
+        alpha = 1 + alpha_minus_one
+        values = (nu * alpha / beta, HALF / nu**2, MP.psi(1, alpha), alpha / beta**2)
+        alphas = (1 / alpha, 0, MP.psi(2, alpha) / MP.psi(1, alpha), 1 / alpha)
+        logs = (1 / nu, -2 / nu, 0, 0)[entry], alphas[entry], (-1 / beta, 0, 0, -2 / beta)[entry]
+        value = values[entry]
+        return value, ([MP.mpf(0)], *([value * slope] for slope in logs))
+
+    return truth
+
+
 REFERENCE = NormalInverseGamma(*(torch.tensor([v]) for v in OTHER))
 #: function of a distribution, its truth, and the least nu that float32 can hold in the result
 QUANTITIES = {
@@ -84,6 +99,10 @@ QUANTITIES = {
     "fisher_log_det": (NormalInverseGamma.fisher_log_det, fisher_log_det, 1e-30),
     "kl": (lambda dist: dist.kl(REFERENCE), kl, 1e-10),
     "variance": (lambda dist: dist.variance, variance, 1e-10),
+    **{
+        f"fisher_{name}": (lambda dist, i=i: dist.fisher_diagonal()[i], fisher_entry(i), 1e-10)
+        for i, name in enumerate(NAMES)
+    },
 }
 
 
@@ -142,7 +161,7 @@ def test_term_is_exact_in_float32(term):
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_quantity_is_exact_in_float32(name):
     function, truth, least_nu = QUANTITIES[name]
-    inputs = hard_parameters(300, least_nu=least_nu)
+    inputs = hard_parameters(100, least_nu=least_nu)
     parameters = [v.unsqueeze(-1).requires_grad_() for v in inputs[:4]]
     value = function(NormalInverseGamma(*parameters))
     gradient = torch.autograd.grad(value.sum(), parameters, materialize_grads=True)
@@ -191,11 +210,22 @@ def test_term_is_exact_through_the_outputs_of_a_network(term):
     assert result.max() <= 2e-6
 
 
-def test_hard_outputs_stay_finite():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("known", ["exact", "above", "below", "between"])
+def test_hard_outputs_stay_finite(known, dtype):
     rng = np.random.default_rng(2)
     outputs = rng.uniform(-1, 1, (10000, 4)) * 10 ** rng.uniform(-3, 6, (10000, 4))
-    outputs = torch.tensor(outputs, dtype=torch.float32).requires_grad_()
-    target = torch.tensor(rng.normal(size=(10000, 1)) * 1e12, dtype=torch.float32)
+    outputs = torch.tensor(outputs, dtype=dtype).requires_grad_()
+    values = rng.normal(size=(10000, 1)) * 10 ** rng.uniform(-3, 12, (10000, 1))
+    values = torch.tensor(values, dtype=torch.float32)
+    width, infinite = 0.1 * values.abs(), torch.full_like(values, torch.inf)
+    bounds = {
+        "exact": (-infinite, infinite),
+        "above": (values, infinite),
+        "below": (-infinite, values),
+        "between": (values - width, values + width),
+    }[known]
+    target = values if known == "exact" else Target(values, None, *bounds)
     dist = NormalInverseGamma.from_outputs(outputs)
     for value in (dist.nll(target), dist.evidence_penalty(target)):
         (gradient,) = torch.autograd.grad(value.sum(), outputs, retain_graph=True)

@@ -170,8 +170,10 @@ class NormalInverseGamma(RealDistribution):
 
         Off it there is -1/beta for alpha and beta only.
         """
-        gamma = self.nu * self._precision
-        return gamma, 0.5 / self.nu**2, Gamma(self.alpha).trigamma, self._precision / self.beta
+        gamma, scale = self.nu * self._precision, self.nu.reciprocal()
+        # Products: the derivative of 1/nu^2 would leave the range of float32.
+        nu = 0.5 * scale * scale
+        return gamma, nu, Gamma(self.alpha).trigamma, self._precision / self.beta
 
     def fisher_log_det(self) -> Tensor:
         """Log-determinant of the Fisher information in the four parameters: (..., T).
