@@ -12,6 +12,8 @@ from dubito.methods import METHODS, Method, MethodLoss
 from tests.methods.digits import data_of, loss_of, predict, task_of, trained, untrained
 
 CHEAPER = {"ensemble": {"size": 2}, "mc_dropout": {"samples": 4}}
+#: methods that need more than three epochs to be within two points of EDL
+SLOWER = {"kl_pn": 0.06}
 BUILT_IN = [name for name in METHODS if METHODS[name].__module__.startswith("dubito.")]
 EACH = pytest.mark.parametrize("name", BUILT_IN)
 VARIANTS: dict[str, Method] = {
@@ -31,6 +33,11 @@ def build_method(name: str) -> Method:
     return VARIANTS[name] if name in VARIANTS else METHODS.build(name, **CHEAPER.get(name, {}))
 
 
+def accuracy(method: Method) -> float:
+    _, _, x, y = data_of(method)
+    return (predict(method, trained(method), x).probs.argmax(-1) == y).double().mean().item()
+
+
 EACH_VARIANT = pytest.mark.parametrize("name", [*BUILT_IN, *VARIANTS])
 
 
@@ -41,7 +48,7 @@ def test_learns_saves_and_predicts_the_same(name, tmp_path):
     _, _, x, y = data_of(method)
     dist = predict(method, network, x)
     if y.ndim == 1:
-        assert (dist.probs.argmax(-1) == y).float().mean() > 0.4  # chance: 0.1
+        assert accuracy(method) > accuracy(METHODS.build("edl")) - SLOWER.get(name, 0.02)
     else:
         assert (dist.mean - y).square().mean() < 0.8 * y.square().mean()
     save_file(network.state_dict(), tmp_path / "model.safetensors")
@@ -147,8 +154,7 @@ def test_loss_is_one_graph(name):
 def test_json_round_trip(name):
     method = build_method(name)
     assert METHODS.build(json.loads(json.dumps(METHODS.to_dict(method)))) == method
-    names = {name: getattr(methods, name) for name in methods.__all__}
-    assert eval(repr(method), names) == method
+    assert eval(repr(method), {kind.__name__: kind for kind in METHODS.values()}) == method
 
 
 @EACH_VARIANT
@@ -223,7 +229,9 @@ def test_defaults():
     evidential = {"kl_weight": 1.0, "kl_ramp": 10, "evidence": "softplus", "scale": "per_class"}
     defaults = {
         "iedl": {**evidential, "fisher_weight": 0.005, "kl_beta": None},
-        "redl": {**evidential, "prior": 0.1}, "der": {"evidence_weight": 0.01},
+        "redl": {**evidential, "prior": 0.1}, "re_edl": {"prior": 0.8, "evidence": "softplus"},
+        "red": {**evidential, "evidence": "exp", "likelihood": "marginal"},
+        "dappr": {"evidence_weight": 2e-4, "ramp": 10}, "der": {"evidence_weight": 0.01},
         "label_smoothing": {"smoothing": 0.1}, "fedl": {"hidden": 64},
         "kl_pn": {"beta": 100.0, "ood_weight": 1.0}, "rkl_pn": {"beta": 100.0, "ood_weight": 1.0},
         "posterior_network": {"latent_dim": 6, "flow_length": 6, "entropy_weight": 1e-5},

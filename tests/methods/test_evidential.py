@@ -1,4 +1,4 @@
-"""I-EDL, EDL and R-EDL: textbook formulas in float64, schedules, limits of the Fisher weight."""
+"""Evidential methods: textbook formulas in float64, schedules, limits of the Fisher weight."""
 
 import math
 
@@ -76,6 +76,36 @@ def test_redl_with_prior_one_is_edl_without_the_variance():
     torch.testing.assert_close(loss(REDL(prior=1.0)), loss(EDL()) - variance)
 
 
+def test_re_edl_is_the_squared_error_alone():
+    method = METHODS.build("re_edl")
+    torch.testing.assert_close(loss(method), squared_error(softplus(LOGITS) + 0.8)[0].sum())
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_red_adds_evidence_for_the_target_where_there_is_none(soft):
+    method, edl = METHODS.build("red"), EDL(evidence="exp", likelihood="marginal")
+    logits = LOGITS.clone().requires_grad_()
+    dist, weights = method.distribution(logits), method.weight_tensor(5, 100)
+    target, y = (0.9 * Y + 0.02,) * 2 if soft else (TARGET, Y)
+    vacuity = 5 / (logits.exp() + 1).sum(-1).detach()
+    expected = edl.loss(dist, target, edl.weight_tensor(5, 100))[0]
+    expected = expected - (vacuity * (y * logits).sum(-1)).sum()
+    ours = method.loss(dist, target, weights)[0]
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(v, logits)[0] for v in (ours, expected)))
+
+
+def test_red_learns_from_a_sample_without_evidence():
+    logits = torch.full((1, 10), -100.0, requires_grad=True)
+    for name, learns in (("edl", False), ("red", True)):
+        method = METHODS.build(name, evidence="exp")
+        loss, _ = method.loss(
+            method.distribution(logits), torch.tensor([3]), method.weight_tensor(9, 10)
+        )
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert (gradient[0, 3] < -0.9) == learns
+
+
 def test_redl_vacuity_and_belief_sum_to_one():
     dist = REDL(prior=0.25).distribution(LOGITS)
     torch.testing.assert_close(dist.vacuity, 0.25 * 5 / (softplus(LOGITS) + 0.25).sum(-1))
@@ -90,7 +120,7 @@ def test_per_class_scale_doubles_the_growing_terms_at_five_classes():
     torch.testing.assert_close(scaled, paper * torch.tensor([1.0, 1.0, 2.0, 2.0]))
 
 
-@pytest.mark.parametrize("name", ["iedl", "edl", "redl"])
+@pytest.mark.parametrize("name", ["iedl", "edl", "redl", "red"])
 def test_kl_weight_rises(name):
     def kl(method: Method) -> list[float]:
         return [method.weights(epoch, 40)["label_removed_kl"] for epoch in (0, 5, 10, 39)]

@@ -81,6 +81,18 @@ class ClassDistribution(Distribution):
         """Logarithms of the expected class probabilities: (..., K)."""
         return self.probs.log()
 
+    def one_hot(self, target: Tensor) -> Tensor:
+        """Return targets as class probabilities, which soft ones are already: (..., K).
+
+        Args:
+            target: Labels (...) or class probabilities (..., K).
+        """
+        probs = self.probs
+        if target.is_floating_point():
+            return target.to(probs.dtype)
+        classes = torch.arange(probs.shape[-1], device=target.device)
+        return (target.unsqueeze(-1) == classes).to(probs.dtype)
+
     @property
     def predictive(self) -> CategoricalPredictive:
         """Distribution of the class, batch shape (...)."""

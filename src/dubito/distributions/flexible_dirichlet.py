@@ -158,7 +158,7 @@ class FlexibleDirichlet(ClassDistribution):
         Args:
             target: Labels (...) or class probabilities y (..., K).
         """
-        return self._mean.residual(self._one_hot(target)).square().sum(-1) + self.variance
+        return self._mean.residual(self.one_hot(target)).square().sum(-1) + self.variance
 
     def allocation_error(self, target: Tensor) -> Tensor:
         """Squared error of the allocation, sum (y - p)^2: (...).
@@ -166,13 +166,7 @@ class FlexibleDirichlet(ClassDistribution):
         Args:
             target: Labels (...) or class probabilities y (..., K).
         """
-        return self._allocation.residual(self._one_hot(target)).square().sum(-1)
-
-    def _one_hot(self, target: Tensor) -> Tensor:
-        if target.is_floating_point():
-            return target.to(self.alpha.dtype)
-        classes = torch.arange(self.alpha.shape[-1], device=target.device)
-        return (target.unsqueeze(-1) == classes).to(self.alpha.dtype)
+        return self._allocation.residual(self.one_hot(target)).square().sum(-1)
 
 
 class _Simplex:

@@ -5,6 +5,9 @@
 | iedl | I-EDL (Deng et al. 2023) | Dirichlet |
 | edl | EDL (Sensoy et al. 2018), its three losses | Dirichlet |
 | redl | R-EDL (Chen et al. 2024) | Dirichlet |
+| re_edl | Re-EDL (Chen et al. 2025), R-EDL without its KL term | Dirichlet |
+| red | RED (Pandey and Yu 2023) | Dirichlet |
+| dappr | DAPPr (Ni et al. 2026) | Dirichlet |
 | fedl | F-EDL (NeurIPS 2025) | flexible Dirichlet |
 | kl_pn | Prior Network, forward KL (Malinin and Gales 2018) | Dirichlet |
 | rkl_pn | Prior Network, reverse KL (Malinin and Gales 2019) | Dirichlet |
@@ -18,6 +21,7 @@
 A new method is one file like its neighbors.
 """
 
+from dubito.methods import dappr, re_edl, red  # noqa: F401 - registers these methods
 from dubito.methods.base import METHODS, Method, MethodLoss, NonNegative, TaskLike
 from dubito.methods.der import DER
 from dubito.methods.edl import EDL
