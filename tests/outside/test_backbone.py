@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 
 from dubito.config import RunConfig
-from dubito.formats import ImageFormat, Preprocessing
+from dubito.formats import ImageFormat, Preprocessing, Resize
 from dubito.model import Model
 from dubito.pipeline import Pipeline
 from dubito.tasks import Classification
@@ -33,7 +33,7 @@ RESIZE = WANTED.inputs.resize
     ("settings", "expected"),
     [
         ({"size": 12}, {"size": (12, 12)}),
-        ({"fit": "stretch"}, {"resize": RESIZE.model_copy(update={"fit": "stretch"})}),
+        ({"fit": "stretch"}, {"resize": Resize(fit="stretch", interpolation=RESIZE.interpolation)}),
         ({"mode": "L"}, {"mode": "L"}),
         ({"format": FORMAT}, {"size": (8, 8), "resize": FORMAT.resize}),
     ],
