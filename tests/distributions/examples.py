@@ -12,6 +12,7 @@ from dubito.distributions import (
     FlexibleDirichlet,
     NormalInverseGamma,
 )
+from dubito.distributions.normal import Normal
 
 CLASSES = 4
 #: name -> (outputs per sample, distribution of outputs (..., M))
@@ -22,6 +23,7 @@ KINDS: dict[str, tuple[int, Callable[[Tensor], Distribution]]] = {
     "dirichlet_without_prior": (CLASSES, lambda z: Dirichlet.from_logits(z, "exp", prior=0.0)),
     "flexible_dirichlet": (2 * CLASSES + 1, FlexibleDirichlet.from_outputs),
     "categorical": (CLASSES, Categorical.from_logits),
+    "normal": (4, Normal.from_outputs),
     "normal_inverse_gamma": (8, NormalInverseGamma.from_outputs),
 }
 

@@ -21,7 +21,13 @@ VARIANTS: dict[str, Method] = {
     "ensemble_of_mc_dropout": METHODS.build(
         "ensemble", member=METHODS.build("mc_dropout", samples=2), size=2
     ),
-    "ensemble_of_der": METHODS.build("ensemble", member="der", size=2),
+    "weighted_gaussian": METHODS.build("gaussian", beta=0.5),
+    **{
+        f"{mixed}_of_{name}": METHODS.build(mixed, member=name, **CHEAPER[mixed])
+        for mixed in CHEAPER
+        for name in BUILT_IN
+        if name not in CHEAPER and "regression" in METHODS[name].tasks
+    },
     "ensemble_of_prior_networks": METHODS.build("ensemble", member="rkl_pn", size=2),
     "iedl_with_beta": METHODS.build("iedl", kl_beta=2.0),
     "edl_with_fisher": METHODS.build("edl", likelihood="cross_entropy", fisher_weight=0.01),
@@ -232,6 +238,7 @@ def test_defaults():
         "redl": {**evidential, "prior": 0.1}, "re_edl": {"prior": 0.8, "evidence": "softplus"},
         "red": {**evidential, "evidence": "exp", "likelihood": "marginal"},
         "dappr": {"evidence_weight": 2e-4, "ramp": 10}, "der": {"evidence_weight": 0.01},
+        "sder": {"evidence_weight": 0.01}, "gaussian": {"beta": 0.0},
         "label_smoothing": {"smoothing": 0.1}, "fedl": {"hidden": 64},
         "kl_pn": {"beta": 100.0, "ood_weight": 1.0}, "rkl_pn": {"beta": 100.0, "ood_weight": 1.0},
         "posterior_network": {"latent_dim": 6, "flow_length": 6, "entropy_weight": 1e-5},
@@ -264,3 +271,5 @@ def test_task_decides_the_number_of_outputs():
     task = task_of(METHODS.build("iedl"))
     assert METHODS.build("fedl").outputs(task) == 21
     assert METHODS.build("der").outputs(task) == 40
+    assert METHODS.build("sder").outputs(task) == 30
+    assert METHODS.build("gaussian").outputs(task) == 20

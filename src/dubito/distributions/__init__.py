@@ -5,6 +5,7 @@
 | `Categorical` | class probabilities, without uncertainty about them | nats |
 | `Dirichlet` | class probabilities | nats |
 | `FlexibleDirichlet` | class probabilities | variance of the probabilities |
+| `Normal` | a number, without uncertainty about mean and variance | variance |
 | `NormalInverseGamma` | mean and variance of a number | variance |
 
 `dist.mixture()` mixes members of an ensemble or samples of MC Dropout, of any of these.

@@ -23,10 +23,18 @@ __all__ = ["NormalInverseGamma"]
 LEAST_OUTPUT = -60.0
 
 
-def positive(outputs: Tensor) -> Tensor:
-    """Return the softplus of outputs, of which none is below the range of float32."""
+def positive(outputs: Tensor, least: float = LEAST_OUTPUT) -> Tensor:
+    """Return the softplus of outputs; those below `least` count as that."""
     change = outputs - outputs.detach()  # 0, with a gradient: an output can come back
-    return softplus(torch.where(outputs < LEAST_OUTPUT, LEAST_OUTPUT + change, outputs))
+    return softplus(torch.where(outputs < least, least + change, outputs))
+
+
+def blocks(outputs: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Divide the outputs of a network into blocks of T values, in float32 at least."""
+    size = _checks.tensor(outputs, "outputs").shape[-1]
+    if size == 0 or size % count:
+        raise DubitoError(f"outputs has {size} values per sample: expected {count} for each target")
+    return _checks.at_least_float32(outputs).chunk(count, -1)
 
 
 class NormalInverseGamma(RealDistribution):
@@ -75,10 +83,7 @@ class NormalInverseGamma(RealDistribution):
             outputs: Four blocks of T values, (..., 4T): gamma; nu, alpha - 1 and beta before their
                 softplus, where outputs below -60 count as -60 but keep their gradient.
         """
-        size = _checks.tensor(outputs, "outputs").shape[-1]
-        if size == 0 or size % 4:
-            raise DubitoError(f"outputs has {size} values per sample: expected 4 for each target")
-        gamma, *raw = _checks.at_least_float32(outputs).chunk(4, -1)
+        gamma, *raw = blocks(outputs, 4)
         return cls(gamma, *(positive(block) for block in raw))
 
     @property
@@ -116,6 +121,11 @@ class NormalInverseGamma(RealDistribution):
     def variance_of_mean(self) -> Tensor:
         """Variance beta/(nu (alpha - 1)) of the mean, the epistemic uncertainty: (...)."""
         return (self._noise / self.nu).sum(-1)
+
+    @uncertainty_score("1/nu")
+    def inverse_nu(self) -> Tensor:
+        """Ratio 1/nu of epistemic and aleatoric variance (Meinert et al., AAAI 2023): (...)."""
+        return self.nu.reciprocal().sum(-1)
 
     @confidence_score("Evidence")
     def evidence(self) -> Tensor:

@@ -16,12 +16,14 @@
 | label_smoothing | the same with smoothed labels (Szegedy et al. 2016) | categorical |
 | mc_dropout | MC Dropout (Gal and Ghahramani 2016) of any method | mixture |
 | ensemble | deep ensemble (Lakshminarayanan et al. 2017) of any method | mixture |
+| gaussian | mean and variance, beta-NLL (Seitzer et al. 2022) as an option | normal |
 | der | deep evidential regression (Amini et al. 2020) | normal-inverse-gamma |
+| sder | the same, simplified (Meinert et al. 2023) | normal-inverse-gamma |
 
 A new method is one file like its neighbors.
 """
 
-from dubito.methods import dappr, re_edl, red  # noqa: F401 - registers these methods
+from dubito.methods import dappr, gaussian, re_edl, red, sder  # noqa: F401 - registers these methods
 from dubito.methods.base import METHODS, Method, MethodLoss, NonNegative, TaskLike
 from dubito.methods.der import DER
 from dubito.methods.edl import EDL
