@@ -82,7 +82,7 @@ class Registry(Mapping[str, type[E]], Generic[E]):
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(sorted(self._entries))
 
     def __len__(self) -> int:
         return len(self._entries)
