@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.formats import ArrayFormat, Preprocessing
+from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.tasks import Classification, Regression, Task
 
@@ -39,7 +40,7 @@ def preprocessing() -> Preprocessing:
 
 
 def task_of(method: str) -> Task:
-    if method == "der":
+    if METHODS[method].tasks == ("regression",):
         return Regression.from_target(numbers(), names=["price"], tolerance=40)
     return Classification.from_target(names())
 
