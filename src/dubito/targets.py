@@ -57,11 +57,17 @@ class Target:
         return self.lower is not None
 
     @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """Lower and upper bounds, (N, T) each; None without."""
+        return None if self.lower is None or self.upper is None else (self.lower, self.upper)
+
+    @property
     def censored(self) -> Tensor:
         """Values with a finite bound: bool (N, T)."""
-        assert self.lower is not None
-        assert self.upper is not None
-        return self.lower.isfinite() | self.upper.isfinite()
+        if self.bounds is None:
+            return torch.zeros_like(self.values, dtype=torch.bool)
+        lower, upper = self.bounds
+        return lower.isfinite() | upper.isfinite()
 
     @property
     def exact(self) -> Tensor | None:

@@ -62,10 +62,9 @@ class HuggingFace(Backbone):
             if self.lora is not None:
                 need("peft", "peft")
             folder = checkpoint(self.path)
-            config, features = _read_config(folder), self.features
-            if features is None:
-                features = _default_features(folder, config)
-            else:
+            config = _read_config(folder)
+            features: str = self.features or _default_features(folder, config)
+            if self.features is not None:
                 _load(folder, config, features)
             if _network_class(config, features).main_input_name == "pixel_values":
                 expects = image_inputs(folder, config.get("num_channels", 3))
@@ -113,7 +112,7 @@ class HuggingFace(Backbone):
         labels: Json = _read_json(folder / CONFIG).get("id2label") or {}
         names = tuple(str(labels.get(str(row), "")) for row in range(network.config.num_labels))
         is_named = "" not in names and names != tuple(f"LABEL_{row}" for row in range(len(names)))
-        return layer, names if is_named else None  # type: ignore[return-value]
+        return layer, names if is_named else None
 
 
 class Features(nn.Module):
@@ -145,8 +144,9 @@ class Features(nn.Module):
         ):
             self.options["interpolate_pos_encoding"] = True
         layers = [layer for layer in network.modules() if isinstance(layer, nn.Dropout)]
-        for layer in layers if dropout is not None else ():
-            layer.p = dropout
+        if dropout is not None:
+            for layer in layers:
+                layer.p = dropout
         self.dropout = nn.Identity() if layers or not dropout else nn.Dropout(dropout)
         example = torch.ones(1, *shape, dtype=torch.long) if self.is_text else torch.rand(1, *shape)
         self.eval()
@@ -386,7 +386,7 @@ def _default_features(folder: Path, config: Json) -> str:
 
 def _last_layer(network: Any) -> str:
     """Return the name of the last linear layer of a classifier."""
-    layers = [
+    layers: list[str] = [
         name
         for name, layer in network.named_modules()
         if isinstance(layer, nn.Linear)

@@ -95,19 +95,21 @@ class MixturePredictive(td.Distribution):
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
 
-    def __init__(self, components: td.Distribution) -> None:
+    def __init__(self, components: Any) -> None:  # only those of numbers have a scale
         self.components = components
         super().__init__(components.batch_shape[:-1], components.event_shape, validate_args=False)
 
     @property
     def mean(self) -> Tensor:
         """Mean of the target: (..., T)."""
-        return self.components.mean.mean(-2)
+        mean: Tensor = self.components.mean.mean(-2)
+        return mean
 
     @property
     def scale(self) -> Tensor:
         """Mean scale of the components: (..., T)."""
-        return self.components.scale.mean(-2)
+        scale: Tensor = self.components.scale.mean(-2)
+        return scale
 
     def log_prob(self, value: Tensor | Target) -> Tensor:
         """Log density of a target (..., T), or of the values of it that are known: (...)."""
@@ -121,7 +123,8 @@ class MixturePredictive(td.Distribution):
 
     def cdf(self, value: Tensor) -> Tensor:
         """Cumulative distribution of each value (..., T): (..., T)."""
-        return self.components.cdf(value.unsqueeze(-2)).mean(-2)
+        below: Tensor = self.components.cdf(value.unsqueeze(-2)).mean(-2)
+        return below
 
     def crps(self, value: Tensor) -> Tensor:
         """Continuous ranked probability score of each value of a target, to 1e-5: (..., T).

@@ -71,12 +71,14 @@ class RealDistribution(Distribution):
         Args:
             target: Targets, (..., T).
         """
-        mean = self.mean
-        if not isinstance(target, Target) or not target.is_censored:
-            values = target.values if isinstance(target, Target) else target
-            return (values - mean).abs()
-        error = torch.maximum(target.lower - mean, mean - target.upper).clamp(min=0)
-        return torch.where(target.censored, error, (target.values - mean).abs())
+        if not isinstance(target, Target):
+            return (target - self.mean).abs()
+        error = (target.values - self.mean).abs()
+        if target.bounds is None:
+            return error
+        lower, upper = target.bounds
+        least = torch.maximum(lower - self.mean, self.mean - upper).clamp(min=0)
+        return torch.where(target.censored, least, error)
 
     @abstractmethod
     def affine(self, scale: Tensor, shift: Tensor) -> RealDistribution:
@@ -193,10 +195,10 @@ class StudentT(td.Distribution):
         """Log density of each value of a target (..., T): (..., T)."""
         values = value.values if isinstance(value, Target) else value
         each = student.log_density(self.df_minus_two, values - self.loc, self.scale)
-        if not isinstance(value, Target) or not value.is_censored:
+        if not isinstance(value, Target) or value.bounds is None:
             return each
         ends = []
-        for bound in (value.lower, value.upper):
+        for bound in value.bounds:
             finite = bound.isfinite()
             end = self._standardized(torch.where(finite, bound, values))
             ends.append(torch.where(finite, end, bound.double()))

@@ -24,7 +24,7 @@ class TokensFormat(Texts):
     """Content of a tokenizer.json."""
 
     @classmethod
-    def fit(
+    def fit(  # type: ignore[override]
         cls,
         items: Any,
         rows: Sequence[int] | None = None,

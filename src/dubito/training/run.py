@@ -123,8 +123,9 @@ def merge_adapters(network: nn.Module) -> None:
         network: Trained network.
     """
     for part in [*network.modules()]:
-        if hasattr(part, "merge_adapters"):
-            part.merge_adapters()
+        merge = getattr(part, "merge_adapters", None)
+        if callable(merge):
+            merge()
 
 
 class Run:
