@@ -44,7 +44,7 @@ MISSPELLED = {
     "keep": ({"keep": "acuracy"}, "unknown metric to keep 'acuracy'; known: .*'accuracy'"),
     "keep of another task": ({"keep": "rmse"}, "unknown metric to keep 'rmse'"),
     "precision": ({"precision": "bf16"}, "training.precision: .*'bfloat16'"),
-    "augment": ({"augment": "phto"}, "unknown augmentation 'phto'; known: 'photo', 'shift'"),
+    "augment": ({"augment": "phto"}, "unknown augmentation 'phto'; known: .*'photo', 'shift'"),
     "augment option": ({"augment": "photo", "augment.flipp": 1}, "unknown option 'flipp'"),
     "augment without a name": ({"augment.flip": 1}, "the augmentation needs a name"),
     "optimizer option": (

@@ -11,7 +11,7 @@ from dubito.formats import ArrayFormat, ImageFormat
 
 
 def test_unknown_name_lists_known_ones() -> None:
-    with pytest.raises(DubitoError, match=r"'minst' is not a file.* known: 'mnist'.*'digits'"):
+    with pytest.raises(DubitoError, match=r"'minst' is not a file.* known: .*'digits'.*'mnist'"):
         data.open("minst")
 
 
