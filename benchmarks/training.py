@@ -5,9 +5,8 @@ published set-ups, and five seeds at once. Images are random: speed does not dep
 
     python benchmarks/training.py OLD NEW
 
-compares two source trees, each with a folder `src`, one of them possibly that of commit 12fd718. A
-process per tree runs the same trainings; their epochs take turns. Epoch seconds are those of the
-steps; "all" adds the validation.
+compares two checkouts. Each trains in its own process with its own copy of this file, and
+their epochs take turns. Epoch seconds are those of the steps; "all" adds the validation.
 """
 
 from __future__ import annotations
@@ -79,16 +78,16 @@ def samples(case: Case) -> tuple[Samples, Samples]:
 Report = Callable[[int, float], None]
 
 
-def train_new(case: Case, report: Report) -> None:
+def train(case: Case, report: Report) -> None:
     """Train with this library; `report` gets each epoch and its seconds."""
     from dubito.formats import ArrayFormat, Preprocessing
     from dubito.model import Model
     from dubito.tasks import Classification
     from dubito.training import Callback, Progress, TrainConfig, Trainer
 
-    train, validation = samples(case)
+    parts = samples(case)
     task = Classification(classes=tuple("0123456789"))
-    dtype: Any = str(train[0].dtype).removeprefix("torch.")
+    dtype: Any = str(parts[0][0].dtype).removeprefix("torch.")
     preprocessing = Preprocessing(inputs=ArrayFormat(shape=case.shape, dtype=dtype))
     seeds = range(case.seeds)
     models = [Model.build("iedl", task, preprocessing, case.backbone, seed=seed) for seed in seeds]
@@ -103,39 +102,10 @@ def train_new(case: Case, report: Report) -> None:
                 report(progress.epoch, progress.record["seconds"])
 
     trainer = Trainer(config, callbacks=[Reporting()], device=case.device)
-    trainer.fit_many(models, train, validation, seeds=seeds)
+    trainer.fit_many(models, *parts, seeds=seeds)
 
 
-def train_old(case: Case, report: Report) -> None:
-    """Train with the library of commit 12fd718."""
-    from dubito import backbones, methods
-    from dubito.data import Arrays, Augment
-    from dubito.training import Settings, fit_many
-
-    classes = tuple("0123456789")
-    parts = [Arrays(x, target, classes).to(case.device) for x, target in samples(case)]
-    method = methods.method("iedl")
-    models = []
-    for seed in range(case.seeds):
-        torch.manual_seed(seed)
-        models.append(backbones.build(case.backbone, case.shape, 10))
-    augment = Augment() if case.augmented else None
-    settings = [
-        Settings(
-            epochs=case.epochs, validate_every=1, patience=0, seed=seed, augment=augment,
-            **(case.options or {}),
-        )
-        for seed in range(case.seeds)
-    ]  # fmt: skip
-
-    def callback(entry: dict[str, Any]) -> None:
-        if entry["seed"] == case.seeds - 1:
-            report(entry["epoch"], entry["seconds"])
-
-    fit_many(method, models, *parts, settings, callback=callback)
-
-
-# --- two trees ---
+# --- two checkouts ---
 
 
 def cases() -> tuple[Case, ...]:
@@ -145,9 +115,6 @@ def cases() -> tuple[Case, ...]:
 
 def work() -> None:
     """Run all cases in this process; each epoch waits for a line from the parent."""
-    import dubito.training
-
-    train = train_new if hasattr(dubito.training, "Trainer") else train_old
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
     def report(epoch: int, seconds: float) -> None:
@@ -158,12 +125,12 @@ def work() -> None:
         train(case, report)
 
 
-class Tree:
-    """A process that trains with one source tree."""
+class Checkout:
+    """A process that trains with one checkout."""
 
     def __init__(self, root: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker"],
+            [sys.executable, str(Path(root, "benchmarks", "training.py")), "--worker"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(self._path(root))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -191,27 +158,27 @@ class Tree:
 
 
 def compare(old: str, new: str) -> list[Row]:
-    """Run all cases with both trees, their epochs in turns.
+    """Run all cases with both checkouts, their epochs in turns.
 
     Args:
-        old: Folder of one tree.
+        old: Folder of one checkout.
         new: Folder of the other.
     """
-    trees = {"old": Tree(old), "new": Tree(new)}
+    checkouts = {"old": Checkout(old), "new": Checkout(new)}
     rows: list[Row] = []
     for case in cases():
-        for tree in trees.values():  # the first epochs together: torch.compile takes a minute
-            tree.seconds()
-        steps: dict[str, list[float]] = {name: [] for name in trees}
-        complete: dict[str, list[float]] = {name: [] for name in trees}
+        for checkout in checkouts.values():  # together: torch.compile takes a minute
+            checkout.seconds()
+        steps: dict[str, list[float]] = {name: [] for name in checkouts}
+        complete: dict[str, list[float]] = {name: [] for name in checkouts}
         for _ in range(case.epochs - 1):
-            for name, tree in trees.items():
+            for name, checkout in checkouts.items():
                 start = time.perf_counter()
-                tree.go()
-                steps[name].append(tree.seconds())
+                checkout.go()
+                steps[name].append(checkout.seconds())
                 complete[name].append(time.perf_counter() - start)
-        for tree in trees.values():
-            tree.go()
+        for checkout in checkouts.values():
+            checkout.go()
         row: Row = {"what": case.what}
         for label, times in (("epoch", steps), ("all", complete)):
             row |= {f"{label}_old": min(times["old"]), f"{label}_new": min(times["new"])}
@@ -229,7 +196,7 @@ def compare(old: str, new: str) -> list[Row]:
 def _ours(case: Case) -> float:
     """Return the seconds of the fastest epoch after the first."""
     times: list[float] = []
-    train_new(case, lambda _, seconds: times.append(seconds))
+    train(case, lambda _, seconds: times.append(seconds))
     return min(times[1:] or times)
 
 
