@@ -95,11 +95,14 @@ def train(
     report: bool = True,
     tensorboard: bool = False,
     finish: bool = False,
+    freeze: bool = False,
     callbacks: Sequence[Any] = (),
     on_start: Callable[[str], Any] | None = None,
     **settings: Any,
 ) -> Model | list[Model]:
     """Train a model, calibrate it and fit its policy.
+
+    A pretrained network is fine-tuned from a head on its features, a first model that is saved.
 
     The same call resumes a run that was interrupted, with the same result, and returns the model of
     a finished run. A finished run with another policy only gets the new policy.
@@ -115,6 +118,7 @@ def train(
         report: Write report.html.
         tensorboard: Write scalars for TensorBoard.
         finish: End an interrupted training now: make a model of the weights in its checkpoint.
+        freeze: Train only the head of a pretrained network; the same call without it fine-tunes.
         callbacks: Objects whose methods are called at the events of the training.
         on_start: Function that is called with a line about data and model, such as `print`.
         **settings: Fields of the sections of `RunConfig`: `epochs=5`, `method="edl"`,
@@ -143,10 +147,12 @@ def train(
         raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
     folders = [Path(out) if seeds is None else Path(out) / f"seed-{seed}" for seed in chosen]
     with parallel.process_group() as own_device:
-        pipeline = Pipeline(run, device=own_device or find_device(device), callbacks=callbacks)
+        place = own_device or find_device(device)
+        opened = run.open(source)
+        pipeline = Pipeline(run.resolved(opened.format), device=place, callbacks=callbacks)
         models = pipeline.run(
-            run.open(source), folders, chosen,
-            report=report, tensorboard=tensorboard, finish=finish, on_start=on_start,
+            opened, folders, chosen, report=report, tensorboard=tensorboard, finish=finish,
+            freeze=freeze, on_start=on_start,
         )  # fmt: skip
     return models[0] if seeds is None else models
 

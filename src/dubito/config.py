@@ -23,12 +23,12 @@ from pydantic import (
 
 from dubito import _checks, data
 from dubito.backbones import BACKBONES
-from dubito.backbones.default import AUTO, CHOSEN
+from dubito.backbones.default import AUTO, CHOSEN, default_for
 from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
-from dubito.formats import Preprocessing
-from dubito.formats.base import AnyFormat
+from dubito.formats import FORMATS, Preprocessing
+from dubito.formats.base import AnyFormat, InputFormat
 from dubito.formats.images import Fit, ImageFormat, Mode
 from dubito.formats.tokens import TokensFormat
 from dubito.methods import METHODS
@@ -242,18 +242,43 @@ class RunConfig(
     def open(self, source: Any, split: str = "train") -> Source:
         """Open training data in the format that the backbone wants, but for what is set.
 
+        The backbone "auto" depends on the format that fits the data.
+
         Args:
             source: Data, such as `self.data.source`.
             split: Part of the data.
         """
+        if self.data.format is None and self.backbone["name"] == AUTO:
+            return self.data.open(source, split, format=self._wanted, resize=True)
         wanted = None if self.data.format is not None else self.inputs()
         format = self.data.format if wanted is None else wanted.inputs
         if wanted is not None and isinstance(format, TokensFormat):  # its length is that of texts
             return self.data.open(source, split, format=None, tokenizer=format.tokenizer)
+        return self.data.open(source, split, format=format and self._shaped(format), resize=True)
+
+    def _wanted(self, fitted: InputFormat) -> InputFormat:
+        """Return the format of the backbone that "auto" means for a format fitted to the data."""
+        wanted = self.resolved(fitted).inputs()
+        return fitted if wanted is None else self._shaped(wanted.inputs) or fitted
+
+    def _shaped(self, format: InputFormat) -> InputFormat | None:
+        """Return a format with the size, mode and fit that are set; None if it has none."""
         changes = {name: getattr(self.data, name) for name in SHAPING}
-        if wanted is not None and any(value is not None for value in changes.values()):
-            format = format.changed(**changes) if isinstance(format, ImageFormat) else None
-        return self.data.open(source, split, format=format, resize=True)
+        if all(value is None for value in changes.values()):
+            return format
+        return format.changed(**changes) if isinstance(format, ImageFormat) else None
+
+    def resolved(self, format: InputFormat) -> Self:
+        """Return this configuration with the name of the backbone that "auto" means.
+
+        Args:
+            format: Format of the inputs.
+        """
+        if self.backbone["name"] != AUTO:
+            return self
+        name = default_for(format.shape, FORMATS.name_of(format), pretrained=True)
+        entry = BACKBONES.build({**self.backbone, "name": name})
+        return self.model_copy(update={"backbone": BACKBONES.to_dict(entry)})
 
     def inputs(self) -> Preprocessing | None:
         """Return format and normalization that the backbone expects; None: any will do."""
@@ -365,7 +390,9 @@ class RunConfig(
         """
         if isinstance(config, str | os.PathLike):
             config = read_config(config)
-        sections: Any = config.model_dump() if isinstance(config, RunConfig) else dict(config or {})
+        sections: Any = dict(config or {}) if not isinstance(config, RunConfig) else None
+        if isinstance(config, RunConfig):  # without defaults, which would look as if they were set
+            sections = config.model_dump(exclude_unset=True)
         changes = [(_path(key), value) for key, value in settings.items()]
         for path, value in sorted(changes, key=lambda change: len(change[0])):
             sections = _changed(sections, path, value)  # options after the name of their entry
@@ -393,7 +420,7 @@ def _changed(before: Any, path: Sequence[str], value: Any) -> Any:
     if isinstance(before, list | tuple):
         return with_option(before, ".".join(path), value)
     if isinstance(before, BaseModel):
-        before = before.model_dump()
+        before = before.model_dump(exclude_unset=True)
     elif isinstance(before, str):
         before = {"name": before}
     values = before if isinstance(before, Mapping) else {}

@@ -8,25 +8,28 @@ calibrates. With folds each network calibrates on the fold that it was not train
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito import data as datasets
 from dubito.backbones import BACKBONES
-from dubito.backbones.base import BackboneLike
+from dubito.backbones.base import BackboneLike, Shape, chain
+from dubito.backbones.default import AUTO, advice
 from dubito.calibration import interval_exponent
 from dubito.config import Parts, PolicyConfig, RunConfig
 from dubito.data import Source
+from dubito.data.base import Items, Subset
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
-from dubito.formats import FORMATS, Preprocessing
+from dubito.formats import FORMATS, ArrayFormat, Encoded, Preprocessing
 from dubito.methods import METHODS, Ensemble
+from dubito.methods.base import Network
 from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL, TrainingRecord
 from dubito.plugins import import_function
@@ -34,8 +37,12 @@ from dubito.scores import Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
 from dubito.training.batches import Samples
-from dubito.training.config import LAST
+from dubito.training.callbacks import FeatureProgress
+from dubito.training.config import LAST, TrainConfig
+from dubito.training.recipes import HEAD, with_recipe
 from dubito.training.run import CHECKPOINT
+from dubito.training.speed import seconds_per_sample
+from dubito.types import Json
 
 __all__ = ["Pipeline", "Prepared"]
 
@@ -126,9 +133,12 @@ class Pipeline:
         report: bool = True,
         tensorboard: bool = False,
         finish: bool = False,
+        freeze: bool = False,
         on_start: Callable[[str], Any] | None = None,
     ) -> list[Model]:
         """Train a model for each seed, or resume, and save it.
+
+        A pretrained network is fine-tuned from a head on its features: a first model, saved, too.
 
         Args:
             source: Labeled samples.
@@ -137,30 +147,55 @@ class Pipeline:
             report: Write report.html.
             tensorboard: Write scalars for TensorBoard.
             finish: End interrupted trainings now, with the weights of their checkpoints.
+            freeze: Train only the heads of pretrained networks.
             on_start: Function that is called with a line about data and model.
         """
         prepared = self.prepare(source)
         models: dict[int, Model] = {}
         missing: dict[int, Path] = {}
         for seed, folder in zip(seeds, folders, strict=True):
-            if (model := self.finished(folder, prepared, seed)) is not None:
-                models[seed] = model
-            else:
+            model = self.finished(folder, prepared, seed, finish=finish, freeze=freeze)
+            if model is None:
                 missing[seed] = folder
+            else:
+                models[seed] = model
         if missing:
             built = {seed: self.build(prepared, seed) for seed in missing}
+            first = next(iter(built.values()))
+            if freeze and not _learns_head(first):
+                raise DubitoError("freeze=True needs a pretrained backbone, such as 'hf:FOLDER'")
+            tuned = self.tuned(first, prepared)
             if on_start is not None:
-                on_start(self.describe(built[next(iter(built))], prepared))
-            trained, out = list(built.values()), list(missing.values())
-            histories = self.train(
-                trained, prepared, seeds=[*built], out=out, finish=finish,
-                loggers=[*self._loggers(missing, tensorboard)],
-            )  # fmt: skip
-            for (seed, model), history in zip(built.items(), histories, strict=True):
-                if parallel.rank() == 0:
-                    self._save(model, prepared, history, seed, missing[seed], report)
+                on_start(tuned.describe(first, prepared, freeze=freeze))
+            if not finish:
+                tuned.train_heads(built, prepared, missing, report=report and freeze)
+            if not freeze:
+                histories = tuned.train(
+                    [*built.values()], prepared, seeds=[*built], out=[*missing.values()],
+                    finish=finish, loggers=[*self._loggers(missing, tensorboard)],
+                )  # fmt: skip
+                for (seed, model), history in zip(built.items(), histories, strict=True):
+                    if parallel.rank() == 0:
+                        prediction = tuned.finish(model, prepared, history, seed)
+                        self._save(model, prepared, prediction, history, missing[seed], report)
             models |= built
         return [models[seed] for seed in seeds]
+
+    def tuned(self, model: Model, prepared: Prepared, device: str | None = None) -> "Pipeline":
+        """Return this pipeline with the recipe for a model, but for what is set.
+
+        Args:
+            model: Model of `build`.
+            prepared: Training data.
+            device: Kind of the device; None: that of this pipeline.
+        """
+        count = min(len(part.train) for part in prepared.parts)
+        device = device or torch.device(self.device).type
+        training = with_recipe(self.config.training, self._member(model, 0), count, device)
+        config = self.config.model_copy(update={"training": training})
+        return Pipeline(
+            config, device=self.device, callbacks=self.callbacks, backbone=self.backbone
+        )
 
     def _loggers(self, folders: Mapping[int, Path], tensorboard: bool) -> Iterator[Callback]:
         for seed, folder in folders.items():
@@ -174,13 +209,13 @@ class Pipeline:
         self,
         model: Model,
         prepared: Prepared,
+        prediction: Prediction | None,
         history: History,
-        seed: int,
         folder: Path,
         report: bool,
     ) -> None:
-        """Finish and save a model, write its report, and remove its checkpoints."""
-        prediction, samples = self.finish(model, prepared, history, seed), prepared.calibration
+        """Save a model, write its report, and remove its checkpoints."""
+        samples = prepared.calibration
         model.save(folder)
         if report and prediction is not None and samples is not None:
             from dubito.report.page import write
@@ -308,6 +343,85 @@ class Pipeline:
             )  # fmt: skip
         return histories[0]
 
+    def train_heads(
+        self,
+        models: Mapping[int, Model],
+        prepared: Prepared,
+        folders: Mapping[int, Path],
+        *,
+        report: bool = False,
+    ) -> None:
+        """Train the heads of pretrained networks on their features, and save these first models.
+
+        Heads that are saved already are read.
+
+        Args:
+            models: Models of `build`, by seed.
+            prepared: Training data.
+            folders: Folder of each model.
+            report: Write report.html.
+        """
+        if not _learns_head(next(iter(models.values()))):
+            return
+        waiting = {}
+        for seed, model in models.items():
+            if (folders[seed] / MODEL).exists():
+                saved = self._saved(folders[seed], prepared, seed)
+                model.network.load_state_dict(saved.network.state_dict())
+            elif not (folders[seed] / CHECKPOINT).exists():
+                waiting[seed] = model
+        if not waiting:
+            return
+        features, heads = self._features(next(iter(waiting.values())), prepared), self._heads()
+        for seed, model in waiting.items():
+            dropout = None if model.backbone is None else model.backbone.dropout
+            heads.backbone = partial(_identity, dropout=dropout)
+            head = heads.build(features, seed)
+            (history,) = heads.train([head], features, seeds=[seed])
+            prediction = heads.finish(head, features, history, seed)
+            model.network.load_state_dict(head.network.state_dict(), strict=False)
+            model.calibration, model.policy = head.calibration, head.policy
+            model.scores = head.scores
+            config = self._recorded(seed)
+            known = {"config": config, "fingerprint": prepared.fingerprint, "frozen": True}
+            model.record = head.record and head.record.model_copy(update=known)
+            if parallel.rank() == 0:
+                self._save(model, prepared, prediction, history, folders[seed], report)
+
+    def _heads(self) -> "Pipeline":
+        """Return a pipeline for heads on features."""
+        values = {"standardize": False, "mean": None, "std": None}
+        data = self.config.data.model_copy(update=values)
+        update = {"data": data, "training": TrainConfig(**HEAD), "backbone": {"name": AUTO}}
+        return Pipeline(self.config.model_copy(update=update), device=self.device)
+
+    def _features(self, model: Model, prepared: Prepared) -> Prepared:
+        """Return training data with the features of a network in place of inputs."""
+        training, seed = self.config.training, self.config.training.seed
+        network = next(part for part in model.network.modules() if isinstance(part, Network))
+        if training.channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        own = Model(network, model.method, model.task, model.preprocessing).to(self.device)
+        first = prepared.parts[0].train
+        source = first.source if len(prepared.parts) == 1 else prepared.source
+        callbacks = self.callbacks if parallel.rank() == 0 else ()
+        progress = FeatureProgress(callbacks, seed, training.num_epochs, len(source), network)
+        values = own.features(source, progress=progress).cpu()
+        table = Items(
+            source.name, ArrayFormat(shape=values.shape[1:]), values.numpy(), source.target,
+            names=[source.item(row) for row in range(len(source))],
+            encoded=Encoded(values, {}, {}), weight=source.weight,
+        )  # fmt: skip
+
+        def part(own: Subset | None) -> Subset | None:
+            return None if own is None else table.subset(own.indices)
+
+        parts = [
+            Parts(table.subset(own.train.indices), part(own.selection), part(own.calibration))
+            for own in prepared.parts
+        ]
+        return Prepared(prepared.task, table, parts)
+
     def network_seed(self, seed: int, fold: int) -> int:
         """Return the seed of the training of a fold.
 
@@ -322,7 +436,8 @@ class Pipeline:
         if self.config.data.folds is None:
             return model
         networks: Any = model.network
-        return Model(networks[fold], self.config.method, model.task, model.preprocessing)
+        parts = self.config.method, model.task, model.preprocessing
+        return Model(networks[fold], *parts, backbone=model.backbone)
 
     def _samples(self, source: Source, task: Task) -> Samples:
         """Return inputs, in memory if they fit, and encoded targets."""
@@ -411,10 +526,8 @@ class Pipeline:
             target = model.task.target(samples.target, samples.weight)
             metrics = model.task.metrics(prediction.distribution.predictive, target)
         device = next(model.parameters()).device
-        config = self.config.model_dump(mode="json")
-        config["training"]["seed"] = seed
         model.record = TrainingRecord(
-            config=config,
+            config=self._recorded(seed),
             seed=seed,
             epochs=len(history.records),
             best_epoch=history.best_epoch,
@@ -426,16 +539,43 @@ class Pipeline:
         )
         return prediction
 
-    def finished(self, folder: Path, prepared: Prepared, seed: int) -> Model | None:
+    def _recorded(self, seed: int) -> Json:
+        """Return the configuration of the run of a seed, as plain values."""
+        training = self.config.training.model_copy(update={"seed": seed})
+        return self.config.model_copy(update={"training": training}).model_dump(mode="json")
+
+    def finished(
+        self,
+        folder: Path,
+        prepared: Prepared,
+        seed: int,
+        *,
+        finish: bool = False,
+        freeze: bool = False,
+    ) -> Model | None:
         """Return the model of a finished run; raise if the folder contains another run.
 
         Args:
             folder: Folder of the run.
             prepared: Training data.
             seed: Seed of the run.
+            finish: Whether a head on frozen features will do if the run has no checkpoint.
+            freeze: Whether it will do in any case.
         """
-        if not (folder / MODEL).exists() or (folder / CHECKPOINT).exists():
+        if not (folder / MODEL).exists() or (not freeze and (folder / CHECKPOINT).exists()):
             return None
+        model = self._saved(folder, prepared, seed)
+        if model.record is None or (model.record.frozen and not (finish or freeze)):
+            return None
+        policy = RunConfig.merge(model.record.config, {}).policy
+        if policy != self.config.policy and prepared.calibration and parallel.rank() == 0:
+            prediction, target = self.held_out(model, prepared), prepared.calibration.target
+            refit(model, prediction, target, self.config.policy)
+            model.save(folder)
+        return model
+
+    def _saved(self, folder: Path, prepared: Prepared, seed: int) -> Model:
+        """Return the model in the folder of a run; raise if it contains another run."""
         backbone = self.config.backbone
         path = backbone["path"] if backbone["name"] == "module" else None
         model = Model.load(folder, network=import_function(path) if path else None)
@@ -445,25 +585,23 @@ class Pipeline:
             )
         before = RunConfig.merge(model.record.config, {})
         saved = {**before.identity(), "fingerprint": model.record.fingerprint}
-        now = {**self.config.identity(), "training.seed": seed}
+        config = self.tuned(model, prepared, model.record.device).config
+        now = {**config.identity(), "training.seed": seed}
         for key, value in {**now, "fingerprint": prepared.fingerprint}.items():
             if saved.get(key) != value:
                 raise DubitoError(
                     f"{folder} contains another run: its {key} is {_shown(saved.get(key))}, not "
                     f"{_shown(value)}; choose another folder"
                 )
-        if before.policy != self.config.policy and prepared.calibration and parallel.rank() == 0:
-            prediction, target = self.held_out(model, prepared), prepared.calibration.target
-            refit(model, prediction, target, self.config.policy)
-            model.save(folder)
         return model
 
-    def describe(self, model: Model, prepared: Prepared) -> str:
-        """Describe data and model in a line.
+    def describe(self, model: Model, prepared: Prepared, *, freeze: bool = False) -> str:
+        """Describe data, model and duration of a training in a line, and what would be better.
 
         Args:
             model: Model of `build`.
             prepared: Training data.
+            freeze: Whether only the head is trained.
         """
         task, source = model.task, prepared.source
         backbone = "custom" if model.backbone is None else BACKBONES.name_of(model.backbone)
@@ -476,10 +614,52 @@ class Pipeline:
         classifies = task.kind == "classification"
         target = f"{task.size} classes" if classifies else f"target {', '.join(task.names)}"
         method = METHODS.name_of(self.config.method)
+        weights = " with pretrained weights" if model.backbone and model.backbone.pretrained else ""
+        hint = advice(model.preprocessing.shape, FORMATS.name_of(source.format), model.backbone)
         return (
             f"{source.name}: {samples} of shape {model.preprocessing.shape}, {target}; method "
-            f"{method}, backbone {backbone}, {self.device}"
+            f"{method}, backbone {backbone}{weights}, {self.device}: "
+            f"{self._duration(model, prepared, freeze)}{'; ' + hint if hint else ''}"
         )
+
+    def _duration(self, model: Model, prepared: Prepared, freeze: bool) -> str:
+        """Say how long a training takes, by the time of a batch."""
+        training, device = self.config.training, torch.empty(0, device=self.device).device
+        train = prepared.parts[0].train
+        count = sum(len(part.train) for part in prepared.parts)
+        epochs = training.for_samples(len(train)).num_epochs
+        batch = train.load(range(min(training.batch_size, len(train))))
+        forward, step = seconds_per_sample(model, batch, training, device)
+        whole = f"about {_time(step * count * epochs)} for {epochs} epochs"
+        if not _learns_head(model):
+            return whole
+        first = f"a first model in about {_time(forward * len(prepared.source))}"
+        share = f" of the last {1 - training.freeze_stages:.0%} of its layers"
+        tuned = share if training.freeze_stages else ""
+        return first if freeze else f"{first}, then fine-tuning{tuned}, {whole}"
+
+
+def _identity(shape: Shape, dropout: float | None) -> nn.Module:
+    """Build a backbone that returns its inputs, which are features."""
+    return chain(shape[0], dropout=nn.Dropout(dropout) if dropout else nn.Identity())
+
+
+def _learns_head(model: Model) -> bool:
+    """Return whether the head of a network is trained first, on features."""
+    is_pretrained = model.backbone is not None and model.backbone.pretrained
+    has_parts = any(isinstance(part, Network) for part in model.network.modules())
+    return is_pretrained and has_parts and not model.method.ood_terms
+
+
+def _time(seconds: float) -> str:
+    """Round a duration for people.
+
+    >>> _time(8.2), _time(51), _time(200), _time(9000)
+    ('8 seconds', '51 seconds', '3 minutes', '2.5 hours')
+    """
+    if seconds < 100:
+        return f"{max(seconds, 1):.0f} second{'s' if seconds >= 1.5 else ''}"
+    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
 def _shown(value: Any) -> str:

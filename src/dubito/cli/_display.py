@@ -28,6 +28,8 @@ AUPR = "AUPR misleads on unequal sizes: 82 to 97 on noise whose AUROC was 14 to 
 LONGEST = 28
 #: rows that are aligned and printed together
 CHUNK = 200
+#: reports that a training metric is averaged over
+KEPT = 10
 
 
 # --- tables ---
@@ -205,27 +207,36 @@ class TrainProgress(Callback):
         self.verbose = verbose
         self._tasks: dict[int, TaskID] = {}
         self._metrics: dict[int, dict[str, str]] = {}
-
-    def on_train_begin(self, progress: State) -> None:
-        """Add a bar."""
-        self._tasks[progress.seed] = self.bars.add_task("", total=progress.epochs)
-        self._metrics[progress.seed] = {}
+        #: moving averages of training metrics
+        self._means: dict[int, dict[str, float]] = {}
 
     def on_progress(self, progress: State) -> None:
         """Move the bar."""
-        line = f"seed {progress.seed}  epoch {progress.epoch}/{progress.epochs}  "
-        line += "".join(f"{k} {value}  " for k, value in self._metrics[progress.seed].items())
+        seed, share = progress.seed, progress.step / progress.steps
+        if seed not in self._tasks:
+            self._tasks[seed] = self.bars.add_task("", total=progress.epochs)
+        for name, value in progress.metrics.items():  # of few samples each
+            mean = self._means.setdefault(seed, {}).get(name, value)
+            self._means[seed][name] = mean + (value - mean) / KEPT
+        means = self._means.get(seed, {}).items()
+        metrics = {f"training {name}": format_metric(name, value) for name, value in means}
+        metrics |= self._metrics.get(seed, {})
+        line = f"seed {seed}  epoch {progress.epoch}/{progress.epochs}  "
+        line += "features  " if progress.epoch == 0 else ""
+        line += "".join(f"{name} {value}  " for name, value in metrics.items())
         left = timedelta(seconds=round(progress.seconds_left))
         line += f"{progress.samples_per_second:,.0f} samples/s  at most {left} left"
-        done = progress.epoch - 1 + progress.step / progress.steps
-        self.bars.update(self._tasks[progress.seed], completed=done, description=line)
+        total, done = progress.epochs, progress.epoch - 1 + share
+        if progress.epoch == 0:  # a bar of its own
+            total, done = 1, share
+        self.bars.update(self._tasks[seed], total=total, completed=done, description=line)
         if self.bars.disable and progress.record is not None:
             self.bars.console.print(Text(line), soft_wrap=True)
 
     def on_epoch_end(self, progress: State) -> None:
         """Show the metrics; on a bar, those of a validation stay until the next one."""
         new = _epoch_metrics(progress.record or {}, self.verbose)
-        old = {} if self.bars.disable else self._metrics[progress.seed]
+        old = {} if self.bars.disable else self._metrics.get(progress.seed, {})
         self._metrics[progress.seed] = old | new
         self.on_progress(progress)
 

@@ -43,6 +43,8 @@ OF_COLUMNS = ("ignore", "categories", "text")
 #: inputs and targets as they are read
 Inputs: TypeAlias = Source | list[Any] | Array | Frame
 Targets: TypeAlias = Array | Frame | None
+#: function of a format that was fitted to data to the one to read it with
+Adapt: TypeAlias = Callable[[InputFormat], InputFormat]
 #: characters of a value in a message
 LONGEST = 40
 
@@ -61,7 +63,7 @@ def open(
     mode: Mode | None = None,
     fit: Fit | None = None,
     on_error: Literal["skip", "raise", "report"] = "skip",
-    format: InputFormat | None = None,
+    format: InputFormat | Adapt | None = None,
     resize: bool = False,
     labeled: bool = True,
     stream: bool | None = None,
@@ -95,7 +97,7 @@ def open(
             "report" keeps all inputs, so that `Source.encode` reports their errors. Rows of
             arrays and tables that cannot be read are errors unless "report".
         format: Format that a model was trained with, in place of the options above; default: fitted
-            to the data.
+            to the data. A function of that returns the one to read files and arrays with.
         resize: Convert arrays of images of another size or mode to `format`; files always are.
         labeled: Whether to read targets.
         stream: Read files when they are needed (True), or hold them in memory (False); default:
@@ -108,6 +110,9 @@ def open(
     options: Options = {"text": text, "tokenizer": tokenizer, "size": size, "mode": mode}
     options |= {"fit": fit, "ignore": ignore or None, "categories": categories or None}
     options = {option: value for option, value in options.items() if value is not None}
+    adapt: Adapt | None = None
+    if format is not None and not isinstance(format, InputFormat):
+        adapt, format = format, None
     if format is not None:
         options = {}
     name, content, labels = _read(source, split, labeled, format)
@@ -117,12 +122,13 @@ def open(
         absent = np.all(missing(labels).reshape(len(labels), -1), 1)
         content, labels = without_rows(name, absent, content, labels)
     if isinstance(content, Source):
-        if format in (None, content.format) and not options:
+        wanted = content.format if adapt is None else adapt(content.format)
+        if format in (None, content.format) and wanted == content.format and not options:
             opened = copy.copy(content)
             opened.target = labels
             return opened
         array = content.load().numpy()
-        opened = _open_array(name, array, labels, options, format, resize, on_error)
+        opened = _open_array(name, array, labels, options, format, adapt, resize, on_error)
         opened.weight = content.weight
         return opened
     if hasattr(content, "iloc"):
@@ -130,8 +136,8 @@ def open(
         parts = content, labels, columns, weight if labeled else None
         return _open_table(name, *parts, options, format, labeled, on_error)
     if isinstance(content, list):
-        return _open_list(name, content, labels, options, format, on_error, stream)
-    return _open_array(name, content, labels, options, format, resize, on_error)
+        return _open_list(name, content, labels, options, format, adapt, on_error, stream)
+    return _open_array(name, content, labels, options, format, adapt, resize, on_error)
 
 
 def is_known(source: object) -> bool:
@@ -264,6 +270,22 @@ def _options(kind: type[InputFormat]) -> set[str]:
     return {*inspect.signature(kind.fit).parameters}
 
 
+def _fitted(
+    name: str, items: Inputs, options: Options, adapt: Adapt | None
+) -> tuple[InputFormat, Callable[..., InputFormat] | None]:
+    """Return the format of items, and a function that fits it again, see `_fitting`."""
+    kind = _choose(name, items, options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        format = kind.fit(items, **options)
+    adapted = format if adapt is None else adapt(format)
+    if adapted != format:
+        return adapted, None
+    for one in caught:  # they are about the format that is used
+        warnings.warn(one.message, stacklevel=4)
+    return format, _fitting(kind, options)
+
+
 def _fitting(kind: type[InputFormat], options: Options) -> Callable[..., InputFormat] | None:
     """Return a function that fits a format to training rows again, if it depends on them."""
     return partial(kind.fit, **options) if "rows" in _options(kind) else None
@@ -275,6 +297,7 @@ def _open_list(
     labels: Targets,
     options: Options,
     format: InputFormat | None,
+    adapt: Adapt | None,
     on_error: str,
     stream: bool | None,
 ) -> Source:
@@ -283,8 +306,7 @@ def _open_list(
     if format is not None:
         _check_accepted(name, items, format)
         return folders.checked(Items(name, format, items, labels, names), on_error, stream)
-    kind = _choose(name, items, options)
-    fitted, fit = kind.fit(items, **options), _fitting(kind, options)
+    fitted, fit = _fitted(name, items, options, adapt)
     return folders.checked(Items(name, fitted, items, labels, names, fit=fit), on_error, stream)
 
 
@@ -294,13 +316,13 @@ def _open_array(
     labels: Targets,
     options: Options,
     format: InputFormat | None,
+    adapt: Adapt | None,
     resize: bool,
     on_error: str,
 ) -> Source:
     values, fit = channels_first(values), None
     if format is None:
-        kind = _choose(name, values, options)
-        format, fit = kind.fit(values, **options), _fitting(kind, options)
+        format, fit = _fitted(name, values, options, adapt)
     else:
         _check_accepted(name, values, format)
         if format.resizes and values.shape[1:] != format.shape and not resize:

@@ -117,7 +117,9 @@ def _data(model: Model) -> Iterator[str]:
     if record is not None:
         samples = (f"{count:,} for {purpose}" for purpose, count in record.samples.items())
         yield f"- Samples: {', '.join(samples)}"
-        yield f"- Weights: epoch {record.best_epoch} of {record.epochs}, seed {record.seed}"
+        weights = f"epoch {record.best_epoch} of {record.epochs}"
+        weights = "a head on features of a pretrained backbone" if record.frozen else weights
+        yield f"- Weights: {weights}, seed {record.seed}"
 
 
 def _results(model: Model) -> Iterator[str]:

@@ -63,6 +63,7 @@ class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docst
         fingerprint: Hash of the data.
         metrics: Metrics of the calibration samples, before calibration.
         device: Device of the training.
+        frozen: Whether only the head was trained, on features of a pretrained backbone.
         versions: Versions of dubito, torch and Python.
     """
 
@@ -75,6 +76,7 @@ class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docst
     fingerprint: str = ""
     metrics: dict[str, ExtendedFloat] = {}
     device: str = "cpu"
+    frozen: bool = False
     versions: dict[str, str] = Field(default_factory=versions)
 
 

@@ -185,14 +185,23 @@ class Model(nn.Module):
         """
         return self.distribution(*self.run(inputs))
 
-    def features(self, items: object, *, batch_size: int | None = None) -> Tensor:
+    def features(
+        self,
+        items: object,
+        *,
+        batch_size: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Tensor:
         """Return the features, inputs of the last layer: (N, D).
 
         Args:
             items: Inputs; see `predict`.
             batch_size: Inputs per batch; None: as many as fit into memory.
+            progress: Function that is called with the number of inputs of each batch.
         """
-        features, _ = self._outputs(items, with_features=True, batch_size=batch_size)
+        features, _ = self._outputs(
+            items, with_features=True, batch_size=batch_size, progress=progress
+        )
         assert features is not None
         return features
 
@@ -304,12 +313,20 @@ class Model(nn.Module):
             start += len(batch.inputs)
 
     def _outputs(
-        self, items: object, *, with_features: bool = False, batch_size: int | None = None
+        self,
+        items: object,
+        *,
+        with_features: bool = False,
+        batch_size: int | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Pass:
         """Return features, if wanted, and outputs of all inputs."""
+        parts = []
         with self._evaluating():
-            batches = self._batches(items, batch_size)
-            parts = [self.run(batch.inputs, with_features=with_features) for batch in batches]
+            for batch in self._batches(items, batch_size):
+                parts.append(self.run(batch.inputs, with_features=with_features))
+                if progress is not None:
+                    progress(len(batch.inputs))
         if not parts:
             raise DubitoError("there are no inputs")
         features = [part for part, _ in parts if part is not None]

@@ -2,8 +2,9 @@
 
 import json
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -14,6 +15,9 @@ from dubito.types import Json
 
 __all__ = ["Callback", "JSONLines", "Progress", "TensorBoard"]
 
+#: least seconds between two calls of the callbacks during an epoch
+MIN_INTERVAL = 0.2
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -21,13 +25,18 @@ class Progress:
 
     Args:
         seed: Seed of the run.
-        epoch: Current epoch, from 1; before the training the one that it begins with.
+        epoch: Current epoch, from 1; before the training the one that it begins with; 0 while
+            features are computed, which the head of a pretrained network is trained on.
         epochs: Maximum number of epochs.
-        step: Steps of this epoch that were launched; a GPU may be a little behind.
+        step: Steps of this epoch that were launched; a GPU may be a little behind. Of epoch 0,
+            samples.
         steps: Steps per epoch.
         record: Record of the epoch, see `History`; None before the epoch ends.
         samples_per_second: Training speed in this epoch; 0 before its first step.
-        seconds_left: Estimated time until the last epoch ends; infinite while it is unknown.
+        seconds_left: Estimated time until the last epoch ends, or epoch 0; infinite while it is
+            unknown.
+        metrics: Metric of the task on the latest batch of the training; empty where reading it
+            would wait for a GPU.
         network: Network that is validated: with averaged weights if there are any.
     """
 
@@ -40,6 +49,7 @@ class Progress:
     samples_per_second: float
     seconds_left: float
     network: nn.Module
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Callback:
@@ -98,6 +108,49 @@ class Callback:
         Args:
             state: Result of `state_dict` after the last epoch in the checkpoint.
         """
+
+
+class FeatureProgress:
+    """Tells callbacks how far a pass over the samples before the first epoch is.
+
+    Args:
+        callbacks: Callbacks of the training.
+        seed: Seed of the training.
+        epochs: Its maximum number of epochs.
+        count: Number of samples.
+        network: Network of the pass.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        seed: int,
+        epochs: int,
+        count: int,
+        network: nn.Module,
+    ) -> None:
+        self.callbacks, self.seed, self.epochs = callbacks, seed, epochs
+        self.count, self.network, self.done = count, network, 0
+        self.start = self.last = time.perf_counter()
+
+    def __call__(self, samples: int) -> None:
+        """Count samples of a batch.
+
+        Args:
+            samples: Their number.
+        """
+        self.done += samples
+        now = time.perf_counter()
+        if now - self.last < MIN_INTERVAL:
+            return
+        self.last, speed = now, self.done / (now - self.start)
+        progress = Progress(
+            seed=self.seed, epoch=0, epochs=self.epochs, step=self.done, steps=self.count,
+            record=None, samples_per_second=speed, seconds_left=(self.count - self.done) / speed,
+            network=self.network,
+        )  # fmt: skip
+        for callback in self.callbacks:
+            callback.on_progress(progress)
 
 
 def callback_states(callbacks: Sequence[Callback]) -> list[tuple[str, dict[str, object]]]:

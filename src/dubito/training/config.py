@@ -70,6 +70,8 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Steps in which the learning rate rises from 0; below 1 a share of all steps."""
     param_groups: dict[str, GroupOptions] = {}
     """Options by pattern of parameter names, such as `backbone.*`; the first match counts."""
+    freeze_stages: float = Field(default=0, ge=0, lt=1)
+    """Share of the stages of the network, from the inputs, that keep their weights."""
     layer_decay: float | None = Field(default=None, gt=0, le=1)
     """Factor of the learning rate from each stage of the network to the one before it."""
     max_grad_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -100,7 +100,7 @@ def _block(name: str) -> str:
 
 @contextmanager
 def frozen(config: TrainConfig, networks: Sequence[nn.Module]) -> Iterator[None]:
-    """Freeze the parameters whose learning rate is 0, as long as the context lasts.
+    """Freeze the first stages and parameters whose learning rate is 0, as long as it lasts.
 
     Args:
         config: Training configuration.
@@ -113,11 +113,13 @@ def frozen(config: TrainConfig, networks: Sequence[nn.Module]) -> Iterator[None]
                 f"param_groups: no parameter matches {pattern!r}; the network has {names[0]!r} to "
                 f"{names[-1]!r}"
             )
+    depth = depths(networks[0]) if config.freeze_stages else dict.fromkeys(names, 0)
+    deepest = (1 - config.freeze_stages) * max(depth.values(), default=0)
     parameters = [
         parameter
         for network in networks
         for name, parameter in network.named_parameters()
-        if parameter.requires_grad and config.group_options(name)[0] == 0
+        if parameter.requires_grad and (config.group_options(name)[0] == 0 or depth[name] > deepest)
     ]
     for parameter in parameters:
         parameter.requires_grad_(False)

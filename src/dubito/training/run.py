@@ -182,6 +182,8 @@ class Run:
                 f"keep={self.metric!r} needs validation samples: pass some, or keep={LAST!r}"
             )
         self.history = History()
+        #: outputs and targets of the latest step, if they can be read without waiting
+        self.latest: tuple[Tensor, Tensor | Target] | None = None
         self.best: dict[str, Tensor] = {}
         self.batch_size = config.batch_size * parallel.world()
         self.counts = self._counts()
@@ -267,13 +269,14 @@ class Run:
             if self.config.changes_lr and not self.lr_on_device:
                 for group, rates in zip(self.optimizer.param_groups, self.rates, strict=True):
                     group["lr"] = rates[step]
-            self.step(x, target, count)
+            outputs = self.step(x, target, count)
             if self.device.type == "cpu":  # reading a value does not wait
                 self.check_finite(step, step + 1)
+                self.latest = outputs[: len(target)], target
             yield
 
-    def step(self, x: Tensor, target: Tensor | Target, count: int) -> None:
-        """Update the weights.
+    def step(self, x: Tensor, target: Tensor | Target, count: int) -> Tensor:
+        """Update the weights, and return the outputs before.
 
         Args:
             x: Inputs, the share of this process.
@@ -298,6 +301,17 @@ class Run:
         self.optimizer.step()
         if self.average is not None and config.ema_decay is not None:
             update_moving_average(self.average, self.model.network, config.ema_decay)
+        return outputs.detach()
+
+    @torch.no_grad()
+    def latest_metrics(self) -> dict[str, float]:
+        """Return the accuracy of the latest step; empty if there is none."""
+        task = self.model.task
+        if self.latest is None or task.kind != "classification":
+            return {}
+        outputs, target = self.latest
+        metrics = task.metrics(self.model.method.distribution(outputs).predictive, target)
+        return {task.monitor: metrics[task.monitor]}
 
     def check_finite(self, start: int = 0, stop: int | None = None) -> None:
         """Raise if a step of the epoch was not finite; waits for the steps of a GPU."""

@@ -14,7 +14,7 @@ from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import parallel
 from dubito.training.batches import Reader, Samples
-from dubito.training.callbacks import Callback, Progress
+from dubito.training.callbacks import MIN_INTERVAL, Callback, Progress
 from dubito.training.config import TrainConfig
 from dubito.training.graph import GraphedRun, capture, is_graphed
 from dubito.training.optimizer import frozen
@@ -22,8 +22,6 @@ from dubito.training.run import History, Record, Run
 
 __all__ = ["Trainer"]
 
-#: least seconds between two calls of the callbacks during an epoch
-_MIN_INTERVAL = 0.2
 #: share of the time that checkpoints may take, and seconds below which they are free
 _SHARE, _FREE = 0.05, 0.1
 
@@ -198,7 +196,7 @@ class Trainer:
         # Each item takes one step of every run. strict=True exhausts all generators: the code
         # after their last yield waits for the CUDA streams.
         for step, _ in enumerate(zip(*(run.steps() for run in runs), strict=True), 1):
-            if time.perf_counter() - last_report > _MIN_INTERVAL:
+            if time.perf_counter() - last_report > MIN_INTERVAL:
                 last_report = time.perf_counter()
                 for run in runs:
                     seconds = last_report - steps_start
@@ -242,6 +240,7 @@ class Trainer:
             samples_per_second=sum(run.counts[:step]) / seconds if step else 0.0,
             seconds_left=per_epoch * (run.config.num_epochs - (epoch - 1 + step / steps)),
             network=run.evaluated,
+            metrics=run.latest_metrics() if event == "on_progress" else {},
         )
         for callback in self.callbacks:
             getattr(callback, event)(progress)
