@@ -37,7 +37,7 @@ LAYERS: list[list[str]] = [
     ["config"],
     ["pipeline"],
     ["api"],
-    ["fewshot", "lightning", "serve", "sklearn"],
+    ["fewshot", "lightning", "serve", "sklearn", "transformers"],
     # The package itself, which re-exports the layers below.
     ["dubito"],
     ["cli"],

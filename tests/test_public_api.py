@@ -39,7 +39,7 @@ PUBLIC = {
     "dubito.losses": "EDLLoss IEDLLoss Term cross_entropy differential_entropy edl "
     "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
     "label_removed_kl marginal_nll mse_bias mse_variance reverse_kl uce",
-    "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork LabelSmoothing "
+    "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork "
     "MCDropout Method MethodLoss NonNegative PosteriorNetwork ReverseKLPriorNetwork Softmax "
     "TaskLike",
     "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
@@ -55,6 +55,7 @@ PUBLIC = {
     "dubito.tasks": "Classification Regression",
     "dubito.training": "Callback History JSONLines NonFiniteLoss Progress "
     "TensorBoard TrainConfig Trainer",
+    "dubito.transformers": "loss",
 }
 MOST = 120
 #: parameters that need no words: `kind` discriminates the classes of a union in a file

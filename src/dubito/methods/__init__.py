@@ -34,10 +34,10 @@ from dubito.methods.mc_dropout import MCDropout
 from dubito.methods.posterior_network import PosteriorNetwork
 from dubito.methods.prior_networks import KLPriorNetwork, ReverseKLPriorNetwork
 from dubito.methods.redl import REDL
-from dubito.methods.softmax import LabelSmoothing, Softmax
+from dubito.methods.softmax import Softmax
 
 __all__ = [
     "DER", "EDL", "FEDL", "IEDL", "METHODS", "REDL", "Ensemble", "KLPriorNetwork",
-    "LabelSmoothing", "MCDropout", "Method", "MethodLoss", "NonNegative", "PosteriorNetwork",
-    "ReverseKLPriorNetwork", "Softmax", "TaskLike",
+    "MCDropout", "Method", "MethodLoss", "NonNegative", "PosteriorNetwork", "ReverseKLPriorNetwork",
+    "Softmax", "TaskLike",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from dubito.distributions import Categorical
 from dubito.losses import Term
 from dubito.methods.base import METHODS, Method
 
-__all__ = ["LabelSmoothing", "Softmax"]
+__all__ = ["Softmax"]
 
 
 @METHODS.register("softmax")
