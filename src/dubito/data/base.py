@@ -140,7 +140,7 @@ class Items(Source):
     """Inputs as users have them, encoded at once or when they are needed.
 
     Args:
-        items: List of image files, array or DataFrame.
+        items: Image files, array or DataFrame.
         names: Name of each input for users.
         encoded: Encoded inputs in memory; None: `items` are read when they are needed.
         fit: Fits a format to some of the items; None: the format was given.
@@ -148,7 +148,7 @@ class Items(Source):
 
     name: str
     format: InputFormat
-    items: list[Any] | Array | Frame
+    items: Sequence[Any] | Array | Frame
     target: Array | Frame | None = None
     names: Sequence[str] | None = None
     encoded: Encoded | None = None
@@ -205,7 +205,7 @@ class Items(Source):
 def _version(item: Any) -> tuple[Any, ...]:
     """Return what identifies an input: name, size and time of a file, or the input itself."""
     if not isinstance(item, os.PathLike):
-        return (item,)
+        return (digest(item) if isinstance(item, bytes) else item,)
     stat = os.stat(item)
     return (str(item), stat.st_size, stat.st_mtime_ns)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dubito import _checks, plugins
-from dubito.data import folders, npz
+from dubito.data import arrow, folders, npz
 from dubito.data.base import PARTS, Items, Source, take
 from dubito.data.folders import files_below
 from dubito.data.known import DATASETS
@@ -22,7 +22,7 @@ from dubito.errors import DubitoError
 from dubito.formats import FORMATS, ArrayFormat, InputFormat, TableFormat
 from dubito.formats.arrays import as_array, as_numpy, channels_first
 from dubito.formats.base import name_of
-from dubito.formats.images import Fit, Mode
+from dubito.formats.images import Fit, ImageFormat, Mode
 from dubito.formats.tables import (
     TABLES,
     as_frame,
@@ -41,7 +41,7 @@ __all__ = ["open"]
 #: options that name columns of a table
 OF_COLUMNS = ("ignore", "categories", "text")
 #: inputs and targets as they are read
-Inputs: TypeAlias = Source | list[Any] | Array | Frame
+Inputs: TypeAlias = Source | list[Any] | arrow.Images | Array | Frame
 Targets: TypeAlias = Array | Frame | None
 #: function of a format that was fitted to data to the one to read it with
 Adapt: TypeAlias = Callable[[InputFormat], InputFormat]
@@ -72,14 +72,16 @@ def open(
 
     A folder has one sub-folder of files per class, or parts `train` and `test` with these inside.
     An .npz file has arrays `inputs` and `labels` (or `x` and `y`), perhaps `x_train`, `x_test`, and
-    so on. A table has a header; a column of text is one of categories, and so is one of codes with
-    leading zeros. The format of the inputs is the entry of `FORMATS` that accepts them. Samples
-    without a target are left out, with a warning; of several numbers single ones may be missing.
+    so on. A dataset of the package datasets has a column of images or of lists of numbers, or it is
+    a table, where the only column, or `text`, is text if it has strings. A table has a header; a
+    column of text is one of categories, and so is one of codes with leading zeros. The format of
+    the inputs is the entry of `FORMATS` that accepts them. Samples without a target are left out,
+    with a warning; of several numbers single ones may be missing.
 
     Args:
         source: Known name, folder, .npz, .csv or .parquet file; DataFrame or list of dicts; array
-            (N, *shape) or list of texts; or a pair of inputs and targets. Without targets also
-            files.
+            (N, *shape) or list of texts; or a pair of inputs and targets; or a dataset of the
+            package datasets, or the folder of one. Without targets also files.
         split: "train", "test" or "all". Data without parts has only "all" of it, which "train"
             means as well.
         target: Target column or columns of a table; default: the last.
@@ -113,9 +115,14 @@ def open(
     adapt: Adapt | None = None
     if format is not None and not isinstance(format, InputFormat):
         adapt, format = format, None
+    if arrow.is_dataset(source):
+        name, (content, labels, found) = _read_dataset(source, split, labeled, target)
+        options = options if found is None else {**options, "text": text or found}
+        target = None if labels is not None else target
+    else:
+        name, content, labels = _read(source, split, labeled, format)
     if format is not None:
         options = {}
-    name, content, labels = _read(source, split, labeled, format)
     _check(name, content, labels, {"target": target, "weight": weight}, labeled)
     labels = labels if labeled else None
     if labels is not None and not isinstance(content, Source):
@@ -135,7 +142,7 @@ def open(
         columns = (target,) if isinstance(target, str) else tuple(target or ())
         parts = content, labels, columns, weight if labeled else None
         return _open_table(name, *parts, options, format, labeled, on_error)
-    if isinstance(content, list):
+    if isinstance(content, list | arrow.Images):
         return _open_list(name, content, labels, options, format, adapt, on_error, stream)
     return _open_array(name, content, labels, options, format, adapt, resize, on_error)
 
@@ -158,6 +165,8 @@ def parts(source: object) -> tuple[str, ...]:
     >>> parts("mnist")
     ('train', 'test')
     """
+    if arrow.is_dataset(source):
+        return arrow.parts(source)
     if not isinstance(source, str | os.PathLike):
         return ()
     path = Path(source).expanduser()
@@ -200,12 +209,8 @@ def _read(
     if _are_paths(source) and len(source) == 1:
         source = source[0]
     kind = type(format) if format is not None and format.extensions else None
-    is_path, known = isinstance(source, str | os.PathLike), parts(source)
-    hint = "" if known else "; divide all of it with dubito.data.split"
-    what = f"part of {os.fspath(source) if is_path else 'data in memory'}:"
-    _checks.one_of([*(known or ["train"]), "all"], split, what, hint)
-    if is_path:
-        selected = [part for part in known if split in (part, "all")]
+    selected = _selected(source, split)
+    if isinstance(source, str | os.PathLike):
         if is_known(source):
             return _load(str(source), selected)
         return _read_path(Path(source).expanduser(), selected, labeled, kind)
@@ -218,6 +223,24 @@ def _read(
     if _all_are(inputs, str | bytes):
         return "inputs", inputs, labels
     return "data", as_array(inputs), labels
+
+
+def _selected(source: Any, split: str) -> list[str]:
+    """Return the parts of a source to read; empty if it has none."""
+    known = parts(source)
+    hint = "" if known else "; divide all of it with dubito.data.split"
+    is_path = isinstance(source, str | os.PathLike)
+    what = f"part of {os.fspath(source) if is_path else 'data in memory'}:"
+    _checks.one_of([*(known or ["train"]), "all"], split, what, hint)
+    return [part for part in known if split in (part, "all")]
+
+
+def _read_dataset(
+    source: Any, split: str, labeled: bool, target: str | Sequence[str] | None
+) -> tuple[str, arrow.Columns]:
+    is_path = isinstance(source, str | os.PathLike)
+    name = Path(source).expanduser().resolve().name if is_path else "dataset"
+    return name, arrow.read(source, _selected(source, split), labeled, target)
 
 
 def _load(name: str, parts: list[str]) -> tuple[str, Inputs, Targets]:
@@ -250,9 +273,13 @@ def _read_path(
     )
 
 
+def _accepts(kind: type[InputFormat], items: Inputs) -> bool:
+    return kind is ImageFormat if isinstance(items, arrow.Images) else kind.accepts(items)
+
+
 def _choose(name: str, items: Inputs, options: Options) -> type[InputFormat]:
     """Return the format that accepts items and takes the options; arrays are what others leave."""
-    kinds = [kind for kind in FORMATS.values() if kind is not ArrayFormat and kind.accepts(items)]
+    kinds = [kind for kind in FORMATS.values() if kind is not ArrayFormat and _accepts(kind, items)]
     kinds.append(ArrayFormat)
     found = next((kind for kind in kinds if options.keys() <= _options(kind)), None)
     if found is None:
@@ -293,7 +320,7 @@ def _fitting(kind: type[InputFormat], options: Options) -> Callable[..., InputFo
 
 def _open_list(
     name: str,
-    items: list[Any],
+    items: list[Any] | arrow.Images,
     labels: Targets,
     options: Options,
     format: InputFormat | None,
@@ -302,7 +329,9 @@ def _open_list(
     stream: bool | None,
 ) -> Source:
     """Open files, texts, or contents of files."""
-    names = folders.file_names(items) if _all_are(items, os.PathLike) else None
+    names = None
+    if isinstance(items, list) and _all_are(items, os.PathLike):
+        names = folders.file_names(items)
     if format is not None:
         _check_accepted(name, items, format)
         return folders.checked(Items(name, format, items, labels, names), on_error, stream)
@@ -405,7 +434,7 @@ def _without_errors(source: Items, on_error: str) -> Source:
 
 def _check_accepted(name: str, items: Inputs, format: InputFormat) -> None:
     """Raise if a model takes inputs of another kind."""
-    if not format.accepts(items):
+    if not _accepts(type(format), items):
         own = repr(name_of(_choose(name, items, {})))
         shape = f" of shape {items.shape}" if isinstance(items, np.ndarray) else ""
         raise DubitoError(f"{name} has the format {own}{shape}, but the model takes {format}")

@@ -154,7 +154,7 @@ class ImageFormat(InputFormat):
         differ and stretched if not.
 
         Args:
-            items: Paths, or an array.
+            items: Paths, contents of files, or an array.
             size: Side, or height and width; None: by the images.
             mode: "L" or "RGB"; None: by the images.
             fit: "stretch", "crop" or "pad"; None: by the images, or "stretch" to a given size.
@@ -344,9 +344,10 @@ def _common(shapes: Sequence[tuple[int, int]], fit: Fit | None) -> tuple[tuple[i
     return (side, side), fit
 
 
-def _header(path: Path) -> tuple[tuple[int, int], bool]:
+def _header(item: Path | bytes) -> tuple[tuple[int, int], bool]:
     """Return the (height, width) that an image decodes to, and whether it is gray."""
-    with need("PIL.Image", "data").open(path) as image:
+    stream = io.BytesIO(item) if isinstance(item, bytes) else item
+    with need("PIL.Image", "data").open(stream) as image:
         # A TIFF's own size: Pillow may have turned the other already.
         tags = getattr(image, "tag_v2", None)
         width, height = image.size if tags is None else (tags[256], tags[257])

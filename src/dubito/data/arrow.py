@@ -1,0 +1,153 @@
+"""Datasets of the package datasets: in memory, or folders that `save_to_disk` has written."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from dubito import _checks
+from dubito._extras import need
+from dubito.data.base import PARTS
+from dubito.errors import DubitoError
+from dubito.formats.tables import target_columns
+from dubito.types import Array, Frame
+
+__all__: list[str] = []
+
+EXTRA = "datasets"
+#: files in the folder of a dataset, and of one with parts
+DATASET, WITH_PARTS = "dataset_info.json", "dataset_dict.json"
+#: columns of classes and of texts, by custom
+LABELS, TEXT = ("label", "labels"), "text"
+
+
+class Columns(NamedTuple):
+    """Columns of a dataset.
+
+    Attributes:
+        inputs: Images; or an array; or a table with the targets in its last columns.
+        targets: Targets of images and arrays.
+        text: Column of texts: the only input, or `text`.
+    """
+
+    inputs: "Images | Array | Frame"
+    targets: Frame | None = None
+    text: str | None = None
+
+
+class Images(Sequence[bytes | Path]):
+    """Images of a dataset, read when they are needed.
+
+    Args:
+        dataset: Dataset.
+        column: Column of the images.
+        rows: Rows of the dataset; None: all.
+    """
+
+    def __init__(self, dataset: Any, column: str, rows: Array | None = None) -> None:
+        self.dataset, self.column = dataset, column
+        self.rows = np.arange(len(dataset)) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes | Path: ...
+
+    @overload
+    def __getitem__(self, place: slice | Array) -> "Images": ...
+
+    def __getitem__(self, place: int | slice | Array) -> "bytes | Path | Images":
+        rows = self.rows[place]
+        if isinstance(rows, np.ndarray):
+            return Images(self.dataset, self.column, rows)
+        file = self.dataset[int(rows)][self.column] or {"bytes": b""}  # none, a damaged one
+        content: bytes | None = file["bytes"]
+        return Path(file["path"]) if content is None else content
+
+
+def is_dataset(source: object) -> bool:
+    """Return whether a source is a dataset, several of them by part, or a folder of these.
+
+    Args:
+        source: See `data.open`.
+    """
+    if isinstance(source, str | os.PathLike):
+        place = Path(source).expanduser()
+        return any((place / name).is_file() for name in (DATASET, WITH_PARTS))
+    package: Any = sys.modules.get("datasets")  # what has it was made by it
+    return package is not None and isinstance(source, package.Dataset | package.DatasetDict)
+
+
+def parts(source: Any) -> tuple[str, ...]:
+    """Return the parts of a dataset, such as ("train", "test"); empty if it has none.
+
+    Args:
+        source: Source that `is_dataset`.
+    """
+    if isinstance(source, str | os.PathLike):
+        place = Path(source).expanduser()
+        return tuple(part for part in PARTS if (place / part / DATASET).is_file())
+    return tuple(part for part in PARTS if isinstance(source, dict) and part in source)
+
+
+def read(
+    source: Any, parts: Sequence[str], labeled: bool, target: str | Sequence[str] | None
+) -> Columns:
+    """Return inputs and targets; images are not read yet.
+
+    The inputs are the column of images, that of lists of numbers, or all columns as a table.
+
+    Args:
+        source: Source that `is_dataset`.
+        parts: Parts to read; empty: all of a dataset without parts.
+        labeled: Whether to read targets.
+        target: Target columns; None: that of classes, `label`, `labels`, or the last.
+    """
+    package = need("datasets", EXTRA)
+    if isinstance(source, str | os.PathLike):
+        source = package.load_from_disk(str(Path(source).expanduser()))
+    if isinstance(source, dict):
+        source = package.concatenate_datasets([source[part] for part in parts])
+    dataset, kinds = source.with_format(None), source.features
+    named = [target] if isinstance(target, str) else [*(target or ())]
+    for column in named:
+        _checks.one_of(kinds, column, "column of the dataset")
+    classes = [name for name, kind in kinds.items() if isinstance(kind, package.ClassLabel)]
+    columns = named or (classes if len(classes) == 1 else [*filter(kinds.get, LABELS)][:1])
+    if labeled and not columns and len(kinds) > 1:
+        columns = [*kinds][-1:]
+    inputs = [name for name in kinds if name not in columns]
+    images = [name for name in inputs if isinstance(kinds[name], package.Image)]
+    plain = (package.Value, package.ClassLabel)
+    lists = [name for name in inputs if not isinstance(kinds[name], plain)]
+    if found := images or lists:
+        if len(found) > 1:
+            raise DubitoError(
+                f"the dataset has several columns of inputs, {_checks.listed(found)}: keep one of "
+                "them, with select_columns"
+            )
+        targets = None
+        if labeled and columns:
+            targets = target_columns(_frame(dataset.select_columns(columns)), columns)
+        if images:
+            undecoded = dataset.cast_column(found[0], package.Image(decode=False))
+            return Columns(Images(undecoded, found[0]), targets)
+        return Columns(dataset.with_format("numpy")[found[0]][:], targets)
+    frame = _frame(dataset.select_columns([*inputs, *columns]))
+    texts = [name for name in inputs if frame[name].map(type).eq(str).all()]
+    text = texts[0] if len(inputs) == len(texts) == 1 else TEXT if TEXT in texts else None
+    return Columns(frame, None, text)
+
+
+def _frame(dataset: Any) -> Frame:
+    """Return columns as a table, classes by their names."""
+    frame = dataset.to_pandas()
+    for name, kind in dataset.features.items():
+        if names := getattr(kind, "names", None):  # -1 is no class
+            cells = [*names, None]
+            frame[name] = [cells[int(cell)] for cell in frame[name].fillna(-1)]
+    return frame
