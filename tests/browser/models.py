@@ -16,6 +16,7 @@ from dubito.training import TrainConfig, Trainer
 
 COLORS = ("blue", "green", "red")
 TREES = ("elm", "fir", "oak")
+VERDICTS, OPINIONS = ("bad", "fair", "good"), ("awful", "passable", "wonderful")
 SPECIES = tuple(f"species {number:02d}" for number in range(40))
 
 
@@ -34,6 +35,20 @@ def table(folder: Path) -> Path:
     frame, labels = _trees()
     source = data.open(frame.assign(tree=np.array(TREES)[labels]), target="tree")
     return fitted("softmax", source, Classification.from_target(source.target)).save(folder)
+
+
+def reviews(folder: Path) -> Path:
+    """Texts of a few words, by I-EDL with a policy."""
+    draw = np.random.default_rng(0)
+    verdicts = draw.integers(0, 3, 900)
+    words = np.array(["film", "story", "the", "music", "actors", "was", "a", "day"])
+    texts = [
+        " ".join([*draw.choice(words, 5), OPINIONS[verdict], *draw.choice(words, 3)])
+        for verdict in verdicts
+    ]
+    source = data.open((texts, np.array(VERDICTS)[verdicts]))
+    task = Classification.from_target(source.target)
+    return fitted("iedl", source, task, "embedding").save(folder)
 
 
 def regression(folder: Path) -> Path:
@@ -61,11 +76,14 @@ def species(folder: Path) -> Path:
     return Model.build("iedl", task, Preprocessing(inputs=format), "mlp").save(folder)
 
 
-def fitted(method: str, source: Source, task: Task) -> Model:
+MLP = {"name": "mlp", "hidden": [32]}
+
+
+def fitted(method: str, source: Source, task: Task, backbone: Any = MLP) -> Model:
     """Train a model; half of the samples are for calibration and policy."""
     train, held_out = data.split(source, 0.5, seed=0)
     preprocessing = Preprocessing.fit(source.format, train.load())
-    model = Model.build(method, task, preprocessing, {"name": "mlp", "hidden": [32]})
+    model = Model.build(method, task, preprocessing, backbone)
     config = TrainConfig(epochs=15, batch_size=32, lr=5e-3, keep="last")
     Trainer(config).fit(model, (train.load(), task.encode(train.target)))
     return model.calibrate(held_out).fit_policy(held_out, error_rate=0.1)

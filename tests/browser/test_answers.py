@@ -158,6 +158,18 @@ def test_table_has_a_form(table: Watched) -> None:
     until(page, f"document.getElementById('bars').innerText !== {json.dumps(before)}")
 
 
+def test_text_has_a_box(opened: Callable[..., Watched]) -> None:
+    page = opened("reviews").page
+    assert page.locator("#verdict").get_attribute("data-state") == "idle"
+    page.fill("#text", "the music was wonderful, a day")
+    assert answered(page) == "accept"
+    assert page.locator("#bars tr.first th").inner_text() == "good"
+    page.fill("#text", "zzz yyy xxx")
+    until(page, "document.getElementById('verdict').dataset.state === 'abstain'")
+    page.fill("#text", "  ")
+    answered(page, "idle")
+
+
 def test_missing_values_of_a_table(table: Watched) -> None:
     page = table.page
     page.fill("#field-1", "")  # never missing in training

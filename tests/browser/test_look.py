@@ -86,7 +86,7 @@ def test_contrast_of_text(opened: Callable[..., Watched], scheme: str, dark: boo
         assert not poor
 
 
-@pytest.mark.parametrize("name", ["demo", "photos", "regression"])
+@pytest.mark.parametrize("name", ["demo", "photos", "regression", "reviews"])
 def test_nothing_is_wider_than_the_screen(opened: Callable[..., Watched], name: str) -> None:
     page = opened(name).page
     beyond = """

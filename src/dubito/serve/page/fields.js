@@ -1,4 +1,7 @@
-// Inputs that are not images: a form with a field for each column, a file, or a box for JSON.
+// Inputs that are not images: a form with a field for each column, a box for a text or for JSON, or a file.
+
+// Formats of texts, and what they are cut into.
+const TEXTS = { text: "words", tokens: "tokens" };
 
 const middle = ({ low, high }) => Number(((low + high) / 2).toPrecision(3));
 
@@ -59,7 +62,23 @@ function asForm(form, columns, ask) {
 
 const zeros = (shape) => (shape.length === 0 ? 0 : Array.from({ length: shape[0] }, () => zeros(shape.slice(1))));
 
-function asText(form, shape, ask) {
+function asText(form, [length], unit, ask) {
+  const label = document.createElement("label");
+  label.htmlFor = "text";
+  label.textContent = "Text";
+  const text = document.createElement("textarea");
+  Object.assign(text, { id: "text", rows: 8, className: "prose" });
+  text.setAttribute("aria-describedby", "text-length");
+  const limit = document.createElement("small");
+  Object.assign(limit, { id: "text-length", className: "soft", textContent: `The model reads at most ${length} ${unit}.` });
+  form.append(label, text, limit);
+  text.addEventListener("input", () => {
+    if (text.value.trim()) ask({ json: { inputs: [text.value] } }, "");
+    else ask(null, "");
+  });
+}
+
+function asArray(form, shape, ask) {
   const label = document.createElement("label");
   label.htmlFor = "json";
   label.textContent = `An array of shape (${shape.join(", ")}), as JSON`;
@@ -93,10 +112,11 @@ function asFile(form, types, ask) {
   });
 }
 
-// Calls ask(question, ""), or ask(null, why) if the input is not complete.
+// Calls ask(question, ""), ask(null, why) if the input is not complete, or ask(null, "") if it is empty.
 export function build(form, { inputs, shape, media_types }, ask) {
   const files = media_types.filter((type) => !["application/json", "multipart/form-data"].includes(type));
   if (inputs.name === "table") asForm(form, inputs.columns, ask);
+  else if (TEXTS[inputs.name]) asText(form, shape, TEXTS[inputs.name], ask);
   else if (files.length) asFile(form, files, ask);
-  else asText(form, shape, ask);
+  else asArray(form, shape, ask);
 }

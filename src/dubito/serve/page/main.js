@@ -72,11 +72,17 @@ function rows() {
   for (const id of ["draw", "disturb"]) element(id).hidden = true;
   element("fields").hidden = false;
   element("page").classList.add("form");
-  if (model.inputs.name !== "table") element("fields-title").textContent = "Enter an input";
-  verdict.idle("Fill in the form.");
+  const table = model.inputs.name === "table";
+  if (!table) element("fields-title").textContent = "Enter an input";
+  const start = () => verdict.idle(table ? "Fill in the form." : "Enter one.");
+  start();
   fields.build(element("row"), model, (question, why) => {
     element("row-source").textContent = why;
-    if (question) asking.soon(async () => question);
+    if (question) return asking.soon(async () => question);
+    if (why) return;
+    asking.forget();
+    blank();
+    start();
   });
 }
 
