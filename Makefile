@@ -56,7 +56,7 @@ bench: $(VENV)/.stamp-dev ## run the benchmarks (NAMES="a b" for some of them)
 reproduce: $(VENV)/.stamp-dev ## run what is missing of the paper's experiments (NAMES="table ...")
 	$(BIN)/python -m reproduction $(NAMES)
 
-reproduce-quick: $(VENV)/.stamp-tune ## run the whole reproduction on embedded data (a minute)
+reproduce-quick: $(VENV)/.stamp-dev ## run the whole reproduction on embedded data (a minute)
 	$(BIN)/python -m reproduction --quick --jobs 2
 
 results: $(VENV)/.stamp-dev ## update the tables and figures of the documentation
@@ -91,10 +91,6 @@ $(VENV)/.stamp-dev: $(DECLARED) | $(BIN)/pip
 $(VENV)/.stamp-docs: $(DECLARED) | $(BIN)/pip
 	$(PIP) --editable '.[docs]'
 	@touch $(VENV)/.stamp-base $@
-
-$(VENV)/.stamp-tune: $(VENV)/.stamp-dev
-	$(PIP) --editable '.[dev,tune]'
-	@touch $@
 
 # Playwright drives a Chromium that is there already (Debian: apt install chromium), and brings none.
 $(VENV)/.stamp-browser: $(VENV)/.stamp-dev

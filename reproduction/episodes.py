@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,6 @@ from dubito import fewshot
 from dubito.data.downloads import data_folder
 from dubito.errors import DubitoError
 from dubito.fewshot import Features
-from dubito.fewshot._episodes import Setting
-from dubito.fewshot._tuning import Choice
-from dubito.methods import METHODS
 from reproduction import quick
 from reproduction.recipes import Cell
 from reproduction.store import Record
@@ -23,6 +21,8 @@ from reproduction.training import describe, device_name
 __all__ = ["evaluate"]
 
 DIGITS = 6
+#: what a choice maximizes the sum of, and its metric
+OBJECTIVES = {"accuracy": "accuracy", "ood_aupr": "ood/alpha0/aupr"}
 
 
 def evaluate(cell: Cell, folder: Path, device: str) -> Record:
@@ -34,25 +34,21 @@ def evaluate(cell: Cell, folder: Path, device: str) -> Record:
         device: "cpu" or "cuda".
     """
     start, sections = time.perf_counter(), cell.recipe.sections
-    (ways, shots), method = cell.recipe.setting, METHODS.build(sections["method"])
+    (ways, shots), method = cell.recipe.setting, dict(sections["method"])
+    options: dict[str, Any] = {"ways": ways, "shots": shots, "seed": cell.seed, "device": device}
     inside, outside = _features(sections["features"]), _features(sections["ood"])
-    tune, reference, tuning = sections.get("tune"), None, {}
-    scaling: Any = "none"
-    if tune is not None:
-        reference = _features(tune["features"])
-        choice = fewshot.tune(
-            reference, Setting(ways=ways, shots=shots, seed=cell.seed), method,
-            space={k: v for k, v in tune.items() if k not in ("features", "objective")},
-            objective=tune["objective"], ood_score="alpha0",
-            episodes=sections["setting"]["tune_episodes"],
-            storage=folder / "tuning.log", device=device,
-        )  # fmt: skip
-        method, scaling = choice.method, choice.scaling
-        tuning = {"tuning": _tuning(choice)}
+    tuning = {}
+    if (tune := sections.get("tune")) is not None:
+        options["reference"] = reference = _features(tune["features"])
+        trials = _trials(tune, method, reference, sections["setting"]["tune_episodes"], options)
+        best = max(trials, key=lambda trial: sum(trial[name]["mean"] for name in OBJECTIVES))
+        method |= best["hyperparameters"]
+        options["scaling"] = best["scaling"]
+        choice = {"choice": best["hyperparameters"], "scaling": best["scaling"]}
+        tuning = {"tuning": _rounded({**choice, "trials": trials})}
     result = fewshot.fewshot(
-        inside, ood=outside, method=METHODS.to_dict(method), ways=ways, shots=shots,
-        episodes=sections["setting"]["episodes"], seed=cell.seed, scaling=scaling,
-        reference=reference, device=device, out=folder / "episodes",
+        inside, ood=outside, method=method, episodes=sections["setting"]["episodes"],
+        out=folder / "episodes", **options,
     )  # fmt: skip
     figures = _rounded(result["metrics"])
     return {
@@ -81,20 +77,32 @@ def _features(source: str) -> Features:
     return fewshot.read_features(path)
 
 
-def _tuning(choice: Choice) -> dict[str, Any]:
-    """Return the trials, in an order that a resumed search repeats, and the choice among them."""
+def _trials(
+    tune: Mapping[str, Any],
+    method: Mapping[str, Any],
+    validation: Features,
+    episodes: int,
+    options: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Try all hyperparameters and scalings on validation classes.
+
+    Out-of-distribution queries come from the classes that an episode leaves out, so that neither
+    the novel classes nor the out-of-distribution set influence the choice.
+    """
+    names = [name for name in tune if name not in ("features", "objective", "scaling")]
     trials = []
-    for trial in choice.trials:
-        fields = dict(trial)
-        values = {
-            name: {"mean": fields.pop(name), "interval": fields.pop(f"{name}_interval")}
-            for name in ("accuracy", "ood_aupr")
+    for *values, scaling in product(*(tune[name] for name in (*names, "scaling"))):
+        own = dict(zip(names, values, strict=True))
+        metrics = fewshot.fewshot(
+            validation, method={**method, **own}, episodes=episodes, scaling=scaling, **options
+        )["metrics"]
+        figures = {
+            name: {key: metrics[metric][key] for key in ("mean", "interval")}
+            for name, metric in OBJECTIVES.items()
         }
-        scaling = fields.pop("scaling")
-        trials.append({"hyperparameters": fields, "scaling": scaling, **values})
+        trials.append({"hyperparameters": own, "scaling": scaling, **figures})
     trials.sort(key=lambda trial: (sorted(trial["hyperparameters"].items()), trial["scaling"]))
-    choices = {name: getattr(choice.method, name) for name in trials[0]["hyperparameters"]}
-    return dict(_rounded({"choice": choices, "scaling": choice.scaling, "trials": trials}))
+    return trials
 
 
 def _rounded(values: Any) -> Any:

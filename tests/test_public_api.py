@@ -32,7 +32,7 @@ PUBLIC = {
     "FlexibleDirichlet NormalInverseGamma RealDistribution confidence_score uncertainty_score",
     "dubito.errors": "DubitoError",
     "dubito.evaluation": "error_detection evaluate ood_detection",
-    "dubito.fewshot": "Features features fewshot read_features tune write_features",
+    "dubito.fewshot": "Features features fewshot read_features write_features",
     "dubito.formats": "FORMATS ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
     "Resize TableFormat TextFormat",
     "dubito.lightning": "EvidentialModule",

@@ -50,17 +50,6 @@ def test_preset_excludes_method_and_scaling(file: Path, options: dict[str, str])
         fewshot(file, preset="published", **options)
 
 
-@pytest.mark.filterwarnings("ignore:.*experimental")
-def test_fewshot_tunes_first(file: Path, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    result = fewshot(
-        file, tune=draw_features(seed=1), trials=2, tune_episodes=10, ways=4, shots=1, episodes=10,
-        device="cpu", out=tmp_path,
-    )  # fmt: skip
-    assert result["method"]["fisher_weight"] != 0.005
-    assert (tmp_path / "tuning.log").exists()
-
-
 def test_unknown_names_fail_before_features_are_read() -> None:
     with pytest.raises(DubitoError, match="unknown preset 'publishd'; known: 'published'"):
         fewshot("no file.npz", preset="publishd")

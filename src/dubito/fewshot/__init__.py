@@ -13,6 +13,5 @@ method of classification, and evaluated on queries and out-of-distribution queri
 
 from dubito.fewshot._commands import features, fewshot
 from dubito.fewshot._features import Features, read_features, write_features
-from dubito.fewshot._tuning import tune
 
-__all__ = ["Features", "features", "fewshot", "read_features", "tune", "write_features"]
+__all__ = ["Features", "features", "fewshot", "read_features", "write_features"]

@@ -13,10 +13,9 @@ from dubito import data as sources
 from dubito.api import AnyPath, Factory, find_device, load_model
 from dubito.errors import DubitoError
 from dubito.fewshot._engine import Engine
-from dubito.fewshot._episodes import Sampler, Setting
+from dubito.fewshot._episodes import Setting
 from dubito.fewshot._features import Features, read_features, scale, write_features
 from dubito.fewshot._results import run
-from dubito.fewshot._tuning import tune as choose
 from dubito.formats.images import Mode
 from dubito.methods import METHODS
 from dubito.model import Model
@@ -47,10 +46,6 @@ def fewshot(
     seed: int = 0,
     scaling: Scaling | None = None,
     reference: AnyPath | Features | None = None,
-    tune: AnyPath | Features | None = None,
-    objective: Literal["pareto", "accuracy", "ood_aupr"] = "pareto",
-    trials: int = 30,
-    tune_episodes: int = 400,
     device: str = "auto",
     out: AnyPath | None = None,
     progress: Callable[[int], None] | None = None,
@@ -70,11 +65,7 @@ def fewshot(
         episodes: Number of episodes.
         seed: Seed of the episodes.
         scaling: Scaling of the features: none (default), unit or centered.
-        reference: Features of base or validation classes, for the scaling; default: of --tune.
-        tune: Features of validation classes to choose hyperparameters on (extra tune).
-        objective: Criterion of the choice: pareto, accuracy or ood_aupr.
-        trials: Number of trials.
-        tune_episodes: Episodes of each trial.
+        reference: Features of base or validation classes, for the scaling.
         device: auto, cpu or cuda.
         out: Folder of the results.
         progress: Called with the number of episodes of each finished batch.
@@ -92,21 +83,12 @@ def fewshot(
     with ThreadPoolExecutor() as pool:
         # Initializing a GPU and reading files take about as long.
         pool.submit(lambda: torch.zeros(1, device=place))
-        inside, outside, validation, known = pool.map(_open, (features, ood, tune, reference))
+        inside, outside, known = pool.map(_open, (features, ood, reference))
     assert inside is not None
-    known = validation if known is None else known
-    Sampler(inside, outside, setting)  # fail before a long search
-    folder = None if out is None else Path(out)
-    if validation is not None:
-        built = choose(
-            scale(validation, scaling, known), setting, built,
-            objective=objective, trials=trials, episodes=tune_episodes, device=str(place),
-            storage=None if folder is None else folder / "tuning.log",
-        ).method  # fmt: skip
     inside = scale(inside, scaling, known)
     outside = None if outside is None else scale(outside, scaling, known)
     engine = Engine(built, inside, outside, setting=setting, device=place)
-    return run(engine, episodes, folder, progress)
+    return run(engine, episodes, None if out is None else Path(out), progress)
 
 
 def features(
