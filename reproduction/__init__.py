@@ -10,6 +10,7 @@
 | store | records in results/, compressed |
 | runner | one process, several, or a Ray cluster |
 | training, episodes | from a recipe to its records |
+| pickles | published few-shot features to .npz |
 | published, tables, fewshot, summary | our numbers beside published.toml |
 | figures, stopping, report | figures, the study of when to stop, files and pages |
 """

@@ -55,7 +55,7 @@ def fewshot(
     Start the same command again to continue an interrupted run.
 
     Args:
-        features: Features of the classes to distinguish, an .npz or .pkl file.
+        features: Features of the classes to distinguish, an .npz file.
         ood: Features of out-of-distribution queries; default: the classes outside an episode.
         method: Name of a method of classification, or its name and hyperparameters; default: iedl.
         preset: Method and scaling by name, in place of both: published or centered.

@@ -1,7 +1,7 @@
 """Features: their files and scalings.
 
-A file has `features` (N, D) and `labels` (N,), and may have names of the `classes`; then labels may
-be indices. A pickle contains a dictionary of these, or one from labels to lists of feature vectors.
+An .npz file has `features` (N, D) and `labels` (N,), and may have names of the `classes`; then
+labels may be indices.
 
 | scaling | features |
 | --- | --- |
@@ -18,11 +18,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +31,6 @@ from torch.nn.functional import normalize
 from dubito import _checks
 from dubito._files import atomic_write, make_folder
 from dubito.errors import DubitoError
-from dubito.fewshot._pickles import unpickle
 from dubito.tasks import Classification
 from dubito.types import Json
 
@@ -141,7 +138,7 @@ def read_features(path: str | os.PathLike[str]) -> Features:
     """Read a file of features.
 
     Args:
-        path: .npz or .pkl file.
+        path: .npz file.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -150,19 +147,19 @@ def read_features(path: str | os.PathLike[str]) -> Features:
     ...     read_features(path).classes
     ('4', '9')
     """
-    file = Path(path)
-    reader = _checks.entry(READERS, file.suffix.lower(), f"kind of feature file, {file}:")
+    file = _npz(path)
     try:
-        content = reader(file)
-        array = np.asarray(content["features"])
+        with np.load(file, allow_pickle=False) as arrays:
+            content = dict(arrays)
+        array = content["features"]
         if array.dtype != np.float16:  # which torch converts several times faster
             array = array.astype(np.float32, copy=False)
         values = torch.from_numpy(array)
-        labels, names = np.asarray(content["labels"]), content.get("classes")
+        labels, names = content["labels"], content.get("classes")
         if names is None:
             task = Classification.from_target(labels)
         else:
-            task = Classification(classes=tuple(map(str, np.asarray(names))))
+            task = Classification(classes=tuple(map(str, names)))
             # Integers are indices, unless they are the names.
             if labels.dtype.kind in "iu" and not all(map(str.isdecimal, task.classes)):
                 labels = np.array(task.classes)[labels]
@@ -174,29 +171,6 @@ def read_features(path: str | os.PathLike[str]) -> Features:
     return Features(values, target, task.classes, file.stem)
 
 
-def _read_npz(file: Path) -> Mapping[str, Any]:
-    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _read_pickle(file: Path) -> Mapping[str, Any]:
-    content = unpickle(file)
-    if not isinstance(content, Mapping):
-        raise DubitoError(f"expected a dictionary, not {type(content).__name__}")
-    if "features" in content:
-        return content
-    vectors = [np.asarray(rows) for rows in content.values()]
-    labels = np.repeat(np.array(list(content)), list(map(len, vectors)))
-    return {"features": np.concatenate(vectors), "labels": labels}
-
-
-#: suffix -> reader
-READERS: dict[str, Callable[[Path], Mapping[str, Any]]] = {
-    ".npz": _read_npz,
-    **dict.fromkeys((".pkl", ".plk", ".pickle"), _read_pickle),
-}
-
-
 def write_features(features: Features, path: str | os.PathLike[str]) -> Path:
     """Write a file of features.
 
@@ -204,10 +178,15 @@ def write_features(features: Features, path: str | os.PathLike[str]) -> Path:
         features: Features.
         path: .npz file.
     """
-    file, buffer = Path(path), io.BytesIO()
-    if file.suffix != ".npz":
-        raise DubitoError(f"features are written to .npz files, not to {file}")
+    file, buffer = _npz(path), io.BytesIO()
     arrays = {"features": features.values.numpy(), "labels": features.labels.numpy()}
     np.savez(buffer, **arrays, classes=np.array(features.classes))  # type: ignore[arg-type]
     make_folder(file.parent)
     return atomic_write(file, buffer.getvalue())
+
+
+def _npz(path: str | os.PathLike[str]) -> Path:
+    file = Path(path)
+    if file.suffix != ".npz":
+        raise DubitoError(f"features are kept in .npz files, not in {file}")
+    return file

@@ -1,18 +1,48 @@
-"""Read a pickle without trusting it: numbers, text, plain containers and numpy arrays of numbers.
+"""Convert published few-shot features, pickles, to .npz files.
 
-Nothing that the file names is imported. Arrays are rebuilt from their shape, type and bytes, since
+`python -m reproduction.pickles novel.pkl novel.npz`. A pickle contains a dictionary of `features`
+and `labels`, or one from labels to lists of feature vectors.
+
+The file is not trusted: it may contain numbers, text, plain containers and numpy arrays of numbers,
+and nothing that it names is imported. Arrays are rebuilt from their shape, type and bytes, since
 numpy's own unpickling believes any state that a file gives it.
 """
 
 import collections
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dubito.errors import DubitoError
+from dubito.fewshot import Features, write_features
+from dubito.tasks import Classification
+
+__all__ = ["read", "unpickle"]
+
+
+def read(path: Path) -> Features:
+    """Return the features of a pickle.
+
+    Args:
+        path: File.
+    """
+    content = unpickle(path)
+    if not isinstance(content, dict):
+        raise DubitoError(f"expected a dictionary, not {type(content).__name__}")
+    if "features" in content:
+        values, labels = np.asarray(content["features"]), np.asarray(content["labels"])
+    else:
+        vectors = [np.asarray(rows) for rows in content.values()]
+        labels = np.repeat(np.array(list(content)), list(map(len, vectors)))
+        values = np.concatenate(vectors)
+    task = Classification.from_target(labels)
+    tensor = torch.from_numpy(values.astype(np.float32))
+    return Features(tensor, task.encode(labels), task.classes, path.stem)
 
 
 def unpickle(path: Path) -> Any:
@@ -94,3 +124,7 @@ class _Restricted(pickle.Unpickler):
         if (module, name) not in ALLOWED:
             raise _refuse(f"names {module}.{name}")
         return ALLOWED[module, name]
+
+
+if __name__ == "__main__":
+    write_features(read(Path(sys.argv[1])), sys.argv[2])
