@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from dubito import fewshot
@@ -25,12 +24,11 @@ DIGITS = 6
 OBJECTIVES = {"accuracy": "accuracy", "ood_aupr": "ood/alpha0/aupr"}
 
 
-def evaluate(cell: Cell, folder: Path, device: str) -> Record:
-    """Evaluate the episodes of a recipe, or continue, and return its record.
+def evaluate(cell: Cell, device: str) -> Record:
+    """Evaluate the episodes of a recipe, and return its record.
 
     Args:
         cell: Recipe and seed.
-        folder: Folder of finished parts.
         device: "cpu" or "cuda".
     """
     start, sections = time.perf_counter(), cell.recipe.sections
@@ -46,10 +44,8 @@ def evaluate(cell: Cell, folder: Path, device: str) -> Record:
         options["scaling"] = best["scaling"]
         choice = {"choice": best["hyperparameters"], "scaling": best["scaling"]}
         tuning = {"tuning": _rounded({**choice, "trials": trials})}
-    result = fewshot.fewshot(
-        inside, ood=outside, method=method, episodes=sections["setting"]["episodes"],
-        out=folder / "episodes", **options,
-    )  # fmt: skip
+    episodes = sections["setting"]["episodes"]
+    result = fewshot.fewshot(inside, ood=outside, method=method, episodes=episodes, **options)
     figures = _rounded(result["metrics"])
     return {
         **describe(cell),

@@ -77,8 +77,7 @@ def _records(unit: Unit, folder: Path, device: str) -> list[Record]:
     if unit.recipe.is_fewshot:
         from reproduction.episodes import evaluate
 
-        cells = unit.recipe.cells(unit.seeds)
-        return [evaluate(cell, folder / f"seed-{cell.seed}", device) for cell in cells]
+        return [evaluate(cell, device) for cell in unit.recipe.cells(unit.seeds)]
     from reproduction.training import train
 
     return train(unit.recipe, unit.seeds, folder, device)

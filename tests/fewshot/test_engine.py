@@ -10,9 +10,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from dubito import Dirichlet
 from dubito.errors import DubitoError
 from dubito.fewshot import Features
-from dubito.fewshot._engine import Engine, evaluate_scores
+from dubito.fewshot._engine import Engine, evaluate_scores, summarize
 from dubito.fewshot._episodes import Setting
-from dubito.fewshot._results import summarize
 from dubito.methods import METHODS
 from tests.fewshot.samples import draw_features
 
@@ -59,7 +58,7 @@ def test_figures_are_those_of_the_first_edition(name: str, shots: int) -> None:
     setting = Setting(ways=4, shots=shots)
     features, ood = draw_features(), draw_features(5, 60, 64, 1)
     engine = Engine(METHODS.build(method, **options), features, ood, setting=setting)
-    values = summarize([engine.values(0, 100)])
+    values = summarize(engine.values(0, 100))
     expected = iter(FIRST_EDITION[name, shots])
     for metric in ("accuracy", "ood/max_prob/aupr", "confidence/max_prob/aupr"):
         mean, interval = next(expected), next(expected)
@@ -68,7 +67,7 @@ def test_figures_are_those_of_the_first_edition(name: str, shots: int) -> None:
 
 def test_fedl_needs_no_code_of_its_own() -> None:
     engine = Engine(METHODS.build("fedl"), draw_features(), setting=Setting(ways=4, shots=5))
-    values = summarize([engine.values(0, 100)])
+    values = summarize(engine.values(0, 100))
     assert values["accuracy"]["mean"] > 0.9
     assert values["ood/variance/aupr"]["mean"] > 0.7
 
@@ -130,3 +129,9 @@ def test_short_features_are_a_warning() -> None:
     short = Features(0.01 * data.values, data.labels, data.classes, "short")
     with pytest.warns(UserWarning, match="multiply all features by 100"):
         Engine(METHODS.build("iedl"), short, setting=Setting(ways=4))
+
+
+def test_metric_that_no_episode_has_is_none() -> None:
+    assert summarize({"a": np.array([np.nan], np.float32)}) == {
+        "a": {"mean": None, "interval": None, "episodes": 0}
+    }

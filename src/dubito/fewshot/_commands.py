@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from dubito import _checks
 from dubito import data as sources
+from dubito._files import atomic_write, json_text, make_folder
 from dubito.api import AnyPath, Factory, find_device, load_model
 from dubito.errors import DubitoError
-from dubito.fewshot._engine import Engine
+from dubito.fewshot._engine import Engine, summarize
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._features import Features, read_features, scale, write_features
-from dubito.fewshot._results import run
 from dubito.formats.images import Mode
 from dubito.methods import METHODS
 from dubito.model import Model
@@ -52,8 +52,6 @@ def fewshot(
 ) -> Json:
     """Evaluate few-shot episodes on frozen features: accuracy, confidence and OOD detection.
 
-    Start the same command again to continue an interrupted run.
-
     Args:
         features: Features of the classes to distinguish, an .npz file.
         ood: Features of out-of-distribution queries; default: the classes outside an episode.
@@ -67,12 +65,13 @@ def fewshot(
         scaling: Scaling of the features: none (default), unit or centered.
         reference: Features of base or validation classes, for the scaling.
         device: auto, cpu or cuda.
-        out: Folder of the results.
+        out: Folder of the result.
         progress: Called with the number of episodes of each finished batch.
 
     Returns:
         Configuration, and "metrics": mean, interval and episodes of each.
     """
+    _checks.positive(episodes, "episodes")
     if preset is not None:
         if method is not None or scaling is not None:
             raise DubitoError(f"preset {preset!r}: pass either preset, or method and scaling")
@@ -88,7 +87,11 @@ def fewshot(
     inside = scale(inside, scaling, known)
     outside = None if outside is None else scale(outside, scaling, known)
     engine = Engine(built, inside, outside, setting=setting, device=place)
-    return run(engine, episodes, None if out is None else Path(out), progress)
+    metrics = summarize(engine.values(0, episodes, progress))
+    result = {**engine.describe(), "episodes": episodes, "metrics": metrics}
+    if out is not None:
+        atomic_write(make_folder(Path(out)) / "result.json", json_text(result))
+    return result
 
 
 def features(

@@ -246,6 +246,29 @@ def evaluate_scores(dist: Distribution, labels: Tensor) -> dict[str, Tensor]:
     return result
 
 
+def summarize(metrics: Values) -> dict[str, Json]:
+    """Compute the mean of each metric over the episodes that have it.
+
+    Args:
+        metrics: Metrics by name, (E,) each; NaN if an episode does not have one.
+
+    Returns:
+        By metric: "mean", "interval", half the width of its 95 % confidence interval, and
+        "episodes", the number of episodes that have it. A value that does not exist is None.
+
+    >>> summarize({"accuracy": np.array([0.5, 1.0, np.nan], np.float32)})
+    {'accuracy': {'mean': 0.75, 'interval': 0.49, 'episodes': 2}}
+    """
+    summary = {}
+    for name, each in metrics.items():
+        values = each[~np.isnan(each)].astype(np.float64)
+        count = len(values)
+        mean = float(values.mean()) if count else None
+        interval = 1.96 * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else None
+        summary[name] = {"mean": mean, "interval": interval, "episodes": count}
+    return summary
+
+
 def _with_ones(features: Tensor) -> Tensor:
     """Append a column of ones, for the bias."""
     return pad(features, (0, 1), value=1.0)
