@@ -61,9 +61,9 @@ class _Score(cached_tensor[Tensor]):
         self,
         function: Ranking,
         higher: Higher,
-        label: str,
-        when: Condition | None,
-        expensive: bool,
+        label: str = "",
+        when: Condition | None = None,
+        expensive: bool = False,
     ) -> None:
         super().__init__(function)
         self.higher, self.label, self.when, self.expensive = higher, label, when, expensive
@@ -82,17 +82,13 @@ def uncertainty_score(
     return lambda function: _Score(function, "uncertainty", label, when, expensive)
 
 
-def confidence_score(
-    label: str = "", *, when: Condition | None = None, expensive: bool = False
-) -> Callable[[Ranking], _Score]:
+def confidence_score(label: str = "") -> Callable[[Ranking], _Score]:
     """Declare a score: a cached property (...) that is higher for confident samples.
 
     Args:
         label: Short name for tables; the name of the property if empty.
-        when: Condition on the distribution for the score to exist.
-        expensive: Leave the score out of `Distribution.default_scores`.
     """
-    return lambda function: _Score(function, "confidence", label, when, expensive)
+    return lambda function: _Score(function, "confidence", label)
 
 
 class Distribution(ABC):
@@ -266,7 +262,7 @@ class Distribution(ABC):
 
     def _declaration(self, name: str) -> _Score:
         if name in self._added:
-            return _Score(lambda dist: dist.score(name), self._added[name][1], "", None, False)
+            return _Score(lambda dist: dist.score(name), self._added[name][1])
         return self._declared[name]
 
     def _resolve(self, name: str) -> str:

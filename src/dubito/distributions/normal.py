@@ -36,12 +36,6 @@ class Normal(RealDistribution):
     """
 
     tensors: ClassVar[Mapping[str, int]] = {"mu": 1, "sigma": 1}
-    decomposition: ClassVar[tuple[str, str, str]] = (
-        "predictive_variance",
-        "expected_variance",
-        "variance_of_mean",
-    )
-    unit: ClassVar[str] = "variance"
     mu: Tensor
     sigma: Tensor
 

@@ -59,12 +59,6 @@ class NormalInverseGamma(RealDistribution):
     """
 
     tensors: ClassVar[Mapping[str, int]] = {"gamma": 1, "nu": 1, "alpha_minus_one": 1, "beta": 1}
-    decomposition: ClassVar[tuple[str, str, str]] = (
-        "predictive_variance",
-        "expected_variance",
-        "variance_of_mean",
-    )
-    unit: ClassVar[str] = "variance"
     gamma: Tensor
     nu: Tensor
     alpha_minus_one: Tensor

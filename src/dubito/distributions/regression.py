@@ -33,6 +33,13 @@ class RealDistribution(Distribution):
     Uncertainties are variances, summed over the T values. Targets are (..., T), T = 1 included.
     """
 
+    decomposition: ClassVar[tuple[str, str, str]] = (
+        "predictive_variance",
+        "expected_variance",
+        "variance_of_mean",
+    )
+    unit: ClassVar[str] = "variance"
+
     @property
     @abstractmethod
     def mean(self) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dubito import losses
 from dubito.distributions import Dirichlet
-from dubito.losses import Term
+from dubito.losses import ClosedForm, Term
 from dubito.methods.base import METHODS, Method, NonNegative, TaskLike
 
 __all__ = ["EDL"]
@@ -47,10 +47,17 @@ class EvidentialMethod(Method):
         """Dir(evidence(outputs) + 1)."""
         return Dirichlet.from_logits(outputs, self.evidence)
 
-    def kl_weight_at(self, epoch: int, epochs: int) -> float:
-        """Return the KL weight of an epoch."""
+    @property
+    def kl(self) -> ClosedForm:
+        """The KL term."""
+        return losses.label_removed_kl
+
+    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
+        """Return the weight of each loss term in an epoch; the KL weight ramps up."""
         rise = epochs if self.kl_ramp == "all" else self.kl_ramp
-        return losses.ramp(self.kl_weight, rise, epoch)
+        kl_weight = losses.ramp(self.kl_weight, rise, epoch)
+        own = {self.kl.form: kl_weight, "fisher_penalty": getattr(self, "fisher_weight", 0.0)}
+        return {name: own.get(name, 1.0) for name in self.terms}
 
     def warning(self, task: TaskLike) -> str | None:
         """Return a warning if `fisher_weight` would drive all evidence to zero, else None."""
@@ -85,14 +92,6 @@ class EDL(EvidentialMethod):
         """A likelihood and the KL term; the log-determinant if it has a weight."""
         terms = losses.EDL_TERMS[self.likelihood]
         return {**terms, "fisher_penalty": losses.fisher_penalty} if self.fisher_weight else terms
-
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """Return the weight of each loss term in an epoch; the KL weight ramps up."""
-        weights = dict.fromkeys(self.terms, 1.0)
-        weights["label_removed_kl"] = self.kl_weight_at(epoch, epochs)
-        if self.fisher_weight:
-            weights["fisher_penalty"] = self.fisher_weight
-        return weights
 
 
 def fisher_limit(method: Method, num_classes: int) -> float:

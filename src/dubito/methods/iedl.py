@@ -37,21 +37,13 @@ class IEDL(EvidentialMethod):
     (kl_beta - 1) y)), the one of the paper's PAC-Bayesian bound."""
 
     @property
-    def _kl(self) -> ClosedForm:
+    def kl(self) -> ClosedForm:
+        """The KL term, with or without the label's evidence."""
         return losses.label_removed_kl if self.kl_beta is None else losses.reverse_kl(self.kl_beta)
 
     @property
     def terms(self) -> Mapping[str, Term]:
         """Squared error weighted by the Fisher information, its log-determinant and a KL term."""
         return losses.named(
-            losses.fisher_bias, losses.fisher_variance, losses.fisher_penalty, self._kl
+            losses.fisher_bias, losses.fisher_variance, losses.fisher_penalty, self.kl
         )
-
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """Return the weight of each loss term in an epoch; the KL weight ramps up."""
-        return {
-            "fisher_bias": 1.0,
-            "fisher_variance": 1.0,
-            "fisher_penalty": self.fisher_weight,
-            self._kl.form: self.kl_weight_at(epoch, epochs),
-        }

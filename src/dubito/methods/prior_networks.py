@@ -12,7 +12,7 @@ where beta^y is beta for the target's class and 1 for the others. alpha = exp(ou
 below 1 and has no prior: there is no vacuity, and alpha0 measures the evidence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dubito import losses
 from dubito.distributions import Dirichlet
-from dubito.losses import Term
+from dubito.losses import ClosedForm, Term
 from dubito.methods.base import METHODS, Method, NonNegative
 
 __all__ = ["KLPriorNetwork", "ReverseKLPriorNetwork"]
@@ -28,6 +28,8 @@ __all__ = ["KLPriorNetwork", "ReverseKLPriorNetwork"]
 
 class PriorNetwork(Method):
     """Base of the two Prior Networks."""
+
+    divergence: ClassVar[Callable[[float], ClosedForm]]
 
     ood_score: ClassVar[str] = "alpha0"
 
@@ -40,6 +42,16 @@ class PriorNetwork(Method):
         """Dir(exp(outputs))."""
         return Dirichlet.from_logits(outputs, "exp", prior=0.0)
 
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """The divergence between Dir(alpha) and Dir(beta^y)."""
+        return {"id_kl": type(self).divergence(self.beta)}
+
+    @property
+    def ood_terms(self) -> Mapping[str, Term]:
+        """The divergence between Dir(alpha) and Dir(1)."""
+        return {"ood_kl": type(self).divergence(1.0)}
+
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """The weight of each term."""
         return {"id_kl": 1.0, "ood_kl": self.ood_weight}
@@ -49,15 +61,7 @@ class PriorNetwork(Method):
 class KLPriorNetwork(PriorNetwork):
     """KL-PN: forward KL, mass covering."""
 
-    @property
-    def terms(self) -> Mapping[str, Term]:
-        """KL(Dir(beta^y) || Dir(alpha))."""
-        return {"id_kl": losses.forward_kl(self.beta)}
-
-    @property
-    def ood_terms(self) -> Mapping[str, Term]:
-        """KL(Dir(1) || Dir(alpha))."""
-        return {"ood_kl": losses.forward_kl(1.0)}
+    divergence = staticmethod(losses.forward_kl)
 
 
 @METHODS.register("rkl_pn")
@@ -67,12 +71,4 @@ class ReverseKLPriorNetwork(PriorNetwork):
     In long trainings alpha0 may reverse: more evidence where the network is wrong.
     """
 
-    @property
-    def terms(self) -> Mapping[str, Term]:
-        """KL(Dir(alpha) || Dir(beta^y))."""
-        return {"id_kl": losses.reverse_kl(self.beta)}
-
-    @property
-    def ood_terms(self) -> Mapping[str, Term]:
-        """KL(Dir(alpha) || Dir(1))."""
-        return {"ood_kl": losses.reverse_kl(1.0)}
+    divergence = staticmethod(losses.reverse_kl)

@@ -36,12 +36,6 @@ class RED(EvidentialMethod):
         """Those of EDL, and the evidence for the target."""
         return {**losses.EDL_TERMS[self.likelihood], "correct_evidence": correct_evidence}
 
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """Return the weight of each loss term in an epoch; the KL weight ramps up."""
-        weights = dict.fromkeys(self.terms, 1.0)
-        weights["label_removed_kl"] = self.kl_weight_at(epoch, epochs)
-        return weights
-
 
 def correct_evidence(dist: Dirichlet, target: Tensor) -> Tensor:
     """Logit of the target times the vacuity, negative: (...).

@@ -44,7 +44,3 @@ class REDL(EvidentialMethod):
     def terms(self) -> Mapping[str, Term]:
         """The squared error of the expected probabilities and the KL term."""
         return losses.named(losses.mse_bias, losses.label_removed_kl)
-
-    def weights(self, epoch: int, epochs: int) -> dict[str, float]:
-        """Return the weight of each loss term in an epoch; the KL weight ramps up."""
-        return {"mse_bias": 1.0, "label_removed_kl": self.kl_weight_at(epoch, epochs)}
