@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import average_precision_score, recall_score, roc_auc_score
 
 from dubito import evaluation, metrics
 from dubito.calibration import Calibration
@@ -133,3 +133,12 @@ def test_bad_arguments_are_named() -> None:
         evaluation.ood_detection(NUMBERS, NUMBERS, ["vacuity"])
     with pytest.raises(ValueError, match="no negatives"):
         evaluation.error_detection(dist, torch.zeros(200, dtype=torch.bool))
+
+
+def test_recall_by_class_is_that_of_scikit_learn() -> None:
+    result = evaluation.evaluate(CLASSES, Dirichlet(ALPHA), LABELS)
+    expected = recall_score(LABELS, ALPHA.argmax(-1), average=None)
+    assert list(result["recall"].values()) == pytest.approx(expected.tolist())
+    absent = evaluation.evaluate(CLASSES, Dirichlet(ALPHA[:3]), torch.tensor([0, 2, 2]))
+    assert list(absent["recall"]) == ["a", "c"]
+    assert "recall" not in evaluation.evaluate(TWO, NUMBERS, VALUES)

@@ -4,7 +4,8 @@ In-distribution and correct samples are the positives, and scores are signed so 
 more confident. Scores whose cost is quadratic in the number of classes are computed on request.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -125,7 +126,8 @@ def evaluate(
         "samples" and "metrics" of the raw predictive. With a calibration "calibrated", its metrics,
         and for regression "interval_coverage", the share of targets in the intervals by level. If
         the task defines errors, "error_rate", "aurc", the area under the risk-coverage curve by
-        score, and "error_detection" if there are both errors and correct predictions.
+        score, "recall" by class, and "error_detection" if there are both errors and correct
+        predictions.
     """
     names = dist.default_scores if scores is None else tuple(scores)
     target = target.to(dist.device)
@@ -140,12 +142,29 @@ def evaluate(
     rows = known_rows(target)
     if task.defines_errors and len(rows):
         dist = dist if len(rows) == len(dist) else dist[rows]
-        errors = task.errors(task.point(dist), values_and_weight(target)[0][rows])
+        point, known = task.point(dist), values_and_weight(target)[0][rows]
+        errors = task.errors(point, known)
+        if recall := task.recall(point, known):
+            result["recall"] = recall
         result["error_rate"] = errors.double().mean().item()
         result["aurc"] = {name: metrics.aurc(*_ranked(dist, errors, name)).item() for name in names}
         if bool(errors.any()) and not bool(errors.all()):
             result["error_detection"] = error_detection(dist, errors, names)
     return result
+
+
+def neglected(recall: Mapping[str, float]) -> dict[str, float]:
+    """Return the classes whose recall is below half of the mean, the worst first.
+
+    Args:
+        recall: Share of right predictions by class.
+
+    >>> neglected({"cat": 0.9, "dog": 0.8, "ship": 0.1})
+    {'ship': 0.1}
+    """
+    least = fmean(recall.values()) / 2 if recall else 0
+    worst = sorted(recall.items(), key=lambda pair: pair[1])
+    return {name: share for name, share in worst if share < least}
 
 
 def _covered(lower: Tensor, upper: Tensor, target: Tensor | Target) -> float:

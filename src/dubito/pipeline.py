@@ -27,6 +27,7 @@ from dubito.data import Source
 from dubito.data.base import Items, Subset
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
+from dubito.evaluation import evaluate
 from dubito.formats import FORMATS, ArrayFormat, Encoded, Preprocessing
 from dubito.methods import METHODS, Ensemble
 from dubito.methods.base import Network
@@ -520,11 +521,12 @@ class Pipeline:
         Returns:
             Result of `fit`.
         """
-        prediction, metrics = self.fit(model, prepared), {}
+        prediction = self.fit(model, prepared)
+        found: Json = {}
         if prediction is not None and prepared.calibration is not None:
             samples = prepared.calibration
             target = model.task.target(samples.target, samples.weight)
-            metrics = model.task.metrics(prediction.distribution.predictive, target)
+            found = evaluate(model.task, prediction.distribution, target, ())
         device = next(model.parameters()).device
         model.record = TrainingRecord(
             config=self._recorded(seed),
@@ -534,7 +536,8 @@ class Pipeline:
             seconds=history.seconds,
             samples=prepared.samples,
             fingerprint=prepared.fingerprint,
-            metrics=metrics,
+            metrics=found.get("metrics", {}),
+            recall=found.get("recall", {}),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         )
         return prediction

@@ -125,6 +125,15 @@ class Task(BaseModel, ABC, Generic[D, P], frozen=True, extra="forbid"):
             target: Result of `encode` or `target`.
         """
 
+    def recall(self, point: Tensor, target: Tensor) -> dict[str, float]:
+        """Return the share of right predictions of each class that occurs; none for numbers.
+
+        Args:
+            point: Result of `point`.
+            target: Result of `encode`.
+        """
+        return {}
+
     @abstractmethod
     def reliability(self, predictive: P, target: Tensor) -> Curve:
         """Compute the points of a reliability diagram: expected and observed frequencies.
@@ -266,6 +275,14 @@ class Classification(Task[ClassDistribution, td.Categorical], frozen=True, extra
             "brier": metrics.brier(probs, labels, weight).item(),
             "ece": metrics.ece(probs, labels, RELIABILITY_BINS, weight).item(),
         }
+
+    def recall(self, point: Tensor, target: Tensor) -> dict[str, float]:
+        """Return the share of right predictions of each class that occurs."""
+        labels = self._labels(target)
+        counts = torch.bincount(labels, minlength=self.size)
+        right = torch.bincount(labels[point == labels], minlength=self.size)
+        shares = (right.double() / counts).tolist()
+        return {name: share for name, share in zip(self.classes, shares, strict=True) if share >= 0}
 
     def reliability(self, predictive: td.Categorical, target: Tensor) -> Curve:
         """Compute mean confidence and accuracy in the bins of the ECE; see `Task.reliability`.

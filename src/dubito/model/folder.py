@@ -62,6 +62,7 @@ class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docst
         samples: Number of samples by their purpose.
         fingerprint: Hash of the data.
         metrics: Metrics of the calibration samples, before calibration.
+        recall: Share of right predictions among them, by class.
         device: Device of the training.
         frozen: Whether only the head was trained, on features of a pretrained backbone.
         versions: Versions of dubito, torch and Python.
@@ -75,6 +76,7 @@ class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docst
     samples: dict[str, NonNegativeInt] = {}
     fingerprint: str = ""
     metrics: dict[str, ExtendedFloat] = {}
+    recall: dict[str, FiniteFloat] = {}
     device: str = "cpu"
     frozen: bool = False
     versions: dict[str, str] = Field(default_factory=versions)
