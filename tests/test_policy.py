@@ -417,9 +417,12 @@ def test_table_has_the_coverage_at_each_error_rate() -> None:
          "an error; at 0.1, 100.0% would be answered"),
         (61, 0, 0.05, True, "61 .* too few .* needs 62, .*; at 0.1, 95.1% would be answered"),
         (1000, 100, 0.05, False,
-         "the predictions are not accurate enough for an error rate of 0.05 with 1,000 calibration "
-         "samples; at 0.2, 100.0% would be answered"),
-        (1000, 500, 0.05, False, "the predictions are not accurate enough .* samples"),
+         "the predictions are not accurate enough for an error rate of 0.05: even with many more "
+         "calibration samples about 0% could be answered; at 0.2, 100.0% would be answered"),
+        (1000, 500, 0.05, False, "the predictions are not accurate enough .* about 0% .*"),
+        (100, 2, 0.05, False,
+         "100 calibration samples are too few for an error rate of 0.05: with many more about 100% "
+         "could be answered; at 0.1, 100.0% would be answered"),
         (59, 0, 0.05, False, ""),
         (62, 0, 0.05, True, ""),
     ],

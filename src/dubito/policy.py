@@ -186,6 +186,8 @@ class Validation(BaseModel, frozen=True, extra="forbid"):
         upper_bound: Upper confidence bound on their error rate.
     """
 
+        possible: Share of accepted predictions if the error rates observed up to each rank were
+            known to be the true ones, about what many more samples would bring.
     samples: NonNegativeInt
     coverage: Share
     out_of_range: NonNegativeInt = 0
@@ -193,6 +195,7 @@ class Validation(BaseModel, frozen=True, extra="forbid"):
     upper_bound: FiniteFloat | None = None
 
 
+    possible: Share | None = None
 class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
     """Share of predictions that can be accepted at an error rate.
 
@@ -283,7 +286,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             guarantee=Guarantee(
                 controls="error", level=level, confidence=confidence, false_alarms=alarms
             ),
-        )._validated(dist, errors=count, upper_bound=bound)
+        )._validated(dist, errors=count, upper_bound=bound, possible=possible)
 
     @classmethod
     def control_coverage(
@@ -295,6 +298,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         ood_score: str | None = None,
         false_alarms: float = 0.01,
     ) -> Policy:
+        within = errors_up_to <= level * np.arange(1, len(order) + 1)
+        possible = (within.nonzero()[0].max(initial=-1) + 1) / len(dist)
         """Accept at least a share of predictions, and no more than necessary.
 
         The threshold is a conformal quantile: a new input is accepted with probability >=
@@ -404,14 +409,13 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         while _familiar(needed, guarantee.false_alarms) < least:
             needed += 1
         if samples < needed:
-            cause = (
-                f"{samples:,} calibration samples are too few for an error rate of {rate:g}: "
-                f"it needs {needed:,}, even without an error"
-            )
+            cause = f"{few}: it needs {needed:,}, even without an error"
+        elif possible >= LITTLE:
+            cause = f"{few}: with many more about {possible:.0%} could be answered"
         else:
             cause = (
-                f"the predictions are not accurate enough for an error rate of {rate:g} "
-                f"with {samples:,} calibration samples"
+                f"the predictions are not accurate enough for an error rate of {rate:g}: even with "
+                f"many more calibration samples about {possible:.0%} could be answered"
             )
         for point in self.table:
             if point.error_rate > rate and point.coverage >= LITTLE:
@@ -424,6 +428,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         if self.accepts_nothing:
             return f"Policy(accepts nothing: {goal} was not shown by {samples})"
         thresholds = [t for t in (self.threshold, self.ood_threshold) if t]
+        possible = validation.possible or 0.0
+        few = f"{samples:,} calibration samples are too few for an error rate of {rate:g}"
         bounds = " and ".join(repr(t) for t in thresholds if math.isfinite(t.value))
         share = f", accepts {self.validation.coverage:.1%} of {samples}" if self.validation else ""
         return f"Policy({bounds or 'everything'}: {goal}{share})"
