@@ -202,7 +202,7 @@ def test_evaluate_ood_and_noise(folder):
     assert list(result["ood"]) == ["digits"]
     assert result["noise"]["0.5"]["detection"]["max_prob"]["auroc"] > 0.6
     assert json.loads((folder / "evaluation" / "result.json").read_text()) == result
-    assert result["declared"] == {"errors": "max_prob", "ood": "mutual_information"}
+    assert result["declared"] == {"errors": "max_prob", "ood": "mahalanobis"}
 
 
 def test_predict_writes_rows(folder, tmp_path):

@@ -32,7 +32,7 @@ LAYERS: list[list[str]] = [
     ["augmentations", "backbones", "scores"],
     ["data"],
     ["model"],
-    ["training"],
+    ["sanity", "training"],
     ["onnx", "report"],
     ["config"],
     ["pipeline"],

@@ -38,7 +38,7 @@ MISSPELLED = {
         "softmax has the score 'energy': leave it out of posthoc",
     ),
     "score": ({"score": "max_porb"}, "unknown score 'max_porb'; known: .*'max_prob'"),
-    "ood_score": ({"ood_score": "energy"}, "unknown ood_score 'energy'; known: .*'vacuity'"),
+    "ood_score": ({"ood_score": "enrgy"}, "unknown ood_score 'enrgy'; .*'vacuity'"),
     "optimizer": ({"optimizer": "adamm"}, "unknown optimizer 'adamm'; known: .*'adam'"),
     "schedule": ({"schedule": "cosin"}, "training.schedule: .*'cosine'"),
     "keep": ({"keep": "acuracy"}, "unknown metric to keep 'acuracy'; known: .*'accuracy'"),

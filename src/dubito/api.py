@@ -368,16 +368,16 @@ def calibrate(
     else:
         loaded.add_scores(built, None)
     if data is None:
-        prediction = pipeline.held_out(loaded, prepared)
-        target = None if prepared.calibration is None else prepared.calibration.target
+        prediction, samples = pipeline.held_out(loaded, prepared), prepared.calibration
+        assert samples is not None
     else:
-        source, _ = _labeled(loaded, data)
-        prediction, target = loaded.predict(source), source.target
+        samples, _ = _labeled(loaded, data)
+        prediction = loaded.predict(samples)
     if loaded.record is not None:  # the policy may name new scores
         scores = [SCORES.to_dict(score) for score in (*run.posthoc, *built)]
         config = {**loaded.record.config, "posthoc": scores}
         loaded.record = loaded.record.model_copy(update={"config": config})
-    refit(loaded, prediction, target, policy, coverage)
+    refit(loaded, prediction, samples, policy, coverage)
     folder = model if out is None else out
     if not isinstance(folder, Model):
         loaded.save(folder)

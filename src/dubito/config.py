@@ -156,9 +156,10 @@ class PolicyConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstri
     false_alarms: float = Field(default=0.05, gt=0, lt=1)
     """Share of ordinary inputs that may be rejected as unfamiliar."""
     score: str | None = None
-    """Score that ranks predictions; None is that of the method."""
+    """Score that ranks predictions by the risk of an error; None is that of the method."""
     ood_score: str | None = None
-    """Score that ranks inputs by familiarity; None is that of the method."""
+    """Score that ranks inputs by familiarity; None: mahalanobis for classes of images, if one
+    network has features, and else that of the method. A post-hoc score is fitted if it is named."""
 
 
 def _named_method(value: Any) -> Any:
@@ -219,24 +220,28 @@ class RunConfig(
             )
         if self.data.class_weight is not None and kind != "classification":
             raise ValueError("class_weight is for classification")
-        if self.data.folds is not None and any(score.needs_fit for score in self.posthoc):
+        named = {self.policy.score, self.policy.ood_score} - {*self.scores}
+        needs_fit = any(score.needs_fit for score in self.posthoc)
+        needs_fit |= any(score.needs_fit for name, score in SCORES.items() if name in named)
+        if self.data.folds is not None and needs_fit:
             raise ValueError("posthoc scores are fitted to one network: train without folds")
         return self
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
         """Check the names of scores."""
-        own = self.method_scores
+        own, kind = self.method_scores, self.task_kind
         for name, score in ((SCORES.name_of(score), score) for score in self.posthoc):
-            if self.task_kind not in score.tasks:
-                raise ValueError(f"the score {name!r} is not for {self.task_kind}")
+            if kind not in score.tasks:
+                raise ValueError(f"the score {name!r} is not for {kind}")
             if name in own:
                 method = METHODS.name_of(self.method)
                 raise ValueError(f"{method} has the score {name!r}: leave it out of posthoc")
         for option in ("score", "ood_score"):
+        others = [name for name, score in SCORES.items() if kind in score.tasks]
             name = getattr(self.policy, option)
             if name is not None:
-                _checks.one_of([*self.scores], name, option)
+                _checks.one_of([*dict.fromkeys((*self.scores, *others))], name, option)
         return self
 
     def open(self, source: Any, split: str = "train") -> Source:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito import data as datasets
+from dubito import sanity
 from dubito.backbones import BACKBONES
 from dubito.backbones.base import BackboneLike, Shape, chain
 from dubito.backbones.default import AUTO, advice
@@ -33,8 +34,9 @@ from dubito.methods import METHODS, Ensemble
 from dubito.methods.base import Network
 from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL, TrainingRecord
+from dubito.model.model import FAMILIARITY
 from dubito.plugins import import_function
-from dubito.scores import Score
+from dubito.scores import SCORES, Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
 from dubito.training.batches import Samples
@@ -53,6 +55,12 @@ MAX_FITTED, FITTED_BYTES = 4096, 1 << 27
 DEFAULT_EXPONENT = 0.5
 #: characters of a value in a message
 LONGEST = 200
+#: ratio of the most frequent to the rarest class from which samples are weighted
+IMBALANCE = 3
+#: training samples that post-hoc scores are fitted to
+MAX_SCORED = 1 << 16
+#: features beyond which their covariance takes minutes and more memory than most networks
+MAX_FEATURES = 4096
 #: plural of a sample by the kind of its format
 SAMPLES = {"image": "images", "table": "rows"}
 
@@ -270,7 +278,8 @@ class Pipeline:
             method = Ensemble(member=method, size=self.config.data.folds)
         parts = (prepared.task, self._preprocessing(prepared))
         model = Model.build(method, *parts, self.backbone, seed=seed, pretrained=True)
-        model.check_scores(self.config.posthoc)
+        scores = self.config.posthoc
+        model.check_scores(scores + policy_scores(model, self.config.policy, scores))
         texts = [self.config.input_warning(), method.warning(prepared.task)]
         if model.backbone is not None:
             texts.append(model.backbone.warning(model.preprocessing.shape))
@@ -467,12 +476,15 @@ class Pipeline:
             Prediction of the calibration samples by networks that were not trained on them, with
             calibration and policy; None without such samples.
         """
-        self.add_scores(model, self.config.posthoc, prepared)
-        if prepared.calibration is None:
+        samples, policy = prepared.calibration, self.config.policy
+        scores = self.config.posthoc
+        if samples is not None:
+            scores += policy_scores(model, policy, scores)
+        self.add_scores(model, scores, prepared)
+        if samples is None:
             return None
-        prediction, target = self.held_out(model, prepared), prepared.calibration.target
-        exponent = self._exponent(model, prepared)
-        return fit_held_out(model, prediction, target, self.config.policy, exponent=exponent)
+        prediction, exponent = self.held_out(model, prepared), self._exponent(model, prepared)
+        return fit_held_out(model, prediction, samples, policy, exponent=exponent)
 
     def _exponent(self, model: Model, prepared: Prepared) -> float:
         """Choose the width of intervals on the selection samples."""
@@ -486,14 +498,15 @@ class Pipeline:
         return interval_exponent(chosen.distribution, target)
 
     def add_scores(self, model: Model, scores: Sequence[Score], prepared: Prepared) -> None:
-        """Add post-hoc scores, fitted to the training samples in one pass.
+        """Add post-hoc scores, fitted to one pass over the training samples, or many of them.
 
         Args:
             model: Trained model.
             scores: Scores.
             prepared: Training data.
         """
-        model.add_scores(scores, prepared.parts[0].train)
+        train = prepared.parts[0].train
+        model.add_scores(scores, train.subset(range(0, len(train), -(-len(train) // MAX_SCORED))))
 
     def held_out(self, model: Model, prepared: Prepared) -> Prediction:
         """Predict the calibration samples by networks that were not trained on them.
@@ -572,8 +585,9 @@ class Pipeline:
             return None
         policy = RunConfig.merge(model.record.config, {}).policy
         if policy != self.config.policy and prepared.calibration and parallel.rank() == 0:
-            prediction, target = self.held_out(model, prepared), prepared.calibration.target
-            refit(model, prediction, target, self.config.policy)
+            self.add_scores(model, policy_scores(model, self.config.policy), prepared)
+            prediction = self.held_out(model, prepared)
+            refit(model, prediction, prepared.calibration, self.config.policy)
             model.save(folder)
         return model
 
@@ -670,36 +684,76 @@ def _shown(value: Any) -> str:
     return shorten(repr(value), LONGEST)
 
 
+def policy_scores(
+    model: Model, policy: PolicyConfig, added: Sequence[Score] = ()
+) -> tuple[Score, ...]:
+    """Return the post-hoc scores that a policy reads, and a model does not have yet.
+
+    By default foreign images are told by their features. Evidence does not tell them: some networks
+    have more of it for noise than for photos. Methods that train with OOD inputs keep their score,
+    and so do ensembles and folds, of which the features are too many, or not those of one network.
+
+    Args:
+        model: Trained model.
+        policy: Guarantee of the policy.
+        added: Further scores that the model gets.
+    """
+    names = {name for name in (policy.score, policy.ood_score) if name is not None}
+    if policy.ood_score is None and sanity.shows_images(model) and _has_features(model):
+        names.add(FAMILIARITY)
+    known = {*model.method.scores(model.task), *model.scores, *map(SCORES.name_of, added)}
+    return tuple(SCORES.build(name) for name in sorted(names - known))
+
+
+def _has_features(model: Model) -> bool:
+    """Return whether one network has features of classes, and not too many."""
+    if model.task.kind != "classification" or model.method.ood_terms:
+        return False
+    if isinstance(model.network, nn.ModuleList):
+        return False
+    format = model.preprocessing.inputs
+    blank = torch.zeros(2, *format.shape, dtype=getattr(torch, format.dtype))
+    try:
+        return model.features(blank).shape[1] <= MAX_FEATURES
+    except DubitoError:  # of a network of the user
+        return False
+
+
 def fit_held_out(
     model: Model,
     prediction: Prediction,
-    target: Any,
+    samples: Source,
     policy: PolicyConfig,
     coverage: float | None = None,
     exponent: float | None = None,
 ) -> Prediction:
-    """Fit calibration and policy to a prediction of held-out samples; return it with both.
+    """Fit calibration and policy to held-out samples, and check what the policy accepts.
 
     Args:
         model: Trained model.
         prediction: Prediction of samples that it was neither trained nor selected on.
-        target: Their targets.
+        samples: These samples, labeled.
         policy: Guarantee of the policy.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
         exponent: Power of the deviation for the width of intervals; None keeps that of the model.
+
+    Returns:
+        The prediction, with calibration and policy.
     """
     if exponent is None:
         exponent = DEFAULT_EXPONENT if model.calibration is None else model.calibration.exponent
+    target = samples.target
     model.calibrate(prediction, target, exponent=exponent)
     if model.task.defines_errors or coverage is not None:
         model.fit_policy(prediction, target, coverage=coverage, **policy.model_dump())
+        model.policy = sanity.checked(model, samples)
     return prediction.reread(model)
 
 
 def refit(
     model: Model,
     prediction: Prediction,
-    target: Any,
+    samples: Source,
     policy: PolicyConfig,
     coverage: float | None = None,
 ) -> None:
@@ -710,12 +764,12 @@ def refit(
     Args:
         model: Finished model.
         prediction: Prediction of held-out samples.
-        target: Their targets.
+        samples: These samples, labeled.
         policy: Guarantee of the policy.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
     """
     calibration, old = model.calibration, model.policy
-    fit_held_out(model, prediction, target, policy, coverage)
+    fit_held_out(model, prediction, samples, policy, coverage)
     new = model.policy
     if new is not None and new.accepts_nothing and old and not old.accepts_nothing:
         model.calibration, model.policy = calibration, old

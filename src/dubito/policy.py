@@ -94,6 +94,8 @@ TABLE_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2)
 BLOCKS = 1000
 #: share of accepted predictions below which a policy gives advice
 LITTLE = 0.25
+#: share of wrong answers to images of a sanity check above which there is a warning
+MANY = 0.05
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -184,18 +186,18 @@ class Validation(BaseModel, frozen=True, extra="forbid"):
             `samples`.
         errors: Errors among the samples that determine the threshold.
         upper_bound: Upper confidence bound on their error rate.
-    """
-
         possible: Share of accepted predictions if the error rates observed up to each rank were
             known to be the true ones, about what many more samples would bring.
+    """
+
     samples: NonNegativeInt
     coverage: Share
     out_of_range: NonNegativeInt = 0
     errors: NonNegativeInt | None = None
     upper_bound: FiniteFloat | None = None
-
-
     possible: Share | None = None
+
+
 class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
     """Share of predictions that can be accepted at an error rate.
 
@@ -209,6 +211,23 @@ class OperatingPoint(BaseModel, frozen=True, extra="forbid"):
     coverage: Share
 
 
+class SanityCheck(BaseModel, frozen=True, extra="forbid"):
+    """Result of `dubito.sanity` for one kind of image that was made from the data.
+
+    Attributes:
+        accepted: Share of these images that are accepted.
+        wrong: Share of these images that are accepted, with a wrong answer.
+    """
+
+    accepted: Share
+    wrong: Share
+
+    @property
+    def fails(self) -> bool:
+        """Whether there are too many wrong answers."""
+        return self.wrong > MANY
+
+
 class Policy(BaseModel, frozen=True, extra="forbid"):
     """Accept predictions that pass `threshold`, and `ood_threshold` if there is one.
 
@@ -218,6 +237,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         guarantee: What holds for new inputs.
         validation: Results on the calibration samples.
         table: Coverage at other error rates, each with its own threshold.
+        sanity: What is accepted of images made from the calibration samples, by kind.
 
     >>> from dubito.distributions import Categorical
     >>> dist = Categorical.from_probs(torch.tensor([[0.99, 0.01], [0.6, 0.4]]).repeat(200, 1))
@@ -234,6 +254,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     guarantee: Guarantee | None = None
     validation: Validation | None = None
     table: tuple[OperatingPoint, ...] = ()
+    sanity: dict[str, SanityCheck] = {}
 
     @classmethod
     def control_error(
@@ -277,6 +298,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         rank = _longest(values[order], errors_up_to, level, delta)
         count = int(errors_up_to[rank - 1]) if rank else 0
         bound = binomial.upper_bound(count, rank, delta)
+        within = errors_up_to <= level * np.arange(1, len(order) + 1)
+        possible = (within.nonzero()[0].max(initial=-1) + 1) / len(dist)
         alarms = None if ood_score is None else false_alarms
         return cls(
             threshold=Threshold.at_confidence(
@@ -298,8 +321,6 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         ood_score: str | None = None,
         false_alarms: float = 0.01,
     ) -> Policy:
-        within = errors_up_to <= level * np.arange(1, len(order) + 1)
-        possible = (within.nonzero()[0].max(initial=-1) + 1) / len(dist)
         """Accept at least a share of predictions, and no more than necessary.
 
         The threshold is a conformal quantile: a new input is accepted with probability >=
@@ -408,6 +429,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         needed = least
         while _familiar(needed, guarantee.false_alarms) < least:
             needed += 1
+        possible = validation.possible or 0.0
+        few = f"{samples:,} calibration samples are too few for an error rate of {rate:g}"
         if samples < needed:
             cause = f"{few}: it needs {needed:,}, even without an error"
         elif possible >= LITTLE:
@@ -428,8 +451,6 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         if self.accepts_nothing:
             return f"Policy(accepts nothing: {goal} was not shown by {samples})"
         thresholds = [t for t in (self.threshold, self.ood_threshold) if t]
-        possible = validation.possible or 0.0
-        few = f"{samples:,} calibration samples are too few for an error rate of {rate:g}"
         bounds = " and ".join(repr(t) for t in thresholds if math.isfinite(t.value))
         share = f", accepts {self.validation.coverage:.1%} of {samples}" if self.validation else ""
         return f"Policy({bounds or 'everything'}: {goal}{share})"

@@ -4,6 +4,7 @@ import pytest
 
 from dubito.model.card import card
 from dubito.model.folder import TrainingRecord
+from dubito.policy import SanityCheck
 from tests.model import models
 
 
@@ -63,3 +64,24 @@ def test_many_classes_are_shortened() -> None:
     model = models.build()
     model.task = model.task.model_copy(update={"classes": tuple(map(str, range(25)))})
     assert "18, 19 and 5 more" in card(model)
+
+
+def test_hardly_recognized_classes_are_named() -> None:
+    model = models.build()
+    model.record = TrainingRecord(recall={"cat": 0.9, "dog": 0.8, "e_l": 0.1})
+    assert r"**Classes hardly recognized: e\_l (10.0%); the mean recall is 60.0%.**" in card(model)
+    model.record = TrainingRecord(recall={"cat": 0.9, "dog": 0.8, "e_l": 0.4})
+    assert "recall" not in card(model)
+
+
+def test_the_sanity_check_warns_of_wrong_answers() -> None:
+    model = models.fitted()
+    assert model.policy is not None
+    found = {
+        "noise": SanityCheck(accepted=0.5, wrong=0.5),
+        "shuffled": SanityCheck(accepted=0.5, wrong=0),
+    }
+    model.policy = model.policy.model_copy(update={"sanity": found})
+    text = card(model)
+    assert "it answers 50% of noise and 50% of shuffled; 50% and 0% wrongly." in text
+    assert "More than 5% wrong answers to noise: test it" in text

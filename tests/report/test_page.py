@@ -19,6 +19,7 @@ from dubito.formats import Preprocessing
 from dubito.methods import METHODS
 from dubito.model import Model, Prediction
 from dubito.model.folder import TrainingRecord
+from dubito.policy import SanityCheck
 from dubito.report.page import training_losses, write
 from dubito.tasks import Classification, Regression, Task
 
@@ -270,14 +271,17 @@ def test_detection_is_by_auroc_first(
             assert part[score]["auroc"] == min(rest)
 
 
-def test_shares_of_the_record(digits: tuple[Model, Source], tmp_path: Path) -> None:
+def test_shares_of_the_sanity_check(digits: tuple[Model, Source], tmp_path: Path) -> None:
     model, source = digits
-    record = RECORD.model_copy(update={"sanity": {"noise": 0.52, "flat": 0.01}})
-    model.record = record
+    policy = model.policy
+    assert policy is not None
+    shares_of = {"noise": 0.52, "flat": 0.01}
+    found = {name: SanityCheck(accepted=share, wrong=share) for name, share in shares_of.items()}
+    model.policy = policy.model_copy(update={"sanity": found})
     text = page(model, source, tmp_path)
-    model.record = RECORD
+    model.policy = policy
     assert shares(text) == {"noise": ("52.0%", True), "flat": ("1.0%", False)}
-    assert "more than 5% of noise" in " ".join(text.split())
+    assert "More than 5% wrong answers to noise:" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])

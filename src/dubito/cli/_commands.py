@@ -23,7 +23,7 @@ from dubito.cli._generate import REQUIRED, Setting, command, of_fields, of_funct
 from dubito.formats import FORMATS
 from dubito.methods import METHODS
 from dubito.model import Model
-from dubito.model.card import format_metric
+from dubito.model.card import format_metric, recall_text, sanity_text
 from dubito.plugins import import_plugin, load_plugins
 from dubito.registry import Registry
 from dubito.scores import SCORES
@@ -203,6 +203,8 @@ def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> 
             value = format_metric(metric, record.metrics[metric])
             text += f"; {metric} of the calibration samples {value}"
         console.print(Text(text))
+        if text := recall_text(record.recall):
+            console.print(Text(f"classes {text}"), style="yellow")
         _print_policy(model, console)
         if (folder / REPORT).exists():
             console.print(Text(f"report: {folder / REPORT}"))
@@ -218,6 +220,8 @@ def _evaluate(function: Run, *, verbose: bool = False, **values: Any) -> None:
         console.print(Text(text), style="yellow")
     for table in _display.evaluation_tables(result, verbose):
         console.print(table)
+    if text := recall_text(_display.means(result.get("recall", {}))):
+        console.print(Text(f"classes {text}"), style="yellow")
     if "ood" in result:
         console.print(Text(_display.AUPR), style="dim")
     if values.get("report", True) and values.get("out") is None:
@@ -297,6 +301,11 @@ def _print_policy(model: Model, console: Console) -> None:
     console.print(Text(f"policy: {text}"), style="yellow" if policy.accepts_nothing else "")
     if policy.advice:
         console.print(Text(f"{policy.advice} (--error-rate, --calibration)"), style="yellow")
+    if policy.table:
+        console.print(_display.promises(policy))
+    if policy.sanity:
+        is_bad = any(part.fails for part in policy.sanity.values())
+        console.print(Text(sanity_text(policy)), style="yellow" if is_bad else "")
 
 
 #: name -> module of the function, and the function that calls it and prints its result

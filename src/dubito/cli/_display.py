@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dubito.model import Prediction
 from dubito.model.card import PERCENT, format_metric
+from dubito.policy import Policy
 from dubito.report.html import chosen_scores
 from dubito.training import Callback
 from dubito.training import Progress as State
@@ -111,6 +112,22 @@ def _metrics(result: Result) -> Table:
         rows.append((f"coverage of {float(level):.0%} intervals (%)", cells))
     title = f"{result['data']}: {result['samples']} {result['part']} samples"
     return table(title, ["", "raw", "calibrated"][: len(columns) + 1], rows)
+
+
+def promises(policy: Policy) -> Table:
+    """Return the share answered at each promised error rate.
+
+    Args:
+        policy: Policy with a table.
+    """
+    columns = [f"{point.error_rate:.0%}" for point in policy.table]
+    cells = [_number(point.coverage, True) for point in policy.table]
+    return table("", ["promised error rate", *columns], [("answered (%)", cells)])
+
+
+def means(values: Result) -> dict[str, float]:
+    """Return numbers, those of several seeds as their means."""
+    return {k: v["mean"] if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
 def fewshot_table(result: Result) -> Table:

@@ -5,11 +5,13 @@ The words are in card.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from dubito.backbones import BACKBONES
+from dubito.evaluation import neglected
 from dubito.methods import METHODS
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-MAX_NAMES = 20
+MAX_NAMES, MAX_WORST = 20, 5
 SPECIAL = "\\`*_[]<>#|"
 #: metric -> its name in tables
 METRICS = {
@@ -74,6 +76,20 @@ def format_metric(name: str, value: float) -> str:
     return f"{value:.2%}" if name in PERCENT else f"{value:.4g}"
 
 
+def recall_text(recall: Mapping[str, float]) -> str:
+    """Name the classes that are hardly recognized; empty if there are none.
+
+    >>> recall_text({"cat": 0.9, "dog": 0.8, "ship": 0.1})
+    'hardly recognized: ship (10.0%); the mean recall is 60.0%'
+    """
+    found = neglected(recall)
+    if not found:
+        return ""
+    names = ", ".join(f"{name} ({share:.1%})" for name, share in [*found.items()][:MAX_WORST])
+    more = f" and {len(found) - MAX_WORST} more" if len(found) > MAX_WORST else ""
+    return f"hardly recognized: {names}{more}; the mean recall is {fmean(recall.values()):.1%}"
+
+
 def policy_text(policy: Policy | None) -> str:
     """Word when a model answers, and what it guarantees."""
     if policy is None:
@@ -102,6 +118,29 @@ def interval_text(calibration: Calibration | None) -> str:
     )
 
 
+def sanity_text(policy: Policy) -> str:
+    """Word what is answered of the images of the sanity check."""
+    shares = [f"{part.accepted:.0%} of {name}" for name, part in policy.sanity.items()]
+    wrong = [f"{part.wrong:.0%}" for part in policy.sanity.values()]
+    text = f"Of images made from the data it answers {_joined(shares)}; {_joined(wrong)} wrongly."
+    failed = [name for name, part in policy.sanity.items() if part.fails]
+    return f"{text} {failure_text(failed)}" if failed else text
+
+
+def failure_text(names: Sequence[str]) -> str:
+    """Word what to do about images that should not be answered."""
+    return (
+        f"More than 5% wrong answers to {_joined(names)}: test it with inputs that can occur "
+        "(dubito evaluate --ood), choose another score for them (dubito calibrate --ood-score), or "
+        "let it reject more ordinary inputs (--false-alarms)."
+    )
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """Join parts in words."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
 def _guarantee_text(guarantee: Guarantee) -> str:
     if guarantee.controls == "coverage":
         return f"that at least {100 * guarantee.level:.4g}% of the inputs are answered, on average"
@@ -127,6 +166,8 @@ def _results(model: Model) -> Iterator[str]:
     if record is not None and record.metrics:
         metrics = {metric_name(k): format_metric(k, v) for k, v in record.metrics.items()}
         yield _table({"Calibration samples, before calibration": "Value"} | metrics)
+    if record is not None and (text := recall_text(record.recall)):
+        yield f"**Classes {_escaped(text)}.**"
     if model.calibration is None:
         yield "The model is not calibrated."
     yield policy_text(policy)
@@ -139,6 +180,8 @@ def _results(model: Model) -> Iterator[str]:
         approximate = policy.guarantee is not None and policy.guarantee.approximate
         head = "Error rate, approximate" if approximate else "Guaranteed error rate"
         yield _table({head: "Share answered"} | rows)
+    if policy is not None and policy.sanity:
+        yield sanity_text(policy)
 
 
 def _table(rows: dict[str, str]) -> str:
@@ -149,6 +192,11 @@ def _table(rows: dict[str, str]) -> str:
 
 def _names(names: Iterable[str]) -> str:
     """Join names, without characters that Markdown interprets."""
-    shown = ["".join(f"\\{c}" if c in SPECIAL else c for c in " ".join(n.split())) for n in names]
+    shown = [_escaped(" ".join(name.split())) for name in names]
     more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
     return ", ".join(shown[:MAX_NAMES]) + more
+
+
+def _escaped(text: str) -> str:
+    """Escape characters that Markdown interprets."""
+    return "".join(f"\\{c}" if c in SPECIAL else c for c in text)

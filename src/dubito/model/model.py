@@ -44,6 +44,8 @@ __all__ = ["Model"]
 HEAD_ROWS = 64
 #: largest difference from the expected outputs, relative to the largest of these
 OUTPUT_TOLERANCE = 1e-3
+#: score of features that ranks inputs by familiarity in place of that of the method
+FAMILIARITY = "mahalanobis"
 #: in the names of weights of a network that torch.compile wraps
 COMPILED = "_orig_mod."
 
@@ -235,6 +237,11 @@ class Model(nn.Module):
             )
         return features, outputs
 
+    @property
+    def ood_score(self) -> str:
+        """Score that ranks inputs by familiarity: mahalanobis if it was added, or the method's."""
+        return FAMILIARITY if FAMILIARITY in self.scores else self.method.ood_score
+
     def _scores(self) -> list[Score]:
         return [score for score in self.scores.values() if isinstance(score, Score)]
 
@@ -413,7 +420,7 @@ class Model(nn.Module):
             false_alarms: Share of inputs that may be rejected as unfamiliar.
             coverage: Accept this share of predictions instead of controlling the error rate.
             score: Score that ranks predictions; None: that of the method.
-            ood_score: Score that ranks inputs by familiarity; None: that of the method.
+            ood_score: Score that ranks inputs by familiarity; None: `Model.ood_score`.
         """
         predicted = self._predicted(items)
         in_range = predicted.in_range
@@ -421,7 +428,7 @@ class Model(nn.Module):
         if not len(rows):
             raise DubitoError("all inputs are outside the range of the training data")
         score = score or self.method.error_score
-        ood: Any = {"ood_score": ood_score or self.method.ood_score, "false_alarms": false_alarms}
+        ood: Any = {"ood_score": ood_score or self.ood_score, "false_alarms": false_alarms}
         if coverage is not None:
             dist = predicted.distribution[rows]
             policy = Policy.control_coverage(dist, coverage, score, **ood)
@@ -591,7 +598,7 @@ class Model(nn.Module):
     def _declared(self, dist: Distribution) -> dict[str, str]:
         """Return the scores of the policy, or of the method, as distributions name them."""
         policy, names = self.policy, dict(zip(COMMON, dist.decomposition, strict=True))
-        error, ood = self.method.error_score, self.method.ood_score
+        error, ood = self.method.error_score, self.ood_score
         if policy is not None:
             error = policy.threshold.score
             ood = ood if policy.ood_threshold is None else policy.ood_threshold.score

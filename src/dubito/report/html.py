@@ -16,7 +16,14 @@ from dubito.backbones import BACKBONES
 from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Prediction
-from dubito.model.card import format_metric, interval_text, metric_name, policy_text
+from dubito.model.card import (
+    failure_text,
+    format_metric,
+    interval_text,
+    metric_name,
+    policy_text,
+    recall_text,
+)
 from dubito.types import Json
 
 __all__: list[str] = []
@@ -154,6 +161,8 @@ def render(template: Path, **content: Any) -> str:
         format_metric,
         policy_text,
         interval_text,
+        recall_text,
+        failure_text,
     )
     environment.filters |= {function.__name__: function for function in texts}
     environment.filters |= {"method_name": METHODS.name_of, "method_dict": METHODS.to_dict}

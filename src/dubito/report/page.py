@@ -5,18 +5,20 @@ The words are in templates/report.html.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dubito import sanity
 from dubito._files import atomic_write
 from dubito.data import Source
 from dubito.evaluation import risk_coverage
 from dubito.methods import Method
 from dubito.model import Model, Prediction
 from dubito.model.card import PERCENT, metric_name
+from dubito.policy import SanityCheck
 from dubito.report import figures
 from dubito.report.html import TEMPLATES, Example, chosen_scores, examples, render
 from dubito.targets import known_rows
@@ -33,8 +35,6 @@ Foreign = Mapping[str, tuple[Source, Prediction]]
 REPORT = "report.html"
 #: samples in a group
 MAX_EXAMPLES = 6
-#: share of accepted foreign inputs above which there is a warning
-MUCH = 0.05
 #: metrics of a detection, in the order of the table
 DETECTION = ("auroc", "fpr95", "aupr")
 #: classes up to which a report has a confusion matrix, and rows of the table of classes
@@ -88,20 +88,6 @@ def training_losses(method: Method, history: Records, epochs: int) -> list[float
     return [sum(weights[name] * v for name, v in epoch["terms"].items()) for epoch in history]
 
 
-class Accepted(NamedTuple):
-    """Share of foreign inputs that the policy accepts.
-
-    Attributes:
-        name: What the inputs are.
-        share: Share of these inputs.
-        is_much: Whether this is a reason for a warning.
-    """
-
-    name: str
-    share: float
-    is_much: bool
-
-
 class View:
     """What the page shows: charts, tables and samples.
 
@@ -126,7 +112,12 @@ class View:
         self.model, self.record, self.history = model, model.record, history
         self.part = None if evaluation is None else evaluation["part"]
         self.evaluation = model.evaluate(prediction, source) if evaluation is None else evaluation
-        self.foreign, task = foreign, model.task
+        task, policy = model.task, model.policy
+        self.foreign, self.sanity = dict(foreign), {} if policy is None else policy.sanity
+        failed = [name for name, part in self.sanity.items() if part.fails]
+        if failed and evaluation is None:
+            made = sanity.sources(model, source)
+            self.foreign |= {name: (made[name], model.predict(made[name])) for name in failed}
         # Charts and examples are of samples of which no target is missing.
         rows = known_rows(task.target(source.target)).tolist()
         if len(rows) < len(source):
@@ -134,7 +125,6 @@ class View:
         self.source, self.prediction = source, prediction
         self.dist, self.target = prediction.distribution, task.encode(source.target)
         self.errors = task.errors(prediction.point, self.target) if task.defines_errors else None
-        policy = model.policy
         self.score = model.method.error_score if policy is None else policy.threshold.score
 
     # --- charts ---
@@ -257,13 +247,15 @@ class View:
 
     # --- foreign inputs ---
 
-    def accepted(self) -> list[Accepted]:
-        """Return the shares of foreign inputs that the policy accepts, by their kind."""
-        shares = {} if self.record is None else dict(getattr(self.record, "sanity", {}))
+    def accepted(self) -> dict[str, SanityCheck]:
+        """Return what the policy accepts of foreign inputs, by their kind."""
+        found = dict(self.sanity)
         for name, (_, prediction) in self.foreign.items():
-            if prediction.accepted is not None:
-                shares[name] = prediction.accepted.double().mean().item()
-        return [Accepted(name, share, share > MUCH) for name, share in shares.items()]
+            is_made = self.part is None and name in found  # an answer to it may be right
+            if not is_made and prediction.accepted is not None:
+                share = prediction.accepted.double().mean().item()
+                found[name] = SanityCheck(accepted=share, wrong=share)
+        return found
 
     def detection(self) -> dict[str, list[tuple[str, str, list[float]]]]:
         """Return scores, what they are, and how well they tell foreign inputs apart, by kind."""
