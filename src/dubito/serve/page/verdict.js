@@ -1,4 +1,4 @@
-// The headline: an answer, or "I don’t know" and the reason.
+// The headline: an answer, "I’m not sure" between classes, or "I don’t know" and the reason.
 
 const element = (id) => document.getElementById(id);
 const QUIET = 700; // ms without a change before screen readers get the answer
@@ -26,8 +26,9 @@ export const rounded = (value, scale = value) => {
   return (Number(text) === 0 ? text.replace("-", "") : text).replace("-", "−");
 };
 
+const UNKNOWN = "I don’t know";
 const KINDS = ["total", "aleatoric", "epistemic"];
-const name = (score) => (KINDS.includes(score) ? `${score} uncertainty` : score.replaceAll("_", " "));
+const name = (score) => (KINDS.includes(score) ? `${score} uncertainty` : `${score.replaceAll("_", " ")} score`);
 
 // The OOD threshold, if it can reject anything.
 const limit = ({ policy }) => (Number.isFinite(policy?.ood_threshold?.value) ? policy.ood_threshold : null);
@@ -52,7 +53,7 @@ function predicted(answer, { task, interval_level: level }) {
 
 function rivals({ probs }, classes) {
   const [first, second] = probs.map((_, i) => i).sort((a, b) => probs[b] - probs[a]);
-  return `it may be ${classes[first]} (${percent(probs[first])}) or ${classes[second]} (${percent(probs[second])})`;
+  return `${classes[first]} or ${classes[second]}`;
 }
 
 // What the policy controls, as the reason of an abstention.
@@ -63,17 +64,16 @@ function goal({ policy }) {
 }
 
 function abstention(answer, model, { guess, detail }) {
+  if (answer.reason === "unfamiliar") return [`${UNKNOWN}: not like anything seen in training.`, familiarity(answer, model)];
   const best = `Best guess: ${guess}.`;
-  if (answer.reason === "unfamiliar") {
-    return ["this input is unfamiliar.", `${familiarity(answer, model)} ${best}`];
-  }
-  if (answer.reason === "out_of_range") return ["a value is out of range.", best];
+  if (answer.reason === "out_of_range") return [`${UNKNOWN}: a value is out of range.`, best];
   if (!Number.isFinite(model.policy.threshold.value)) {
     const { samples } = model.policy.validation ?? {};
-    return ["the policy accepts nothing.", `${samples ?? "The"} calibration samples could not show the error rate it is to guarantee. ${best} ${detail}`];
+    return [`${UNKNOWN}: the policy accepts nothing.`, `${samples ?? "The"} calibration samples could not show the error rate it is to guarantee. ${best} ${detail}`];
   }
   const classes = model.task.classes;
-  return [classes ? `${rivals(answer, classes)}.` : "the uncertainty is too high.", `${goal(model)} ${best} ${detail}`];
+  const doubt = classes ? `I’m not sure: ${rivals(answer, classes)}.` : `${UNKNOWN}: the uncertainty is too high.`;
+  return [doubt, `${goal(model)} ${best} ${detail}`];
 }
 
 function worded(answer, model) {
@@ -84,8 +84,8 @@ function worded(answer, model) {
     const familiar = limit(model) ? `Familiar: ${familiarity(answer, model).replace("Its", "its")}` : "";
     return { state: "accept", headline: value, why: `${found.detail} ${familiar}`, tile: found.short };
   }
-  const [reason, why] = abstention(answer, model, found);
-  return { state: "abstain", headline: `I don’t know: ${reason}`, why };
+  const [headline, why] = abstention(answer, model, found);
+  return { state: "abstain", headline, why };
 }
 
 let speaking;
