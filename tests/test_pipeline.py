@@ -78,6 +78,19 @@ def test_without_calibration_samples_there_is_no_policy(tmp_path):
         calibrate(tmp_path)
 
 
+@pytest.mark.parametrize(("rare", "alike"), [(10, "balanced"), (60, "none")])
+def test_rare_classes_weigh_more_by_default(rare, alike, tmp_path):
+    """Three times as many samples of one class as of another are too many."""
+    x = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+    source = (x, np.repeat(["a", "b"], [200 - rare, rare]))
+    networks = {}
+    for weight in ("auto", "balanced", "none"):
+        model = train(source, out=tmp_path / weight, epochs=1, class_weight=weight, **SETTINGS)
+        networks[weight] = nn.utils.parameters_to_vector(model.network.parameters())
+    assert torch.equal(networks["auto"], networks[alike])
+    assert not torch.equal(networks["balanced"], networks["none"])
+
+
 def test_the_exponent_of_intervals_is_chosen_on_selection_samples(house, tmp_path):
     draw = np.random.default_rng(1)
     noisy = house.assign(price=house["price"] + draw.normal(0, 1, 400) * house["area"])

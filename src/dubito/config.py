@@ -112,8 +112,9 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """Seed of the division."""
     train_ood: str | None = None
     """Out-of-distribution inputs for methods that train with some, in place of noise."""
-    class_weight: Literal["balanced"] | None = None
-    """Weight samples by the rarity of their class."""
+    class_weight: Literal["auto", "balanced", "none"] = "auto"
+    """Weight samples by the rarity of their class; "auto" does so where the most frequent class has
+    at least three times the samples of the rarest."""
     standardize: bool | None = None
     """Scale features to mean 0 and deviation 1; None does so for tables and flat arrays."""
     stream: bool | None = None
@@ -218,7 +219,7 @@ class RunConfig(
             raise ValueError(
                 f"train_ood is for methods that train with OOD inputs, not for {name!r}"
             )
-        if self.data.class_weight is not None and kind != "classification":
+        if self.data.class_weight == "balanced" and kind != "classification":
             raise ValueError("class_weight is for classification")
         named = {self.policy.score, self.policy.ood_score} - {*self.scores}
         needs_fit = any(score.needs_fit for score in self.posthoc)
@@ -237,8 +238,8 @@ class RunConfig(
             if name in own:
                 method = METHODS.name_of(self.method)
                 raise ValueError(f"{method} has the score {name!r}: leave it out of posthoc")
-        for option in ("score", "ood_score"):
         others = [name for name, score in SCORES.items() if kind in score.tasks]
+        for option in ("score", "ood_score"):
             name = getattr(self.policy, option)
             if name is not None:
                 _checks.one_of([*dict.fromkeys((*self.scores, *others))], name, option)

@@ -807,7 +807,10 @@ def _are_numbers(target: Any) -> bool:
 
 def _class_weight(config: RunConfig, task: Task) -> Tensor | None:
     """Return weights with which all classes count alike, 1 on average over the samples."""
-    if config.data.class_weight is None or not isinstance(task, Classification):
+    wanted = config.data.class_weight
+    if wanted == "none" or not isinstance(task, Classification):
         return None
     counts = torch.tensor(task.counts, dtype=torch.float64)
+    if wanted == "auto" and counts.max() < IMBALANCE * counts.min():
+        return None
     return (counts.sum() / (len(counts) * counts)).float()

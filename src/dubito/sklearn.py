@@ -143,6 +143,7 @@ class _Estimator(BaseEstimator):
             # At least two samples train, even of three.
             "calibration": min(self.validation_fraction, 1 - 2 / count) if holds_out else 0,
             "selection": 0,
+            "class_weight": "none",  # those of the parameter are passed to the training
             "folds": folds,
             "split_seed": self._seed,
             "standardize": True,
