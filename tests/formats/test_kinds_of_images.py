@@ -166,6 +166,20 @@ def test_each_kind_is_read_as_it_looks(kind: str, side: int, size: int) -> None:
     assert abs(shade.numpy() - gray(expected)[..., 0]).mean() < 8
 
 
+@pytest.mark.parametrize(
+    "kind", ["RGBA.png", "RGBA.tif", "LA.png", "transparent.png", "transparent.gif"]
+)
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_dropped_transparency_leaves_what_pillow_converts(kind: str, mode: Any) -> None:
+    content, _ = stored(kind)
+    format = ImageFormat(size=(SIDE, SIDE), mode=mode, transparency="drop")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of transparent palettes
+        expected = np.asarray(Image.open(io.BytesIO(content)).convert(mode))
+    pixels = format.encode([content]).checked()[0].permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(pixels.squeeze().astype(int), expected.astype(int), atol=1)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of two classes with every kind, a truncated file, and one of Windows."""

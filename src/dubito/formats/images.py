@@ -34,6 +34,7 @@ __all__ = ["ImageFormat", "Resize"]
 Mode = Literal["L", "RGB"]
 Fit = Literal["stretch", "crop", "pad"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Transparency = Literal["white", "drop"]
 
 FITS: tuple[str, ...] = get_args(Fit)
 #: mode -> number of channels
@@ -129,6 +130,9 @@ class ImageFormat(InputFormat):
     """Gray or color."""
     resize: Resize = Resize()
     """How images of other sizes are resized."""
+    transparency: Transparency = "white"
+    """What is behind a transparent pixel: white, or its own color, as where loaders call
+    `convert("RGB")`."""
 
     @classmethod
     def accepts(cls, items: object) -> bool:
@@ -228,8 +232,8 @@ class ImageFormat(InputFormat):
     def encode(self, items: Any) -> Encoded:
         """Decode images to uint8 (N, C, H, W); see `InputFormat.encode`.
 
-        Camera orientation is applied, transparency becomes white, and images are resized. Arrays of
-        the right size are taken as they are.
+        Camera orientation is applied, and images are resized. Arrays of the right size are taken as
+        they are.
 
         Args:
             items: List of paths, bytes of image files, Pillow images or uint8 arrays; or a uint8
@@ -274,7 +278,7 @@ class ImageFormat(InputFormat):
         """Convert the first frame of an image to pixels (C, H, W)."""
         self._draft(opened)
         opened = _reduced(opened, self._enough)
-        image = upright(opened).convert(self.mode)
+        image = upright(opened, self.transparency).convert(self.mode)
         pixels = np.array(self.resize(image, self.size))
         return pixels.reshape(*self.size, -1).transpose(2, 0, 1)
 
@@ -293,8 +297,13 @@ def _reduced(image: Image, side: int) -> Image:
     return reduced
 
 
-def upright(opened: Image) -> Image:
-    """Return an image upright, in a mode that converts to any of MODES without clipping."""
+def upright(opened: Image, transparency: Transparency = "white") -> Image:
+    """Return an image upright, in a mode that converts to any of MODES without clipping.
+
+    Args:
+        opened: Image.
+        transparency: See `ImageFormat`.
+    """
     image_class = need("PIL.Image", "data")
     image: Image = need("PIL.ImageOps", "data").exif_transpose(opened)
     # Pillow scales gray pixels of portable formats to 16 bits.
@@ -304,8 +313,10 @@ def upright(opened: Image) -> Image:
         raise DubitoError(f"pixels of mode {image.mode} have no known range; store 8 or 16 bits")
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        white = image_class.new("RGBA", image.size, "white")
-        image = image_class.alpha_composite(white, image).convert("RGB")
+        if transparency == "white":
+            white = image_class.new("RGBA", image.size, "white")
+            image = image_class.alpha_composite(white, image)
+        image = image.convert("RGB")
     return image
 
 
@@ -353,3 +364,15 @@ def _header(item: Path | bytes) -> tuple[tuple[int, int], bool]:
         width, height = image.size if tags is None else (tags[256], tags[257])
         turned = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)  # lies on its side
         return ((width, height) if turned else (height, width)), image.mode in GRAY
+
+
+def kind_of(path: str | os.PathLike[str]) -> tuple[str, int]:
+    """Return what loaders treat differently, such as "RGBA" or "L, turned", and the pixels.
+
+    Args:
+        path: Image file.
+    """
+    with need("PIL.Image", "data").open(path) as image:
+        turned = image.getexif().get(ORIENTATION, 1) != 1
+        mode = f"{image.mode}, transparent" if "transparency" in image.info else image.mode
+        return f"{mode}, turned" if turned else mode, math.prod(image.size)
