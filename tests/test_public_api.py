@@ -26,7 +26,7 @@ PUBLIC = {
     "dubito.augmentations": "AUGMENTATIONS Augmentation Photo Shift",
     "dubito.backbones": "BACKBONES Backbone",
     "dubito.config": "RunConfig",
-    "dubito.calibration": "Calibration interval_exponent",
+    "dubito.calibration": "Calibration",
     "dubito.data": "DATASETS Dataset Source open split",
     "dubito.distributions": "Categorical ClassDistribution Dirichlet Distribution "
     "FlexibleDirichlet NormalInverseGamma RealDistribution confidence_score uncertainty_score",

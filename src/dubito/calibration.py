@@ -35,7 +35,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.targets import Target, exact_weight, known_rows, values_and_weight
 
-__all__ = ["Calibration", "interval_exponent"]
+__all__ = ["Calibration"]
 
 #: exponents of the standard deviation that `interval_exponent` compares
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
