@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -26,6 +27,7 @@ from dubito.distributions import Distribution
 from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
 from dubito.formats import FORMATS, Encoded, Preprocessing
+from dubito.formats.images import ImageFormat, kind_of
 from dubito.formats.preprocessing import unit_range
 from dubito.methods import METHODS, Method
 from dubito.methods.features import Pass, forward_with_features, linear_head
@@ -148,11 +150,16 @@ class Model(nn.Module):
         device = next(network.parameters(), torch.empty(0)).device
         with tempfile.TemporaryDirectory() as folder:
             model.save(folder)
-            cls.load(folder, network=network, device=device)._check_against(*check)
+            cls.load(folder, network=network, device=device).check_outputs(*check)
         return model.eval()
 
-    def _check_against(self, inputs: object, expected: object) -> None:
-        """Raise unless outputs or labels are the expected ones."""
+    def check_outputs(self, inputs: object, expected: object) -> None:
+        """Raise unless outputs or labels are the expected ones.
+
+        Args:
+            inputs: Some inputs as users will pass them: paths, arrays, rows.
+            expected: Results of the network where it was trained: outputs (N, M), or labels (N,).
+        """
         values = expected if isinstance(expected, Tensor) else np.asarray(expected)
         if values.ndim > 1 and values.shape[-1] == self.method.outputs(self.task):
             target = torch.as_tensor(values).detach().cpu()
@@ -166,16 +173,31 @@ class Model(nn.Module):
             )
         hint = "do preprocessing and the order of the classes match those of the training?"
         if not target.is_floating_point():
-            share = (result == target).double().mean().item()
-            if share < 1:
-                raise DubitoError(f"check: only {share:.1%} of the labels are as expected: {hint}")
+            wrong = result != target
+            if wrong.any():
+                share = 1 - wrong.double().mean().item()
+                raise DubitoError(
+                    f"check: only {share:.1%} of the labels are as expected"
+                    f"{self._where(inputs, wrong)}: {hint}"
+                )
             return
-        gap, largest = (result - target).abs().max().item(), target.abs().max().item()
-        if not gap <= OUTPUT_TOLERANCE * largest:
+        gaps, largest = (result - target).abs().flatten(1).amax(1), target.abs().max().item()
+        wrong = ~(gaps <= OUTPUT_TOLERANCE * largest)
+        if wrong.any():
             raise DubitoError(
                 f"check: values up to {largest:.4g} differ from the expected ones by up to "
-                f"{gap:.2g}: {hint}"
+                f"{gaps.max().item():.2g}{self._where(inputs, wrong)}: {hint}"
             )
+
+    def _where(self, inputs: object, wrong: Tensor) -> str:
+        """Name the kinds of the images that differ, if others do not."""
+        names = _names(inputs)
+        if names is None or wrong.all() or not isinstance(self.preprocessing.inputs, ImageFormat):
+            return ""
+        kinds = [kind_of(name)[0] for name in names]
+        found = Counter(kind for kind, is_wrong in zip(kinds, wrong, strict=True) if is_wrong)
+        parts = (f"{count} of {kinds.count(kind)} {kind} images" for kind, count in found.items())
+        return f" ({', '.join(parts)})"
 
     # --- prediction ---
 
