@@ -36,6 +36,7 @@ LAYERS: list[list[str]] = [
     ["onnx", "report"],
     ["config"],
     ["pipeline"],
+    ["wrapping"],
     ["api"],
     ["fewshot", "lightning", "serve", "sklearn", "transformers"],
     # The package itself, which re-exports the layers below.

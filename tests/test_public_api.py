@@ -21,8 +21,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 PUBLIC = {
     "dubito": "Categorical Dirichlet DubitoError EDLLoss EvidentialClassifier EvidentialRegressor "
     "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
-    "predict train uce",
-    "dubito.api": "calibrate evaluate export load predict train",
+    "predict train uce wrap",
+    "dubito.api": "calibrate evaluate export load predict train wrap",
     "dubito.augmentations": "AUGMENTATIONS Augmentation Photo Shift",
     "dubito.backbones": "BACKBONES Backbone",
     "dubito.config": "RunConfig",

@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dubito.api import calibrate, evaluate, export, load, predict, train
+    from dubito.api import calibrate, evaluate, export, load, predict, train, wrap
     from dubito.distributions import Categorical, Dirichlet, FlexibleDirichlet, NormalInverseGamma
     from dubito.errors import DubitoError
     from dubito.losses import EDLLoss, IEDLLoss, edl, iedl, uce
@@ -20,7 +20,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "Categorical", "Dirichlet", "DubitoError", "EDLLoss", "EvidentialClassifier",
     "EvidentialRegressor", "FlexibleDirichlet", "IEDLLoss", "Model", "NormalInverseGamma",
-    "calibrate", "edl", "evaluate", "export", "iedl", "load", "predict", "train", "uce",
+    "calibrate", "edl", "evaluate", "export", "iedl", "load", "predict", "train", "uce", "wrap",
 ]  # fmt: skip
 
 #: modules that these names come from; each imports those before it

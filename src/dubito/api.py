@@ -35,12 +35,12 @@ from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL
 from dubito.plugins import import_function, load_plugins
 from dubito.scores import SCORES
-from dubito.types import Json
+from dubito.types import Json, Options
 
 if TYPE_CHECKING:
     from dubito.config import RunConfig
 
-__all__ = ["calibrate", "evaluate", "export", "load", "predict", "train"]
+__all__ = ["calibrate", "evaluate", "export", "load", "predict", "train", "wrap"]
 
 AnyPath = str | os.PathLike[str]
 #: a model, or the folder of one
@@ -132,8 +132,7 @@ def train(
     from dubito.training import parallel
 
     load_plugins()
-    if isinstance(data, str | os.PathLike):
-        settings["data.source"] = str(data if is_known(data) else Path(data).expanduser().resolve())
+    settings |= _place(data)
     run = RunConfig.merge(config, settings)
     source = run.data.source if data is None or "data.source" in settings else data
     if source is None:
@@ -155,6 +154,64 @@ def train(
             freeze=freeze, on_start=on_start,
         )  # fmt: skip
     return models[0] if seeds is None else models
+
+
+def wrap(
+    network: Any,
+    data: Any,
+    *,
+    out: AnyPath | None = None,
+    weights: str | None = None,
+    classes: Sequence[str] | None = None,
+    check: Any = None,
+    calibration: float = 0.5,
+    device: str = "auto",
+    report: bool = True,
+    on_start: Callable[[str], Any] | None = None,
+    **settings: Any,
+) -> Model:
+    """Make a model of a network that is already trained, without training.
+
+    A part of the data fits the scores, the rest calibration and policy. The promise of the policy
+    holds if none of these samples trained the network or chose its epoch.
+
+    Args:
+        network: Classifier trained with cross entropy: "hf:FOLDER", "timm:NAME", or
+            "module:file.py:function" for a function without arguments that builds it; or a module
+            from normalized inputs to logits (N, classes).
+        data: Labeled data that the network was not trained on: image folder, .npz or .csv file,
+            known name; or arrays (inputs, target), or a DataFrame.
+        out: Folder of the model; None does not save it.
+        weights: Weights of a module: a .safetensors file, or what torch.save wrote of its state
+            dict.
+        classes: Names of the classes in the order of the outputs; by default those of the
+            checkpoint, or those of the data, sorted.
+        check: Function from a list of files, or other inputs, to the outputs or labels that your
+            own loop has for them; it gets images of each kind in the data. Or a pair of both.
+        calibration: Share of the samples for calibration and policy; the others fit the scores.
+        device: "auto", "cpu" or "cuda".
+        report: Write report.html.
+        on_start: Function that is called with a line about data and model, such as `print`.
+        **settings: Fields of data and policy in `RunConfig`, and further scores: `size=224`,
+            `error_rate=0.01`, `posthoc=["knn"]`.
+    """
+    from dubito import wrapping
+
+    load_plugins()
+    trained = wrapping.Trained.read(network, weights)
+    run = wrapping.configuration(trained, calibration, settings | _place(data))
+    source = data if run.data.source is None else run.data.source
+    return wrapping.wrap(
+        trained, run, source, find_device(device), classes=classes, check=check,
+        out=None if out is None else Path(out), report=report, on_start=on_start,
+    )  # fmt: skip
+
+
+def _place(data: Any) -> Options:
+    """Return the setting that says where data is, unless it is in memory."""
+    if not isinstance(data, str | os.PathLike):
+        return {}
+    return {"data.source": str(data if is_known(data) else Path(data).expanduser().resolve())}
 
 
 def predict(

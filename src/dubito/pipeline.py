@@ -73,11 +73,13 @@ class Prepared:
         task: What is predicted.
         source: All samples.
         parts: Parts of the samples; those of each fold if there are folds.
+        purpose: What the first part is for.
     """
 
     task: Task
     source: Source
     parts: list[Parts]
+    purpose: str = "training"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -90,7 +92,7 @@ class Prepared:
         if len(self.parts) > 1:  # each sample serves every purpose, in different folds
             return {"training": len(self.source), "calibration": len(self.source)}
         train, selection, calibration = self.parts[0]
-        parts = {"training": train, "selection": selection, "calibration": calibration}
+        parts = {self.purpose: train, "selection": selection, "calibration": calibration}
         return {name: len(part) for name, part in parts.items() if part is not None}
 
     @property

@@ -20,6 +20,7 @@ FAILED = 2  # exit status
 #: first line of each function's docstring
 SUMMARIES = {
     "train": "Train a model, calibrate it and fit its policy.",
+    "wrap": "Make a model of a network that is already trained, without training.",
     "evaluate": "Evaluate a model: metrics, detection of errors and OOD inputs, policy.",
     "predict": "Predict with a model: value, probability, uncertainty, accept or abstain.",
     "calibrate": "Refit calibration and policy of a finished model, perhaps with further scores.",

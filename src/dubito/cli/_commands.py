@@ -42,7 +42,7 @@ DEFAULTS = {"method": "iedl", "backbone": "auto"}
 SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
 #: parameters without an option
 HIDDEN = {
-    *("callbacks", "on_start", "progress", "data.source"),
+    *("callbacks", "on_start", "progress", "data.source", "wrap.check"),
     *("backbone.path", "backbone.config", "backbone.expects"),
     *("serve.config", "service.token", "training.first_epoch"),
 }
@@ -101,12 +101,16 @@ def _option_values(argv: Sequence[str], name: str) -> list[str]:
 
 def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the options of a command that are not parameters of its function."""
-    if name in ("train", "calibrate", "fewshot"):
+    if name in ("train", "wrap", "calibrate", "fewshot"):
         load_plugins()
     if name in VERBOSE:
         yield Setting("verbose", bool, False, VERBOSE[name])
     if name == "train":
         yield from _run_settings(argv)
+    elif name == "wrap":
+        from dubito.wrapping import is_for_training
+
+        yield from (one for one in _run_settings(argv) if not is_for_training(one.name))
     elif name == "calibrate":
         from dubito.config import PolicyConfig
 
@@ -198,16 +202,27 @@ def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> 
             continue
         folder = Path(out) / f"seed-{record.seed}" if isinstance(models, list) else Path(out)
         text = f"{folder}: weights of epoch {record.best_epoch} of {record.epochs}"
-        if record.metrics:
-            metric = model.task.monitor
-            value = format_metric(metric, record.metrics[metric])
-            text += f"; {metric} of the calibration samples {value}"
-        console.print(Text(text))
-        if text := recall_text(record.recall):
-            console.print(Text(f"classes {text}"), style="yellow")
-        _print_policy(model, console)
-        if (folder / REPORT).exists():
-            console.print(Text(f"report: {folder / REPORT}"))
+        _print_summary(model, folder, text, console)
+
+
+def _print_summary(model: Model, folder: Path, text: str, console: Console) -> None:
+    metrics = {} if model.record is None else model.record.metrics
+    if metrics:
+        metric = model.task.monitor
+        value = format_metric(metric, metrics[metric])
+        text += f"; {metric} of the calibration samples {value}"
+    console.print(Text(text))
+    if model.record is not None and (hard := recall_text(model.record.recall)):
+        console.print(Text(f"classes {hard}"), style="yellow")
+    _print_policy(model, console)
+    if (folder / REPORT).exists():
+        console.print(Text(f"report: {folder / REPORT}"))
+
+
+def _wrap(function: Run, *, out: str, **values: Any) -> None:
+    console = Console(soft_wrap=True)
+    model = function(out=out, on_start=lambda line: console.print(Text(line)), **values)
+    _print_summary(model, Path(out), f"{out}: {values['network']}", console)
 
 
 def _evaluate(function: Run, *, verbose: bool = False, **values: Any) -> None:
@@ -311,6 +326,7 @@ def _print_policy(model: Model, console: Console) -> None:
 #: name -> module of the function, and the function that calls it and prints its result
 COMMANDS: dict[str, tuple[str, Run]] = {
     "train": ("dubito.api", _train),
+    "wrap": ("dubito.api", _wrap),
     "evaluate": ("dubito.api", _evaluate),
     "predict": ("dubito.api", _predict),
     "calibrate": ("dubito.api", _calibrate),

@@ -16,6 +16,7 @@ from dubito.methods import METHODS
 
 if TYPE_CHECKING:
     from dubito.calibration import Calibration
+    from dubito.model.folder import TrainingRecord
     from dubito.model.model import Model
     from dubito.policy import Guarantee, Policy
 
@@ -107,6 +108,15 @@ def policy_text(policy: Policy | None) -> str:
     return f"{text} It guarantees {guarantee}, {EXACT}"
 
 
+def weights_text(record: TrainingRecord) -> str:
+    """Say where the weights are from."""
+    if record.frozen:
+        return f"a head on features of a pretrained backbone, seed {record.seed}"
+    if record.epochs:
+        return f"epoch {record.best_epoch} of {record.epochs}, seed {record.seed}"
+    return "trained elsewhere; promises hold if none of these samples trained or selected them"
+
+
 def interval_text(calibration: Calibration | None) -> str:
     """Word what intervals promise; empty without intervals."""
     if calibration is None or not calibration.levels:
@@ -156,9 +166,7 @@ def _data(model: Model) -> Iterator[str]:
     if record is not None:
         samples = (f"{count:,} for {purpose}" for purpose, count in record.samples.items())
         yield f"- Samples: {', '.join(samples)}"
-        weights = f"epoch {record.best_epoch} of {record.epochs}"
-        weights = "a head on features of a pretrained backbone" if record.frozen else weights
-        yield f"- Weights: {weights}, seed {record.seed}"
+        yield f"- Weights: {weights_text(record)}"
 
 
 def _results(model: Model) -> Iterator[str]:

@@ -23,6 +23,7 @@ from dubito.model.card import (
     metric_name,
     policy_text,
     recall_text,
+    weights_text,
 )
 from dubito.types import Json
 
@@ -160,6 +161,7 @@ def render(template: Path, **content: Any) -> str:
         metric_name,
         format_metric,
         policy_text,
+        weights_text,
         interval_text,
         recall_text,
         failure_text,
