@@ -177,7 +177,7 @@ def test_regression_end_to_end(housing, tmp_path):
     model = train(tmp_path / "housing.csv", out=tmp_path / "run", **settings)
     assert (tmp_path / "run" / "report.html").exists()
     prediction = predict(model, housing[400:].drop(columns="price"))
-    lower, upper = prediction.interval
+    lower, upper = prediction.interval()
     truth = torch.tensor(housing["price"][400:].to_numpy())
     inside = (lower[:, 0] <= truth) & (truth <= upper[:, 0])
     assert inside.double().mean() > 0.75

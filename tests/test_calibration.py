@@ -14,7 +14,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from dubito import calibration
-from dubito.calibration import EXPONENTS, Calibration, interval_exponent
+from dubito.calibration import EXPONENTS, Calibration, conformal_quantiles, interval_exponent
 from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma
 from dubito.errors import DubitoError
 from dubito.tasks import Classification, Regression
@@ -268,6 +268,108 @@ def test_a_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
     assert 0.9 < probs.max() < 0.98  # 30 of 31
 
 
+# --- prediction sets -----------------------------------------------------------------------------
+
+
+def drawn_classes(*shape: int) -> tuple[Categorical, Tensor]:
+    """Return predictions that are sharper than the labels are, and these."""
+    g = generator(0)
+    logits = 2 * torch.randn(*shape, 4, generator=g, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(-1).reshape(-1, 4), 1, generator=g).reshape(shape)
+    return Categorical(2 * logits), labels
+
+
+@pytest.mark.parametrize("count", [40, 200])
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95])
+def test_sets_cover_the_class_in_a_thousand_repetitions(level: float, count: int) -> None:
+    dist, label = drawn_classes(1000, count + 50)
+    distances = dist.distances.gather(-1, label.unsqueeze(-1)).squeeze(-1)
+    quantiles = conformal_quantiles(distances[:, :count].mT, level)
+    shares = []
+    for row, quantile in enumerate(quantiles):
+        calibration = Calibration(theta=(0.0,), levels=(level,), quantiles=((quantile,),))
+        classes = calibration.prediction_set(dist[row, count:])
+        shares.append(classes.gather(-1, label[row, count:, None]).double().mean().item())
+    mean, error = np.mean(shares), np.std(shares) / math.sqrt(1000)
+    accuracy = (dist.probs.argmax(-1) == label).double().mean().item()
+    assert mean > level - 3 * error
+    assert mean < max(level + 1 / (count + 1), accuracy + 0.02) + 3 * error
+
+
+@pytest.mark.parametrize("count", [200, 1000])
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95])
+def test_intervals_cover_in_a_thousand_repetitions(level: float, count: int) -> None:
+    """Skewed, and of a spread that the predicted one does not follow; one column for each."""
+    rng = np.random.default_rng(0)
+    variance = torch.as_tensor(rng.lognormal(0, 1, size=(count + 50, 1000)))
+    target = variance.sqrt().cos() + torch.as_tensor(rng.exponential(1, variance.shape))
+    beta = 2 * variance / 3
+    dist = NormalInverseGamma(0 * beta, 0 * beta + 0.5, 0 * beta + 2, beta)
+    scores = target.abs() / variance**0.25
+    quantiles = conformal_quantiles(scores[:count], level)
+    calibration = Calibration(theta=(0.0,), levels=(level,), quantiles=(quantiles,))
+    lower, upper = calibration.interval(dist[count:])
+    shares = ((lower <= target[count:]) & (target[count:] <= upper)).double().mean(0)
+    assert shares.mean() == pytest.approx(level + 0.5 / (count + 1), abs=0.5 / count + 0.006)
+
+
+def test_the_set_of_a_level_has_the_classes_with_enough_evidence() -> None:
+    """By the definition: a share of the largest evidence, at the rank of a conformal quantile."""
+    alpha, labels = scaled_evidence(0.3)
+    evidence = (alpha - 1).numpy()
+    ratio = evidence / evidence.max(-1, keepdims=True)
+    calibration = Calibration.fit(Dirichlet(alpha), labels, (0.9, 0.99))
+    assert Calibration.model_validate_json(calibration.model_dump_json()) == calibration
+    sets = [calibration.prediction_set(Dirichlet(alpha), level) for level in (0.9, 0.99)]
+    for classes, rank in zip(sets, (3601, 3961), strict=True):
+        least = np.sort(ratio[np.arange(N), labels])[N - rank]
+        np.testing.assert_array_equal(classes, ratio >= least * (1 - 1e-9))
+    assert bool((sets[0] <= sets[1]).all())
+    assert torch.equal(calibration.prediction_set(Dirichlet(alpha)), sets[0])
+    half = calibration.prediction_set(Dirichlet(alpha.float()))
+    assert (half != sets[0]).double().mean() < 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in distributions() if "Normal" not in name])
+def test_sets_have_the_predicted_class(name: str) -> None:
+    dist: Any = distributions()[name]
+    label = torch.multinomial(dist.probs.sqrt(), 1, generator=generator(1))[:, 0]
+    few, most = (
+        Calibration.fit(dist, label, (level,)).prediction_set(dist) for level in (0.1, 0.9)
+    )
+    predicted = dist.probs.argmax(-1, keepdim=True)
+    assert few.gather(-1, predicted).all()
+    assert few.sum() < most.sum() < most.numel()
+
+
+def test_sets_do_not_depend_on_the_temperature_or_the_factor_of_the_evidence() -> None:
+    dist, label = drawn_classes(300)
+    sharp = Categorical(3 * dist.log_probs)
+    alpha, labels = (part[:300] for part in scaled_evidence(0.3))
+    for first, second, truth in (
+        (dist, sharp, label),
+        (Dirichlet(alpha), Dirichlet(1 + 50 * (alpha - 1)), labels),
+    ):
+        sets = [Calibration.fit(d, truth, (0.9,)).prediction_set(d) for d in (first, second)]
+        assert torch.equal(*sets)
+
+
+def test_sets_of_too_few_samples_have_every_class() -> None:
+    dist, label = drawn_classes(8)
+    calibration = Calibration.fit(dist, label, levels=(0.5, 0.9))
+    assert calibration.prediction_set(dist, 0.9).all()
+    assert not calibration.prediction_set(dist, 0.5).all()
+
+
+def test_no_evidence_at_all_leaves_every_class_in_the_set() -> None:
+    logits = torch.tensor([[9.0, -1.0, -1.0], [-1.0, -1.0, -1.0], [-200.0, -200.0, 5.0]])
+    for evidence in ("relu", "softplus", "exp"):
+        dist = Dirichlet.from_logits(logits.repeat(40, 1), evidence)
+        calibration = Calibration.fit(dist, dist.probs.argmax(-1), (0.9,))
+        expected = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 0, 1]]).bool()
+        assert torch.equal(calibration.prediction_set(dist)[:3], expected)
+
+
 # --- numbers -------------------------------------------------------------------------------------
 
 
@@ -307,16 +409,6 @@ def test_interval_quantiles_are_conformal(exponent: float) -> None:
     inside = ((lower <= target) & (target <= upper)).double().mean(0)
     assert inside.min() >= 89 / 99 - 1e-9  # the sample at the end of its interval may round out
     torch.testing.assert_close(upper - lower, 2 * power * torch.tensor(calibration.quantiles[1]))
-
-
-def test_intervals_cover_for_a_few_samples_of_a_miscalibrated_model() -> None:
-    shares = []
-    for seed in range(150):
-        dist, target = scaled_numbers(5.0, 19 + 100, seed)
-        lower, upper = Calibration.fit(dist[:19], target[:19]).interval(dist[19:])
-        shares.append(((lower <= target[19:]) & (target[19:] <= upper)).double().mean().item())
-    # 18 of 20 places on average; the standard error is about 0.004
-    assert np.mean(shares) == pytest.approx(0.9, abs=0.015)
 
 
 @pytest.mark.parametrize("exponent", [0.25, 1.0])
@@ -375,7 +467,11 @@ NUMBERS, TARGET = scaled_numbers(1.0, 4)
         (lambda: Calibration.fit(NUMBERS, TARGET, exponent=2.0), "exponent must be from 0 to 1"),
         (lambda: interval_exponent(NUMBERS, TARGET, level=1.0), "level must be in"),
         (lambda: Calibration(theta=(0.0,))(DIRICHLET), "has 1 parameters, but .* needs 2"),
-        (lambda: Calibration(theta=(0.0,)).interval(NUMBERS), "no interval of level 0.9; .* none"),
+        (lambda: Calibration(theta=(0.0,)).interval(NUMBERS, 0.9), "level 0.9 .* levels: none"),
+        (
+            lambda: Calibration.fit(DIRICHLET, LABELS, (0.5,)).prediction_set(DIRICHLET, 0.9),
+            "level 0.9 was not fitted; fitted levels: 0.5",
+        ),
     ],
 )
 def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> None:
@@ -396,5 +492,7 @@ def test_bad_files_are_errors() -> None:
         Calibration.model_validate({"theta": [0.0], "levels": [0.9]})
     with pytest.raises(ValidationError, match="not NaN"):
         Calibration.model_validate({"theta": [0.0], "levels": [0.9], "quantiles": [["nan"]]})
+    with pytest.raises(ValidationError, match="levels must be distinct"):
+        Calibration(theta=(0.0,), levels=(0.9, 0.9), quantiles=((1.0,), (1.0,)))
     with pytest.raises(ValidationError, match="Extra inputs"):
         Calibration.model_validate({"theta": [0.0], "temperature": 1.0})

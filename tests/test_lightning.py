@@ -160,7 +160,7 @@ def test_regression(tmp_path: Path) -> None:
     run.fit(fitted, DataLoader(pairs, 32), DataLoader(pairs, 100))
     assert run.callback_metrics["val_rmse"] < 0.5 * values.std(0).mean()
     model = fitted.to_model(DataLoader(pairs, 100), error_rate=0.3)
-    lower, upper = model.predict(IMAGES[600:900]).interval
+    lower, upper = model.predict(IMAGES[600:900]).interval()
     inside = (lower <= task.encode(values[600:900])) & (task.encode(values[600:900]) <= upper)
     assert 0.8 < inside.double().mean() < 0.97
 

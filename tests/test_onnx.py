@@ -57,7 +57,7 @@ def build(
         predicted = model.predict(inputs)
         target = predicted.labels.copy()
         target[::5] = target[7]  # a fifth of the targets are wrong
-        model.calibrate(predicted, target)
+        model.calibrate(predicted, target, levels=(0.9, 0.5))
         model.fit_policy(predicted, coverage=0.5, false_alarms=0.2)
     return model
 

@@ -182,7 +182,7 @@ def test_folds_of_a_regression(house, tmp_path):
     model = train(house, out=tmp_path, **settings)
     assert model.calibration.of_members
     prediction = model.predict(house)
-    lower, upper = prediction.interval
+    lower, upper = prediction.interval()
     inside = (lower[:, 0] <= torch.tensor(house["price"])) & (
         upper[:, 0] >= torch.tensor(house["price"])
     )

@@ -280,16 +280,19 @@ def write_rows(
         columns = part.columns(scores)
         if not start:
             writer.writerow(columns)
-        writer.writerows(map(_rounded, zip(*columns.values(), strict=True)))
+        writer.writerows(map(_cell, row) for row in zip(*columns.values(), strict=True))
 
 
 def _rounded(value: Any) -> Any:
     """Round to six digits, about those of float32."""
     if isinstance(value, Mapping):
         return {key: _rounded(inner) for key, inner in value.items()}
-    if isinstance(value, tuple):
-        return [_rounded(inner) for inner in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _cell(value: Any) -> Any:
+    """Return a value for a .csv file; pandas separates the names of a set with `sep="|"`."""
+    return "|".join(value) if isinstance(value, list) else _rounded(value)
 
 
 def export(

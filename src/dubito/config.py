@@ -18,12 +18,14 @@ from pydantic import (
     FiniteFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from dubito import _checks, data
 from dubito.backbones import BACKBONES
 from dubito.backbones.default import AUTO, CHOSEN, default_for
+from dubito.calibration import Level
 from dubito.data import Source
 from dubito.data.base import Subset
 from dubito.errors import DubitoError
@@ -148,7 +150,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
 
 
 class PolicyConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Guarantee of the policy."""
+    """Guarantee of the policy, and of intervals or prediction sets."""
 
     error_rate: float = Field(default=0.05, gt=0, lt=1)
     """Largest error rate among accepted predictions."""
@@ -161,6 +163,15 @@ class PolicyConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstri
     ood_score: str | None = None
     """Score that ranks inputs by familiarity; None: mahalanobis for classes of images, if one
     network has features, and else that of the method. A post-hoc score is fitted if it is named."""
+    levels: tuple[Level, ...] | None = Field(default=None, min_length=1)
+    """Coverage of intervals, or of prediction sets of classes; None: 0.9 for numbers, no sets."""
+
+    @field_validator("levels")
+    @classmethod
+    def _check(cls, levels: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if levels is not None and len({*levels}) < len(levels):
+            raise ValueError(f"levels must be distinct, not {levels}")
+        return levels
 
 
 def _named_method(value: Any) -> Any:
@@ -202,7 +213,7 @@ class RunConfig(
     posthoc: tuple[AnyScore, ...] = ()
     """Post-hoc scores to fit on the training data, such as energy: names, or dicts with options."""
     policy: PolicyConfig = PolicyConfig()
-    """Guarantee of the policy."""
+    """Guarantee of the policy, and of intervals or prediction sets."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

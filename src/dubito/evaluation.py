@@ -14,7 +14,7 @@ from torch.utils import _pytree
 
 from dubito import _checks, metrics
 from dubito.calibration import Calibration
-from dubito.distributions import Distribution
+from dubito.distributions import ClassDistribution, Distribution
 from dubito.errors import DubitoError
 from dubito.targets import Target, exact_weight, known_rows, values_and_weight
 from dubito.tasks import Curve, Task
@@ -124,7 +124,8 @@ def evaluate(
 
     Returns:
         "samples" and "metrics" of the raw predictive. With a calibration "calibrated", its metrics,
-        and for regression "interval_coverage", the share of targets in the intervals by level. If
+        and by level "interval_coverage", the share of targets in the intervals, and their mean
+        "interval_width"; or "set_coverage" and the mean "set_size", a number of classes. If
         the task defines errors, "error_rate", "aurc", the area under the risk-coverage curve by
         score, "recall" by class, and "error_detection" if there are both errors and correct
         predictions.
@@ -135,10 +136,7 @@ def evaluate(
     result["metrics"] = task.metrics(dist.predictive, target)
     if calibration is not None:
         result["calibrated"] = task.metrics(calibration(dist), target)
-        for level in calibration.levels:
-            lower, upper = calibration.interval(dist, level)
-            inside = _covered(lower, upper, target)
-            result.setdefault("interval_coverage", {})[str(level)] = inside
+        result |= _coverage(calibration, dist, target)
     rows = known_rows(target)
     if task.defines_errors and len(rows):
         dist = dist if len(rows) == len(dist) else dist[rows]
@@ -165,6 +163,28 @@ def neglected(recall: Mapping[str, float]) -> dict[str, float]:
     least = fmean(recall.values()) / 2 if recall else 0
     worst = sorted(recall.items(), key=lambda pair: pair[1])
     return {name: share for name, share in worst if share < least}
+
+
+def _coverage(
+    calibration: Calibration, dist: Distribution, target: Tensor | Target
+) -> dict[str, dict[str, float]]:
+    """Return the coverage and size of intervals or prediction sets by level."""
+    found: dict[str, dict[str, float]] = {}
+    for level in calibration.levels:
+        if isinstance(dist, ClassDistribution):
+            values, weight = values_and_weight(target)
+            labels = values.argmax(-1) if values.is_floating_point() else values
+            classes = calibration.prediction_set(dist, level)
+            inside = classes.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+            share, size = metrics.mean(inside, weight), metrics.mean(classes.sum(-1), weight)
+            part = {"set_coverage": share.item(), "set_size": size.item()}
+        else:
+            lower, upper = calibration.interval(dist, level)
+            part = {"interval_coverage": _covered(lower, upper, target)}
+            part["interval_width"] = (upper - lower).double().mean().item()
+        for name, value in part.items():
+            found.setdefault(name, {})[str(level)] = value
+    return found
 
 
 def _covered(lower: Tensor, upper: Tensor, target: Tensor | Target) -> float:

@@ -55,6 +55,7 @@ COLUMNS = {
     "probs": "calibrated probability of each class",
     "lower": "lower end of the calibrated interval",
     "upper": "upper end of the calibrated interval",
+    "set": "which classes are in the prediction set; none if a value is not finite",
     "accepted": "whether the policy accepts the prediction",
     "reason": "reason of the decision, an index into `reasons`",
     "outputs": "outputs of the network",
@@ -159,10 +160,11 @@ def _all_finite(values: Tensor) -> Tensor:
 
 def _marked(name: str, values: Tensor, valid: Tensor) -> Tensor:
     """Mark samples that are not valid."""
+    mask = valid if values.ndim == 1 else valid[:, None]
     if values.dtype == torch.bool:
-        return values & valid
+        return values & mask
     if values.is_floating_point():
-        return torch.where(valid if values.ndim == 1 else valid[:, None], values, torch.nan)
+        return torch.where(mask, values, torch.nan)
     return torch.where(valid, values, REASONS.index("out_of_range") if name == "reason" else -1)
 
 
@@ -299,8 +301,8 @@ def _description(name: str, dist: Distribution, model: Model) -> str:
         return "index of the most probable class; -1 if a value is not finite"
     if name == "prediction":
         return "mean of the target"
-    if name in COLUMNS:
-        return COLUMNS[name]
+    if (base := name.rstrip("0123456789_")) in COLUMNS:
+        return COLUMNS[base] + (f", of {name[len(base) :]}%" if name != base else "")
     unit = f", in {dist.unit}" if name in ("total", "aleatoric", "epistemic") else ""
     return f"score {name} before calibration{unit}; a higher value means more {dist.higher(name)}"
 
@@ -397,9 +399,11 @@ def _close_calls(model: Model, prediction: Prediction) -> Tensor:
     """Return for which samples rounding decides the class or the reason: bool (N,)."""
     close = torch.zeros(len(prediction), dtype=torch.bool)
     if model.task.kind == "classification":
-        predictive: Any = prediction.distribution.predictive
-        first, second = predictive.probs.topk(2, -1).values.unbind(-1)
+        dist: Any = prediction.distribution
+        first, second = dist.predictive.probs.topk(2, -1).values.unbind(-1)
         close |= first - second <= TOLERANCE
+        for (quantile,) in model.calibration.quantiles if model.calibration else ():
+            close |= ((dist.distances - quantile).abs() <= TOLERANCE * (1 + quantile)).any(-1)
     policy = model.policy
     for threshold in () if policy is None else (policy.threshold, policy.ood_threshold):
         if threshold is not None:

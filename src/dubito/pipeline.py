@@ -745,9 +745,10 @@ def fit_held_out(
     if exponent is None:
         exponent = DEFAULT_EXPONENT if model.calibration is None else model.calibration.exponent
     target = samples.target
-    model.calibrate(prediction, target, exponent=exponent)
+    model.calibrate(prediction, target, levels=policy.levels, exponent=exponent)
     if model.task.defines_errors or coverage is not None:
-        model.fit_policy(prediction, target, coverage=coverage, **policy.model_dump())
+        options = policy.model_dump(exclude={"levels"})
+        model.fit_policy(prediction, target, coverage=coverage, **options)
         model.policy = sanity.checked(model, samples)
     return prediction.reread(model)
 

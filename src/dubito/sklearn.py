@@ -82,6 +82,7 @@ class _Estimator(BaseEstimator):
     error_rate: float | None = None
     confidence: float = 0.95
     false_alarms: float = 0.05
+    levels: Sequence[float] | None = None
     validation_fraction: float = 0.1
     folds: int | str | None = "auto"
     random_state: int | np.random.RandomState | None = None
@@ -246,7 +247,7 @@ class _Estimator(BaseEstimator):
         """Fit calibration and policy; the policy does not depend on the calibration."""
         model = self.model_
         if self.calibrate:
-            model.calibrate(prediction, y)
+            model.calibrate(prediction, y, levels=self.levels)
         model.policy = None
         if self.error_rate is None:
             return
@@ -259,6 +260,8 @@ class _Estimator(BaseEstimator):
         """Check parameters before the training."""
         find_device(self.device)
         _checks.in_open_unit_interval(validation_fraction=self.validation_fraction)
+        if self.levels is not None:
+            validated(PolicyConfig, {"levels": self.levels})
         if self.error_rate is not None:
             validated(PolicyConfig, self._policy_options())
             if not task.defines_errors:
@@ -361,6 +364,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
             fitted on `validation_fraction` of the data; None for no guarantee.
         confidence: Probability with which the guarantee holds.
         false_alarms: Share of ordinary inputs that may be rejected as unfamiliar.
+        levels: Coverage of prediction sets, one or several; None for no sets.
         validation_fraction: Share of the data that is held out.
         folds: Train as many networks, each without one fold of the data, calibrate on its
             predictions of that fold, and predict with their ensemble: its guarantee is approximate.
@@ -430,6 +434,18 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         predictive: Any = self.prediction(X).predictive
         return np.asarray(predictive.probs)
 
+    def predict_set(self, X: object, level: float | None = None) -> Array:
+        """Return which classes are in the prediction sets, in the order of `classes_`: bool (N, K).
+
+        Args:
+            X: Inputs, (N, D).
+            level: One of `levels`; None: the first.
+        """
+        prediction = self.prediction(X)
+        if not prediction.levels:
+            raise NotFittedError("there are no sets: set levels, and call fit or calibrate_on")
+        return prediction.prediction_set(level).numpy()
+
     def _labels(self, prediction: Prediction) -> Array:
         labels: Array = self.classes_[prediction.point.numpy()]
         return labels
@@ -478,6 +494,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
             for `error_rate`.
         confidence: Probability with which the guarantee holds.
         false_alarms: Share of ordinary inputs that may be rejected as unfamiliar.
+        levels: Coverage of intervals, one or several; None: 0.9.
         validation_fraction: Share of the data that is held out.
         folds: Train as many networks, each without one fold of the data, calibrate on its
             predictions of that fold, and predict with their ensemble: its guarantee is approximate.
@@ -522,16 +539,17 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         X, values = self._samples(X, y, reset=first)
         return self._partial_fit(X, values, self._task(y) if first else self.model_.task, None)
 
-    def predict_interval(self, X: object) -> tuple[Array, Array]:
-        """Return the ends of 90 % intervals: (N,) or (N, T) each.
+    def predict_interval(self, X: object, level: float | None = None) -> tuple[Array, Array]:
+        """Return the ends of intervals: (N,) or (N, T) each.
 
         Args:
             X: Inputs, (N, D).
+            level: One of `levels`; None: the first.
         """
-        interval = self.prediction(X).interval
-        if interval is None:
+        prediction = self.prediction(X)
+        if not prediction.levels:
             raise NotFittedError("there are no intervals: call calibrate_on with held-out data")
-        lower, upper = (self.model_.task.decode(end) for end in interval)
+        lower, upper = map(self.model_.task.decode, prediction.interval(level))
         return lower, upper
 
     def _task(self, y: object) -> Regression:

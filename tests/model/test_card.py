@@ -32,6 +32,14 @@ def test_card_of_a_regression() -> None:
     assert "- Targets: price" in text
 
 
+def test_card_of_prediction_sets() -> None:
+    model, (x, _) = models.fitted(), models.samples()
+    assert "Prediction sets" not in card(model)
+    text = card(model.calibrate(x, models.names(), levels=(0.9, 0.95, 0.999)))
+    assert "sets of 90%, 95% and 99.9% contain the true class with at least this prob" in text
+    assert "Those of 99.9% have every class: the calibration samples are too few." in text
+
+
 def test_card_without_calibration_and_policy() -> None:
     text = card(models.build())
     assert "not calibrated" in text

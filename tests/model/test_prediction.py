@@ -1,10 +1,13 @@
 """Predictions: values, columns and selection."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 
 from dubito.distributions import NormalInverseGamma
+from dubito.errors import DubitoError
 from dubito.model import Prediction
 from dubito.policy import REASONS
 from dubito.tasks import Regression
@@ -45,7 +48,7 @@ def test_point_comes_from_the_raw_and_probability_from_the_calibrated(classifier
 def test_interval_is_that_of_the_calibration(regressor):
     x, _ = models.samples()
     predicted = regressor.predict(x)
-    lower, upper = predicted.interval
+    lower, upper = predicted.interval()
     expected = regressor.calibration.interval(predicted.distribution, 0.9)
     torch.testing.assert_close((lower, upper), expected)
     inside = (lower[:, 0] <= torch.tensor(models.numbers())) & (
@@ -76,6 +79,33 @@ def test_columns_of_a_regressor(regressor):
     assert columns["lower"][0] < columns["prediction"][0] < columns["upper"][0]
 
 
+def test_columns_of_further_levels_have_their_number():
+    x, _ = models.samples()
+    model = models.build("der").calibrate(x, models.numbers(), levels=(0.9, 0.5, 0.975))
+    columns = model.predict(x[:3]).columns()
+    assert list(columns)[1:7] == ["lower", "upper", "lower50", "upper50", "lower97_5", "upper97_5"]
+    lowers = [columns[name] for name in ("lower97_5", "lower", "lower50", "prediction")]
+    assert np.all(np.diff(lowers, axis=0) > 0)
+
+
+def test_sets_are_names_of_classes(classifier):
+    x, _ = models.samples()
+    model = deepcopy(classifier).calibrate(x, models.names(), levels=(0.99, 0.5))
+    predicted = model.predict(x)
+    sets, few = predicted.prediction_set(), predicted.prediction_set(0.5)
+    covered = sets[torch.arange(len(x)), model.task.encode(models.names())]
+    assert covered.double().mean() >= 0.99
+    columns = predicted.columns()
+    assert list(columns)[2:4] == ["set", "set50"]
+    assert columns["set"] == [list(models.CLASSES[row]) for row in sets.numpy()]
+    assert {1, 2} <= set(map(len, columns["set"]))
+    assert [row["set50"] for row in predicted.rows()] == [list(models.CLASSES[r]) for r in few]
+    assert torch.equal(predicted.tensors()["set"], sets)
+    result = model.evaluate(predicted, models.names())
+    assert result["set_coverage"]["0.99"] == pytest.approx(covered.double().mean().item())
+    assert result["set_size"]["0.99"] == pytest.approx(sets.sum(-1).double().mean().item())
+
+
 def test_several_target_values_have_a_column_each():
     task = Regression(names=("length", "width"), mean=(0.0, 0.0), std=(1.0, 1.0))
     dist = NormalInverseGamma.from_outputs(torch.randn(3, 8))
@@ -84,7 +114,8 @@ def test_several_target_values_have_a_column_each():
     assert list(predicted.columns())[:2] == ["prediction.length", "prediction.width"]
     assert predicted.accepted is None
     assert predicted.reason is None
-    assert predicted.interval is None
+    with pytest.raises(DubitoError, match="there are no intervals"):
+        predicted.interval()
 
 
 def test_row_with_an_error_has_nothing_else(predicted):

@@ -91,7 +91,7 @@ def test_rows_of_a_table(table_model: Model, served: Serve) -> None:
     assert "blue" in unusual["note"]
     assert unusual["reason"] == "out_of_range"
     assert set(unusual) <= set(info["columns"])
-    assert info["interval_level"] == table_model.calibration.levels[0]
+    assert info["levels"] == list(table_model.calibration.levels)
 
 
 def test_evidence_on_request(array_model: Model, served: Serve) -> None:

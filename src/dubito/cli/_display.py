@@ -107,9 +107,16 @@ def _metrics(result: Result) -> Table:
         is_share = name in PERCENT
         cells = [_number(values[name], is_share) for values in columns]
         rows.append((f"{name} (%)" if is_share else name, cells))
-    for level, share in result.get("interval_coverage", {}).items():
-        cells = ["" for _ in columns[1:]] + [_number(share, True)]
-        rows.append((f"coverage of {float(level):.0%} intervals (%)", cells))
+    for what in ("interval", "set"):
+        for level, share in result.get(f"{what}_coverage", {}).items():
+            name, size = (
+                f"{100 * float(level):g}% {what}s",
+                "width" if what == "interval" else "size",
+            )
+            mean = _number(result[f"{what}_{size}"][level], False)
+            blank = ["" for _ in columns[1:]]
+            rows.append((f"coverage of {name} (%)", [*blank, _number(share, True)]))
+            rows.append((f"mean {size} of {name}", [*blank, mean]))
     title = f"{result['data']}: {result['samples']} {result['part']} samples"
     return table(title, ["", "raw", "calibrated"][: len(columns) + 1], rows)
 

@@ -81,6 +81,21 @@ class ClassDistribution(Distribution):
         """Logarithms of the expected class probabilities: (..., K)."""
         return self.probs.log()
 
+    @property
+    def log_evidence(self) -> Tensor:
+        """What speaks for each class, up to a term that all classes share: (..., K)."""
+        return self.log_probs
+
+    @property
+    def distances(self) -> Tensor:
+        """How much less speaks for each class than for the predicted one: >= 0, (..., K).
+
+        Calibration scales these differences of `log_evidence`, or nearly so: it hardly reorders
+        them, neither within a sample nor between samples.
+        """
+        logs, predicted = self.log_evidence, self.probs.argmax(-1, keepdim=True)
+        return (logs.amax(-1, keepdim=True) - logs).scatter(-1, predicted, 0)
+
     def one_hot(self, target: Tensor) -> Tensor:
         """Return targets as class probabilities, which soft ones are already: (..., K).
 
@@ -172,6 +187,11 @@ class ClassMixture(Mixture, ClassDistribution):  # type: ignore[override]
         """Logarithms of `probs`, also where these underflow: (..., K)."""
         logs = self.members.log_probs
         return logs.logsumexp(-2) - math.log(logs.shape[-2])
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Logarithm of the mean of the members' shares: (..., K)."""
+        return self.members.log_evidence.log_softmax(-1).logsumexp(-2)
 
     @cached_tensor
     def disagreement(self) -> Tensor:

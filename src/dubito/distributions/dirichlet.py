@@ -105,6 +105,11 @@ class Dirichlet(ClassDistribution):
         function, _ = EVIDENCE[self._evidence]
         return function(values)
 
+    @property
+    def log_evidence(self) -> Tensor:
+        """Logarithm of the evidence, at least that of the least normal float32: (..., K)."""
+        return self.evidence.clamp_min(torch.finfo(torch.float32).tiny).log()
+
     @cached_tensor
     def alpha(self) -> Tensor:
         """Concentrations in float32 at least: (..., K)."""

@@ -5,6 +5,7 @@ The words are in card.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +16,6 @@ from dubito.evaluation import neglected
 from dubito.methods import METHODS
 
 if TYPE_CHECKING:
-    from dubito.calibration import Calibration
     from dubito.model.folder import TrainingRecord
     from dubito.model.model import Model
     from dubito.policy import Guarantee, Policy
@@ -117,15 +117,21 @@ def weights_text(record: TrainingRecord) -> str:
     return "trained elsewhere; promises hold if none of these samples trained or selected them"
 
 
-def interval_text(calibration: Calibration | None) -> str:
-    """Word what intervals promise; empty without intervals."""
+def coverage_text(model: Model) -> str:
+    """Word what intervals or prediction sets promise; empty without these."""
+    calibration = model.calibration
     if calibration is None or not calibration.levels:
         return ""
-    levels = " and ".join(f"{100 * level:g}%" for level in calibration.levels)
-    text = f"Intervals of {levels} contain the target with at least this probability"
-    return (
-        f"{text}, approximately. {CROSS_FITTED}" if calibration.of_members else f"{text}, {EXACT}"
-    )
+    classifies = model.task.kind == "classification"
+    names = [f"{100 * level:g}%" for level in calibration.levels]
+    what, truth = ("Prediction sets", "true class") if classifies else ("Intervals", "target")
+    text = f"{what} of {_joined(names)} contain the {truth} with at least this probability"
+    text += f", approximately. {CROSS_FITTED}" if calibration.of_members else f", {EXACT}"
+    pairs = zip(names, calibration.quantiles, strict=True)
+    if few := [name for name, quantile in pairs if math.inf in quantile]:
+        all_of_it = "have every class" if classifies else "are infinite"
+        text += f" Those of {_joined(few)} {all_of_it}: the calibration samples are too few."
+    return text
 
 
 def sanity_text(policy: Policy) -> str:
@@ -181,7 +187,7 @@ def _results(model: Model) -> Iterator[str]:
     yield policy_text(policy)
     if policy is not None and policy.advice:
         yield f"Why so little is answered: {policy.advice}."
-    if text := interval_text(model.calibration):
+    if text := coverage_text(model):
         yield text
     if policy is not None and policy.table:
         rows = {f"at most {p.error_rate:.0%}": f"{p.coverage:.1%}" for p in policy.table}

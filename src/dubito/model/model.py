@@ -393,19 +393,30 @@ class Model(nn.Module):
 
     # --- fitting on held-out data ---
 
-    def calibrate(self, items: object, target: object = None, *, exponent: float = 0.5) -> Self:
+    def calibrate(
+        self,
+        items: object,
+        target: object = None,
+        *,
+        levels: Sequence[float] | None = None,
+        exponent: float = 0.5,
+    ) -> Self:
         """Fit the calibration on held-out data.
 
         Args:
             items: Inputs, see `predict`; or their prediction.
             target: Targets as users have them; None: those of the source.
+            levels: Coverage of intervals or prediction sets, one or several; None: 0.9 for numbers,
+                no sets for classes.
             exponent: Power of the standard deviation that the width of intervals is proportional
                 to; it must not be chosen on these samples.
         """
         predicted = self._predicted(items)
         dist, of_members = predicted.distribution, predicted.out_of_fold
         expected = self._target(items, target, len(dist))
-        self.calibration = Calibration.fit(dist, expected, exponent=exponent, of_members=of_members)
+        self.calibration = Calibration.fit(
+            dist, expected, levels, exponent=exponent, of_members=of_members
+        )
         return self
 
     def _predicted(self, items: object) -> Prediction:

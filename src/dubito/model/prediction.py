@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from dubito.calibration import Calibration
 from dubito.data.base import take_texts
 from dubito.distributions import Distribution
 from dubito.distributions.base import COMMON
+from dubito.errors import DubitoError
 from dubito.policy import REASONS
 from dubito.tasks import Task
 from dubito.types import Array, Json
@@ -108,11 +109,30 @@ class Prediction:
         return reasons
 
     @property
-    def interval(self) -> tuple[Tensor, Tensor] | None:
-        """Ends of the interval at the first of `calibration.levels`, (N, T) each; None without."""
-        if self.calibration is None or not self.calibration.levels:
-            return None
-        return self.calibration.interval(self.distribution, self.calibration.levels[0])
+    def levels(self) -> tuple[float, ...]:
+        """Levels of intervals or prediction sets."""
+        return () if self.calibration is None else self.calibration.levels
+
+    def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper ends of intervals of numbers: (N, T) each.
+
+        Args:
+            level: One of `levels`; None: the first.
+        """
+        return self._calibrated("intervals").interval(self.distribution, level)
+
+    def prediction_set(self, level: float | None = None) -> Tensor:
+        """Return which classes are in the prediction sets: bool (N, K).
+
+        Args:
+            level: One of `levels`; None: the first.
+        """
+        return self._calibrated("prediction sets").prediction_set(self.distribution, level)
+
+    def _calibrated(self, what: str) -> Calibration:
+        if self.calibration is None or not self.levels:
+            raise DubitoError(f"there are no {what}: calibrate the model with levels=[0.9]")
+        return self.calibration
 
     def score(self, name: str) -> Tensor:
         """Compute a score: (N,).
@@ -156,7 +176,8 @@ class Prediction:
     def tensors(self, scores: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return the columns that are numbers, as tensors (N,); probs are (N, K).
 
-        Classes and reasons are indices. Regression with T > 1 target values has (N, T).
+        Classes and reasons are indices. Regression with T > 1 target values has (N, T), and sets
+        of classes are bool (N, K). Columns of the first level have no number in their name.
 
         Args:
             scores: Names of further scores.
@@ -164,8 +185,13 @@ class Prediction:
         names = dict.fromkeys((*COMMON, *(scores or ())))
         columns = self.task.tensors(self.point, self.predictive)
         probs = columns.pop("probs", None)
-        for name, end in zip(("lower", "upper"), self.interval or (), strict=False):
-            columns[name] = end[..., 0] if self.task.size == 1 else end
+        for level in self.levels:
+            number = "" if level == self.levels[0] else f"{100 * level:g}".replace(".", "_")
+            if probs is not None:
+                columns[f"set{number}"] = self.prediction_set(level)
+                continue
+            for name, end in zip(("lower", "upper"), self.interval(level), strict=True):
+                columns[f"{name}{number}"] = end[..., 0] if self.task.size == 1 else end
         columns |= {name: self.score(name).float() for name in names}
         if self.codes is not None:
             columns |= {"accepted": self.codes == 0, "reason": self.codes}
@@ -173,6 +199,8 @@ class Prediction:
 
     def columns(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Cells:
         """Return all columns as lists of plain values, None where a row has none.
+
+        A set of classes is a list of their names.
 
         Args:
             scores: Names of further scores.
@@ -222,7 +250,10 @@ class Prediction:
 
     def _lists(self, name: str, values: Tensor) -> Iterator[tuple[str, Column]]:
         """Yield a tensor as columns of plain values."""
-        if values.ndim > 1:
+        if values.ndim > 1 and values.dtype == torch.bool:
+            classes = self.task.names
+            yield name, [[*compress(classes, inside)] for inside in values.tolist()]
+        elif values.ndim > 1:
             yield from ((f"{name}.{part}", v) for part, v in self._by_name(values).items())
         elif name == "prediction":
             yield name, self.labels.tolist()

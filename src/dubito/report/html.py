@@ -17,9 +17,9 @@ from dubito.data import Source
 from dubito.methods import METHODS
 from dubito.model import Prediction
 from dubito.model.card import (
+    coverage_text,
     failure_text,
     format_metric,
-    interval_text,
     metric_name,
     policy_text,
     recall_text,
@@ -161,8 +161,8 @@ def render(template: Path, **content: Any) -> str:
         metric_name,
         format_metric,
         policy_text,
+        coverage_text,
         weights_text,
-        interval_text,
         recall_text,
         failure_text,
     )
@@ -234,6 +234,8 @@ def _facts(row: Json, answer: str, scores: Sequence[str]) -> Iterator[tuple[str,
             yield name, _text(value)
         elif column == "probability":
             yield name, percent(value)
+        elif column == "set":
+            yield column, ", ".join(value)
         elif column == "lower":
             upper = row[f"upper.{target}" if target else "upper"]
             yield f"interval {target}".strip(), f"{number(value)} to {number(upper)}"

@@ -157,8 +157,7 @@ class View:
 
     def predicted(self) -> Iterator[str]:
         """Yield the charts of predicted against true numbers."""
-        assert self.prediction.interval is not None
-        columns = self.target, self.prediction.point, *self.prediction.interval
+        columns = self.target, self.prediction.point, *self.prediction.interval()
         for index, name in enumerate(self.model.task.names[:MAX_TARGETS]):
             chart = figures.predicted(name, *(column[:, index].numpy() for column in columns))
             yield figures.svg(chart, f"Predicted against true {name}")
@@ -190,12 +189,6 @@ class View:
     def spread(self) -> float:
         """Return the standard deviation of the targets, the error of predicting their mean."""
         return self.target.std(0, correction=0).mean().item()
-
-    def width(self) -> float:
-        """Return the median width of the intervals."""
-        assert self.prediction.interval is not None
-        lower, upper = self.prediction.interval
-        return (upper - lower).median().item()
 
     # --- classes ---
 

@@ -29,6 +29,7 @@ class PredictionRow(BaseModel, extra="allow"):
     - prediction: class or number; with several targets, `prediction.<name>` and so on
     - probability: calibrated probability of the predicted class
     - lower, upper: calibrated interval; an infinite end is a text
+    - set: classes of which one is the true class with the probability of the level
     - total, aleatoric, epistemic: uncertainty before calibration
     - accepted, reason: decision of the policy
     - note: values outside the range of the training data
@@ -41,6 +42,7 @@ class PredictionRow(BaseModel, extra="allow"):
     probability: float | None = None
     lower: float | str | None = None
     upper: float | str | None = None
+    set: list[str] | None = None
     total: float | None = None
     aleatoric: float | None = None
     epistemic: float | None = None
@@ -69,7 +71,8 @@ class ModelInfo(BaseModel):
     - name, version: name of its folder, and a hash of its content
     - engine: engine that runs it
     - task, inputs, method, policy: as in model.json, without a tokenizer
-    - interval_level: coverage of the intervals of a regression
+    - levels: coverage of the intervals of a regression, or of prediction sets; the first is that of
+      `lower`, `upper` and `set`, further columns have it in their names
     - shape: shape of an encoded input
     - media_types: types of bodies that POST /v1/predict takes
     - columns: columns that predictions may have
@@ -86,7 +89,7 @@ class ModelInfo(BaseModel):
     inputs: Annotated[InstanceOf[InputFormat], PlainSerializer(_described)]
     method: dict[str, JsonValue]
     policy: Policy | None
-    interval_level: float | None
+    levels: tuple[float, ...]
     shape: tuple[int, ...]
     media_types: list[str]
     columns: list[str]

@@ -192,7 +192,7 @@ class LoadedModel:
             inputs=model.preprocessing.inputs,
             method=METHODS.to_dict(model.method),
             policy=model.policy,
-            interval_level=next(iter(getattr(model.calibration, "levels", ())), None),
+            levels=getattr(model.calibration, "levels", ()),
             shape=model.preprocessing.shape,
             media_types=list(self.reader.media_types),
             columns=list(dict.fromkeys(names)),

@@ -12,7 +12,7 @@ function made(name, className, text = "") {
 }
 
 export class Intervals {
-  constructor(parent, { task, interval_level: level }) {
+  constructor(parent, { task, levels: [level] }) {
     this.rows = task.names.map((name, i) => {
       const [low, high] = [-SPREAD, SPREAD].map((side) => task.mean[i] + side * task.std[i]);
       const track = made("div", "track");

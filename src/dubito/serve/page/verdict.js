@@ -41,9 +41,12 @@ function familiarity(answer, model) {
   return `Its ${name(score)}${own} is ${place} the limit of ${rounded(value)}.`;
 }
 
-// The prediction in words: for the tile, as a guess, and its probability or interval.
-function predicted(answer, { task, interval_level: level }) {
-  if (task.kind === "classification") return { short: answer.prediction, guess: answer.prediction, detail: `Probability ${percent(answer.probability)}.` };
+// The prediction in words: for the tile, as a guess, and its probability, set or interval.
+function predicted(answer, { task, levels: [level] }) {
+  if (task.kind === "classification") {
+    const set = answer.set ? ` ${rate(level)} set: ${answer.set.join(", ")}.` : "";
+    return { short: answer.prediction, guess: answer.prediction, detail: `Probability ${percent(answer.probability)}.${set}` };
+  }
   const one = task.names.length === 1;
   const guess = task.names.map((target, i) => (one ? "" : `${target} `) + rounded(answer.values[i], task.std[i])).join(", ");
   if (!answer.interval || !one) return { short: "", guess, detail: "" };
