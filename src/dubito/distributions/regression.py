@@ -101,7 +101,7 @@ class RealDistribution(Distribution):
         return RealMixture(self)
 
 
-class RealMixture(Mixture, RealDistribution):
+class RealMixture(Mixture, RealDistribution):  # type: ignore[override]
     """Equal mixture of distributions about real values."""
 
     members: RealDistribution

@@ -12,7 +12,8 @@ where beta^y is beta for the target's class and 1 for the others. alpha = exp(ou
 below 1 and has no prior: there is no vacuity, and alpha0 measures the evidence.
 """
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -29,14 +30,17 @@ __all__ = ["KLPriorNetwork", "ReverseKLPriorNetwork"]
 class PriorNetwork(Method):
     """Base of the two Prior Networks."""
 
-    divergence: ClassVar[Callable[[float], ClosedForm]]
-
     ood_score: ClassVar[str] = "alpha0"
 
     beta: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 100.0
     """Concentration of the target's class."""
     ood_weight: NonNegative = 1.0
     """Weight gamma of the loss of out-of-distribution inputs."""
+
+    @staticmethod
+    @abstractmethod
+    def divergence(beta: float) -> ClosedForm:
+        """Return the divergence between Dir(alpha) and Dir(beta^y)."""
 
     def distribution(self, outputs: Tensor) -> Dirichlet:
         """Dir(exp(outputs))."""
@@ -45,12 +49,12 @@ class PriorNetwork(Method):
     @property
     def terms(self) -> Mapping[str, Term]:
         """The divergence between Dir(alpha) and Dir(beta^y)."""
-        return {"id_kl": type(self).divergence(self.beta)}
+        return {"id_kl": self.divergence(self.beta)}
 
     @property
     def ood_terms(self) -> Mapping[str, Term]:
         """The divergence between Dir(alpha) and Dir(1)."""
-        return {"ood_kl": type(self).divergence(1.0)}
+        return {"ood_kl": self.divergence(1.0)}
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """The weight of each term."""
@@ -61,7 +65,10 @@ class PriorNetwork(Method):
 class KLPriorNetwork(PriorNetwork):
     """KL-PN: forward KL, mass covering."""
 
-    divergence = staticmethod(losses.forward_kl)
+    @staticmethod
+    def divergence(beta: float) -> ClosedForm:
+        """KL(Dir(beta^y) || Dir(alpha))."""
+        return losses.forward_kl(beta)
 
 
 @METHODS.register("rkl_pn")
@@ -71,4 +78,7 @@ class ReverseKLPriorNetwork(PriorNetwork):
     In long trainings alpha0 may reverse: more evidence where the network is wrong.
     """
 
-    divergence = staticmethod(losses.reverse_kl)
+    @staticmethod
+    def divergence(beta: float) -> ClosedForm:
+        """KL(Dir(alpha) || Dir(beta^y))."""
+        return losses.reverse_kl(beta)
