@@ -178,9 +178,11 @@ class Pipeline:
             tuned = self.tuned(first, prepared)
             if on_start is not None:
                 on_start(tuned.describe(first, prepared, freeze=freeze))
-            if not finish:
-                tuned.train_heads(built, prepared, missing, report=report and freeze)
-            if not freeze:
+            if freeze or not finish:
+                heads = tuned.train_heads(built, prepared, missing, report=report and freeze)
+            if freeze:
+                built |= heads
+            else:
                 histories = tuned.train(
                     [*built.values()], prepared, seeds=[*built], out=[*missing.values()],
                     finish=finish, loggers=[*self._loggers(missing, tensorboard)],
@@ -362,7 +364,7 @@ class Pipeline:
         folders: Mapping[int, Path],
         *,
         report: bool = False,
-    ) -> None:
+    ) -> dict[int, Model]:
         """Train the heads of pretrained networks on their features, and save these first models.
 
         Heads that are saved already are read.
@@ -372,9 +374,13 @@ class Pipeline:
             prepared: Training data.
             folders: Folder of each model.
             report: Write report.html.
+
+        Returns:
+            The first models that were trained, by seed. Their networks are those of `models`.
         """
+        trained: dict[int, Model] = {}
         if not _learns_head(next(iter(models.values()))):
-            return
+            return trained
         waiting = {}
         for seed, model in models.items():
             if (folders[seed] / MODEL).exists():
@@ -383,8 +389,9 @@ class Pipeline:
             elif not (folders[seed] / CHECKPOINT).exists():
                 waiting[seed] = model
         if not waiting:
-            return
-        features, heads = self._features(next(iter(waiting.values())), prepared), self._heads()
+            return trained
+        any_model = next(iter(waiting.values()))
+        features, heads = self._features(any_model, prepared), self._heads(any_model)
         for seed, model in waiting.items():
             dropout = None if model.backbone is None else model.backbone.dropout
             heads.backbone = partial(_identity, dropout=dropout)
@@ -392,20 +399,31 @@ class Pipeline:
             (history,) = heads.train([head], features, seeds=[seed])
             prediction = heads.finish(head, features, history, seed)
             model.network.load_state_dict(head.network.state_dict(), strict=False)
-            model.calibration, model.policy = head.calibration, head.policy
-            model.scores = head.scores
+            first = Model(
+                model.network, model.method, model.task, model.preprocessing,
+                backbone=model.backbone,
+            )  # fmt: skip
+            first.calibration, first.policy = head.calibration, head.policy
+            first.scores = head.scores
+            if prepared.calibration is not None:
+                first.policy = sanity.checked(first, prepared.calibration)
             config = self._recorded(seed)
             known = {"config": config, "fingerprint": prepared.fingerprint, "frozen": True}
-            model.record = head.record and head.record.model_copy(update=known)
+            first.record = head.record and head.record.model_copy(update=known)
             if parallel.rank() == 0:
-                self._save(model, prepared, prediction, history, folders[seed], report)
+                self._save(first, prepared, prediction, history, folders[seed], report)
+            trained[seed] = first
+        return trained
 
-    def _heads(self) -> "Pipeline":
-        """Return a pipeline for heads on features."""
+    def _heads(self, model: Model) -> "Pipeline":
+        """Return a pipeline for heads on features, with the scores of a model."""
+        scores = self.config.posthoc
+        scores += policy_scores(model, self.config.policy, scores)
         values = {"standardize": False, "mean": None, "std": None}
         data = self.config.data.model_copy(update=values)
         update = {"data": data, "training": TrainConfig(**HEAD), "backbone": {"name": AUTO}}
-        return Pipeline(self.config.model_copy(update=update), device=self.device)
+        config = self.config.model_copy(update={**update, "posthoc": scores})
+        return Pipeline(config, device=self.device)
 
     def _features(self, model: Model, prepared: Prepared) -> Prepared:
         """Return training data with the features of a network in place of inputs."""
