@@ -2,10 +2,10 @@
 
     python tools/resume_proof.py --kills 20
 
-Five kinds of training run in processes of their own: in memory, streamed from image files, averaged
-over epochs, averaged over steps, and several seeds. Each is killed (SIGKILL) at random moments of
-random epochs and started again; the weights and metrics at the end must equal those of a training
-that nobody disturbed.
+Six kinds of training run in processes of their own: in memory, streamed from image files, averaged
+over epochs, averaged over steps, fine-tuned from a head on features, and several seeds. Each is
+killed (SIGKILL) at random moments of random epochs and started again; the weights and metrics at
+the end must equal those of a training that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from dubito import data
+from dubito import api, data
+from dubito.backbones import BACKBONES, Backbone
 from dubito.formats import Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification
@@ -45,6 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "optimizer": "adamw", "schedule": "cosine", "warmup_steps": 0.1, "max_grad_norm": 1.0,
         "ema_decay": 0.9, "layer_decay": 0.5, "augment": "photo",
     },
+    "fine-tuned": {"freeze_batch_norm": False},
     "several seeds": {"average_epochs": 0},
 }  # fmt: skip
 SEEDS = (3, 4)
@@ -56,6 +58,19 @@ def normed(shape: tuple[int, ...]) -> nn.Module:
     backbone = nn.Sequential(*layers)
     backbone.out_features = 32  # type: ignore[assignment]
     return backbone
+
+
+@BACKBONES.register("resume_proof")
+class Pretrained(Backbone):
+    """The same backbone with weights that are always the same."""
+
+    pretrained: ClassVar[bool] = True
+
+    def build(self, shape: tuple[int, ...], *, pretrained: bool = False) -> nn.Module:
+        """Build the network."""
+        if pretrained:
+            torch.manual_seed(0)
+        return normed(shape)
 
 
 def images() -> tuple[Tensor, Tensor]:
@@ -81,6 +96,13 @@ def write_images(folder: Path) -> Path:
 def train(kind: str, files: Path, out: Path, result: Path, epochs: int = EPOCHS) -> None:
     """Train in the folder `out`, and write a hash of weights and metrics to `result`."""
     torch.set_num_threads(1)
+    if kind == "fine-tuned":
+        log = JSONLines(out / "log.jsonl")
+        settings = {"epochs": epochs, "backbone": "resume_proof", "report": False, **KINDS[kind]}
+        model = api.train(files, out=out / "run", callbacks=[log], **settings)
+        metrics = model.record and model.record.metrics
+        result.write_text(_hash([model], metrics))
+        return
     source = data.open(files, stream=kind == "streamed")
     train, validation = data.split(source, 0.75, seed=0, stratify=True)
     task = Classification.from_target(train.target)
@@ -96,13 +118,16 @@ def train(kind: str, files: Path, out: Path, result: Path, epochs: int = EPOCHS)
     histories = trainer.fit_many(
         models, *samples, seeds=seeds, out=[out / str(seed) for seed in seeds]
     )
-    digest = hashlib.sha256()
-    for model, history in zip(models, histories, strict=True):
+    metrics = [[(r["loss"], r.get("validation")) for r in h.records] for h in histories]
+    result.write_text(_hash(models, metrics))
+
+
+def _hash(models: list[Model], metrics: Any) -> str:
+    digest = hashlib.sha256(json.dumps(metrics).encode())
+    for model in models:
         for name, value in model.network.state_dict().items():
             digest.update(name.encode() + value.numpy().tobytes())
-        metrics = [(r["loss"], r.get("validation")) for r in history.records]
-        digest.update(json.dumps(metrics).encode())
-    result.write_text(digest.hexdigest())
+    return digest.hexdigest()
 
 
 @cache
