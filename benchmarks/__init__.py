@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, str] = {
     "loss_gpu": "benchmarks.loss_gpu",
     "memory": "benchmarks.memory",
     "metrics": "benchmarks.metrics",
+    "photos": "benchmarks.photos",
     "scores": "benchmarks.scores",
     "serve": "benchmarks.serve",
     "training": "benchmarks.training",
