@@ -24,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: first line of a block that is a file: its name
-FILE = re.compile(r"# (\S+\.toml)\n")
+FILE = re.compile(r"# (\S+\.(?:toml|py))\n")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 #: commands that run, and options for those that would take long
 RUN = {
     "train": ["--epochs", "2", "--no-report"],
+    "wrap": ["--no-report"],
     "evaluate": [],
     "predict": [],
     "calibrate": [],
@@ -89,10 +90,34 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def write_networks(folder: Path) -> None:
+    """Write a checkpoint of transformers, and weights that tell the digits in the photos."""
+    import torch
+
+    from tests.backbones import checkpoints
+
+    checkpoints.save("resnet", folder / "resnet", classes=list("0123456789"))
+    source = dubito.data.open(folder / "photos", size=8, mode="L")
+    x, y = source.load() / 255, torch.tensor([int(name) for name in source.target])
+    network = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(60):
+        loss = torch.nn.functional.cross_entropy(network(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.save(network.state_dict(), folder / "plain.pt")
+
+
 @pytest.fixture
-def here(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(page: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to a new folder with these files."""
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    if page.stem == "wrap":
+        pytest.importorskip("transformers")
+        write_networks(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -122,6 +147,8 @@ def test_examples_run(
     page: Path, here: Path, names: dict[str, Any], optional_packages: frozenset[str]
 ) -> None:
     for block in blocks(page):
+        if file := FILE.match(block.text):
+            (here / file[1]).write_text(block.text, "utf-8")
         if block.language == "python":
             code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)
             try:
@@ -133,8 +160,6 @@ def test_examples_run(
                 if package in optional_packages:
                     pytest.skip(f"needs an extra: {error}")
                 raise
-        elif block.language == "toml" and (file := FILE.match(block.text)):
-            (here / file[1]).write_text(block.text, "utf-8")
         elif block.language == "bash":
             for words in commands(block):
                 run(words)

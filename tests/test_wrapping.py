@@ -1,6 +1,5 @@
 """Networks that are already trained: from a checkpoint or a module to a model."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -89,11 +88,8 @@ def nets(tmp_path: Path) -> Path:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a network of transformers whose classes are not in the order of their names."""
     pytest.importorskip("transformers")
-    folder = checkpoints.save("resnet", tmp_path_factory.mktemp("checkpoint") / "resnet")
-    config = json.loads((folder / "config.json").read_text())
-    config["id2label"] = dict(enumerate(["dog", "ant", "eel", "cat", "bee"]))
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    place = tmp_path_factory.mktemp("checkpoint") / "resnet"
+    return checkpoints.save("resnet", place, classes=["dog", "ant", "eel", "cat", "bee"])
 
 
 @pytest.fixture(scope="module")
@@ -175,11 +171,11 @@ def test_a_network_of_ones_own(photos) -> None:
     network, lines = colors([0, 1, 2]), []
     model = dubito.wrap(network, photos, check=loop(network), on_start=lines.append, **SETTINGS)
     assert model.record is not None
-    assert model.record.samples == {"scores": 120, "calibration": 120}
+    assert model.record.samples == {"scores": 72, "calibration": 168}
     assert model.policy is not None
     assert model.policy.validation is not None
-    assert model.policy.validation.samples == 120
-    assert "120 samples fit mahalanobis, 120 calibration and policy, 3 classes" in lines[0]
+    assert model.policy.validation.samples == 168
+    assert "72 samples fit mahalanobis, 168 calibration and policy, 3 classes" in lines[0]
     test = model.predict(sorted(photos.rglob("*.png")))
     assert (test.labels[:80] == "blue").all()
     assert test.accepted.double().mean() > 0.8
@@ -298,7 +294,7 @@ def test_data_that_cannot_be_used(photos, tmp_path) -> None:
         shutil.copy(photos / name / "1.png", few / name)
     x = np.zeros((30, 3, SIZE, SIZE), np.uint8)
     for data, message in (
-        (few, "3 samples of few are too few: none of 2 that fit the scores is of '"),
+        (few, "3 samples of few are too few: none of 1 that fit the scores is of '"),
         (x, "data has no target to learn"),
         (sorted(photos.rglob("*.png")), "files have no targets: pass a folder with one sub-folder"),
         (photos / "red", "red has no sub-folders, and 80 image files"),

@@ -164,7 +164,7 @@ def wrap(
     weights: str | None = None,
     classes: Sequence[str] | None = None,
     check: Any = None,
-    calibration: float = 0.5,
+    calibration: float = 0.7,
     device: str = "auto",
     report: bool = True,
     on_start: Callable[[str], Any] | None = None,

@@ -1,6 +1,7 @@
 """Small checkpoints of transformers with random weights, and data for them."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +51,20 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def save(name: str, folder: Path, **options: Any) -> Path:
+def save(name: str, folder: Path, classes: Sequence[str] = CLASSES, **options: Any) -> Path:
     """Save a checkpoint of one of KINDS.
 
     Args:
         name: Name of the kind.
         folder: Folder to write.
+        classes: Names of the classes.
         **options: Options of the network.
     """
     import transformers
 
     transformers.logging.disable_progress_bar()
     network, config, processor = KINDS[name]
-    settings = {**OPTIONS[config], "id2label": dict(enumerate(CLASSES))}
+    settings = {**OPTIONS[config], "id2label": dict(enumerate(classes))}
     torch.manual_seed(0)
     built = getattr(transformers, network)(getattr(transformers, config)(**settings), **options)
     built.save_pretrained(folder)
