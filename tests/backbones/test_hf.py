@@ -344,6 +344,14 @@ def damaged(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"nonsense")
 
 
+def damaged_processor(folder: Path) -> None:
+    (folder / "preprocessor_config.json").write_text("{")
+
+
+def unknown_processor(folder: Path) -> None:
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Mine"}')
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
@@ -356,6 +364,8 @@ def damaged(folder: Path) -> None:
         ("bert", own_code, "has the model type 'mine', .* code of a checkpoint is not run"),
         ("bert", no_tokenizer, r"has no tokenizer\.json: save the tokenizer there, too"),
         ("vit", damaged, "cannot read the network of "),
+        ("vit", damaged_processor, "cannot read the image processor of "),
+        ("resnet", unknown_processor, "cannot read the image processor of "),
     ],
 )
 def test_wrong_checkpoints(
