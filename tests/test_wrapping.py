@@ -97,8 +97,8 @@ def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write noise of five classes, with images of all modes."""
     folder, draw = tmp_path_factory.mktemp("data") / "animals", np.random.default_rng(0)
     for number in range(100):
-        pixels = draw.integers(256, size=(4, 5, 3), dtype=np.uint8)
-        image = Image.fromarray(pixels).resize(tuple(draw.integers(40, 90, 2)))
+        shape = (1000, 1060, 3) if number == 12 else (*draw.integers(40, 90, 2), 3)
+        image = Image.fromarray(draw.integers(256, size=shape, dtype=np.uint8))
         mode = ("RGB", "RGBA", "L", "LA", "P", "CMYK")[number % 6]
         if mode == "RGBA":
             image.putalpha(Image.linear_gradient("L").resize(image.size))

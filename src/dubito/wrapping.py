@@ -268,8 +268,8 @@ def open_data(run: RunConfig, data: Any, is_known: bool) -> tuple[RunConfig, Sou
         )
     if text := run.input_warning():
         warnings.warn(text, stacklevel=3)
-    # What the loaders of networks from elsewhere do.
-    format = replace(format, transparency="drop")
+    # As the loaders of networks from elsewhere do.
+    format = replace(format, transparency="drop", draft=False)
     run = RunConfig.merge(run, {"data.format": format})
     return run, run.data.open(data, format=format, resize=True)
 

@@ -180,6 +180,15 @@ def test_dropped_transparency_leaves_what_pillow_converts(kind: str, mode: Any) 
     np.testing.assert_allclose(pixels.squeeze().astype(int), expected.astype(int), atol=1)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_without_draft_large_images_are_resized_as_by_pillow(kind: str) -> None:
+    values = np.random.default_rng(0).integers(256, size=(1100, 1000, 3), dtype=np.uint8)
+    content = saved(Image.fromarray(values), kind)
+    resized = Image.open(io.BytesIO(content)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    pixels = ImageFormat(size=(SIDE, SIDE), mode="RGB", draft=False).encode([content]).checked()
+    assert np.array_equal(pixels[0].permute(1, 2, 0), resized)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of two classes with every kind, a truncated file, and one of Windows."""

@@ -133,6 +133,9 @@ class ImageFormat(InputFormat):
     transparency: Transparency = "white"
     """What is behind a transparent pixel: white, or its own color, as where loaders call
     `convert("RGB")`."""
+    draft: bool = True
+    """Whether large images are decoded at a fraction of their size, which saves most of the time
+    and changes pixels a little."""
 
     @classmethod
     def accepts(cls, items: object) -> bool:
@@ -226,8 +229,9 @@ class ImageFormat(InputFormat):
         return 2 * max(self.resize.scaled(self.size))
 
     def _draft(self, image: Image) -> None:
-        """Let a JPEG be decoded at a fraction of its size, which saves most of the time."""
-        image.draft(self.mode, (self._enough, self._enough))
+        """Let a JPEG be decoded at a fraction of its size."""
+        if self.draft:
+            image.draft(self.mode, (self._enough, self._enough))
 
     def encode(self, items: Any) -> Encoded:
         """Decode images to uint8 (N, C, H, W); see `InputFormat.encode`.
@@ -277,7 +281,8 @@ class ImageFormat(InputFormat):
     def _pixels(self, opened: Image) -> Array:
         """Convert the first frame of an image to pixels (C, H, W)."""
         self._draft(opened)
-        opened = _reduced(opened, self._enough)
+        if self.draft:
+            opened = _reduced(opened, self._enough)
         image = upright(opened, self.transparency).convert(self.mode)
         pixels = np.array(self.resize(image, self.size))
         return pixels.reshape(*self.size, -1).transpose(2, 0, 1)
