@@ -1,5 +1,6 @@
 """The scikit-learn estimators."""
 
+import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -63,8 +64,8 @@ def wine() -> Parts:
 
 @pytest.fixture(scope="module")
 def classifier(digits: Parts) -> EvidentialClassifier:
-    """Return a classifier that guarantees an error rate of 5 %."""
-    options = {**QUICK, "backbone": "auto", "epochs": 20}
+    """Return a classifier that guarantees an error rate of 5 %, with prediction sets."""
+    options = {**QUICK, "backbone": "auto", "epochs": 20, "levels": (0.99, 0.8)}
     model = EvidentialClassifier(error_rate=0.05, validation_fraction=0.25, **options)
     return model.fit(*digits[:2])
 
@@ -73,7 +74,8 @@ def classifier(digits: Parts) -> EvidentialClassifier:
 def regressor() -> tuple[EvidentialRegressor, Parts]:
     """Return a regressor with intervals and a guarantee, and its data."""
     data = split(load_diabetes(return_X_y=True, as_frame=True))
-    model = EvidentialRegressor(error_rate=0.4, tolerance=80, validation_fraction=0.4, **QUICK)
+    options = {**QUICK, "validation_fraction": 0.4, "levels": (0.9, 0.5)}
+    model = EvidentialRegressor(error_rate=0.4, tolerance=80, **options)
     return model.fit(*data[:2]), data
 
 
@@ -116,11 +118,25 @@ def test_guarantee_holds_on_other_data(classifier: Any, digits: Parts) -> None:
     assert set(classifier.prediction(X + 100).reason) == {"out_of_range"}
 
 
+def test_classifier_sets_have_the_class(classifier: Any, digits: Parts) -> None:
+    _, _, X, y = digits
+    sets = classifier.predict_set(X)
+    rows, column = np.arange(len(y)), np.searchsorted(classifier.classes_, y)
+    assert sets[rows, column].mean() > 0.97
+    assert 1 < sets.sum(1).mean() < 2
+    assert (classifier.predict_set(X, 0.8) <= sets).all()
+    other = copy.deepcopy(classifier).set_params(levels=None).calibrate_on(X, y)
+    with pytest.raises(NotFittedError, match="there are no sets: set levels"):
+        other.predict_set(X)
+
+
 def test_regressor_intervals_cover_the_target(regressor: Any) -> None:
     model, (_, _, X, y) = regressor
     lower, upper = model.predict_interval(X)
     assert lower.shape == y.shape
     assert 0.8 < ((lower <= y) & (y <= upper)).mean() < 0.99
+    low, high = model.predict_interval(X, 0.5)
+    assert 0.35 < ((low <= y) & (y <= high)).mean() < 0.65
     assert model.score(X, y) > 0.3
     assert model.model_.task.names == ("target",)
 

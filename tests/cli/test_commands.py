@@ -297,6 +297,18 @@ def test_calibrate_changes_the_policy(trained, tmp_path, capsys):
     assert dubito.load(trained).policy.guarantee.level == 0.05
 
 
+def test_calibrate_adds_prediction_sets(trained, photos, tmp_path, capsys):
+    assert run("calibrate", trained, "--levels", "0.999,0.5", "--out", tmp_path) == 0
+    assert run("predict", tmp_path, photos / "0", "--out", tmp_path / "rows.csv") == 0
+    rows = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
+    assert {row["set"] for row in rows} == {"0|1|2"}  # too few samples for this level
+    assert all(row["set50"] == row["prediction"] for row in rows)
+    assert "sets of 99.9% and 50% contain the true class" in (tmp_path / "card.md").read_text()
+    capsys.readouterr()
+    assert run("calibrate", tmp_path, "--error-rate", "0.2") == 0
+    assert dubito.load(tmp_path).calibration.levels == (0.999, 0.5)
+
+
 def test_calibrate_adds_a_score(trained, tmp_path, capsys):
     words = ["--posthoc", "energy", "--posthoc.energy.temperature", 2, "--ood-score", "energy"]
     assert run("calibrate", trained, *words, "--out", tmp_path) == 0

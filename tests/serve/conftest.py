@@ -38,7 +38,7 @@ def build(method: str, source: data.Source, task: Any, **options: Any) -> Model:
     """Build a model with random weights, calibration and a policy."""
     preprocessing = Preprocessing.fit(source.format, source.load())
     model = Model.build(method, task, preprocessing, **options)
-    model.calibrate(source)
+    model.calibrate(source, levels=(0.9, 0.5))
     return model.fit_policy(source, coverage=0.8)
 
 

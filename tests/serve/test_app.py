@@ -37,7 +37,7 @@ def assert_same(rows: list[dict], expected: list[dict]) -> None:
         assert list(row) == list(other)
         for name, value in other.items():
             assert row[name] == (
-                value if isinstance(value, str) else pytest.approx(value, rel=1e-3)
+                value if isinstance(value, str | list) else pytest.approx(value, rel=1e-3)
             )
 
 
@@ -91,6 +91,7 @@ def test_rows_of_a_table(table_model: Model, served: Serve) -> None:
     assert "blue" in unusual["note"]
     assert unusual["reason"] == "out_of_range"
     assert set(unusual) <= set(info["columns"])
+    assert typical["lower"] < typical["lower50"] < typical["upper50"] < typical["upper"]
     assert info["levels"] == list(table_model.calibration.levels)
 
 
