@@ -73,6 +73,7 @@ MISSPELLED = {
     "size": ({"size": 0}, "data.size: .*greater than 0"),
     "tolerance": ({"method": "der", "tolerance": -1}, "data.tolerance: .*equal to 0"),
     "levels": ({"levels": (0.9, 0.9)}, r"levels must be distinct, not \(0.9, 0.9\)"),
+    "width": ({"max_width": 2}, "max_width is for regression"),
     "level": ({"levels": (95,)}, "policy.levels: .*less than 1, not 95"),
     "no level": ({"levels": ()}, "policy.levels: .*at least 1 item"),
     "on_error": ({"on_error": "skp"}, "data.on_error: .*'skip'"),

@@ -98,8 +98,11 @@ def test_the_exponent_of_intervals_is_chosen_on_selection_samples(house, tmp_pat
     model = train(noisy, out=tmp_path / "a", **options)
     assert model.record.samples["selection"] == 40
     assert model.calibration.exponent in (0, 0.25, 0.5, 0.75, 1)
-    without = train(noisy, out=tmp_path / "b", selection=0, **options)
+    without = train(noisy, out=tmp_path / "b", selection=0, max_width=250.0, **options)
     assert without.calibration.exponent == 0.5
+    prediction = without.predict(noisy)
+    lower, upper = (end[:, 0] for end in prediction.interval())
+    assert (upper - lower)[prediction.accepted].max() <= 250 < (upper - lower).median()
 
 
 # --- folds ---

@@ -146,6 +146,11 @@ def test_regressor_abstains(regressor: Any) -> None:
     values, accepted = model.predict_or_abstain(X)
     assert 0.2 < accepted.mean() < 1
     assert (np.abs(values - y) > 80)[accepted].mean() <= 0.4
+    narrow = copy.deepcopy(model).set_params(error_rate=None, max_width=180).calibrate_on(X, y)
+    lower, upper = narrow.predict_interval(X)
+    accepted = narrow.predict_or_abstain(X)[1]
+    assert accepted.any()
+    assert (upper - lower)[accepted].max() <= 180 < (upper - lower).max()
     with pytest.raises(ValueError, match="error_rate needs a tolerance"):
         EvidentialRegressor(error_rate=0.1, **QUICK).fit(X, y)
 

@@ -180,6 +180,20 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         half = half * dist.variance ** (self.exponent / 2)
         return mean - half, mean + half
 
+    def largest_variance(self, width: float) -> float:
+        """Return the largest variance whose interval, of the first level, is at most so wide.
+
+        Args:
+            width: Width of the interval of a regression of one value; -inf if all are wider.
+        """
+        if len(quantiles := self._quantiles_of(None)) > 1:
+            raise DubitoError(f"max_width is for one target value, not for {len(quantiles)}")
+        (quantile,), half = quantiles, _checks.positive(width, "max_width") / 2
+        if self.exponent == 0 or quantile in (0, math.inf):
+            return math.inf if quantile <= half else -math.inf
+        limit: float = (half / quantile) ** (2 / self.exponent)
+        return limit
+
     def prediction_set(self, dist: Any, level: float | None = None) -> Tensor:
         """Return which classes are in the prediction sets: bool (..., K).
 

@@ -163,6 +163,8 @@ class PolicyConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstri
     ood_score: str | None = None
     """Score that ranks inputs by familiarity; None: mahalanobis for classes of images, if one
     network has features, and else that of the method. A post-hoc score is fitted if it is named."""
+    max_width: FiniteFloat | None = Field(default=None, gt=0)
+    """Abstain where the interval of a predicted number is wider, in place of the error rate."""
     levels: tuple[Level, ...] | None = Field(default=None, min_length=1)
     """Coverage of intervals, or of prediction sets of classes; None: 0.9 for numbers, no sets."""
 
@@ -232,6 +234,8 @@ class RunConfig(
             )
         if self.data.class_weight == "balanced" and kind != "classification":
             raise ValueError("class_weight is for classification")
+        if self.policy.max_width is not None and kind != "regression":
+            raise ValueError("max_width is for regression: it is about intervals")
         named = {self.policy.score, self.policy.ood_score} - {*self.scores}
         needs_fit = any(score.needs_fit for score in self.posthoc)
         needs_fit |= any(score.needs_fit for name, score in SCORES.items() if name in named)

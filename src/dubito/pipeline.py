@@ -764,7 +764,7 @@ def fit_held_out(
         exponent = DEFAULT_EXPONENT if model.calibration is None else model.calibration.exponent
     target = samples.target
     model.calibrate(prediction, target, levels=policy.levels, exponent=exponent)
-    if model.task.defines_errors or coverage is not None:
+    if model.task.defines_errors or (coverage, policy.max_width) != (None, None):
         options = policy.model_dump(exclude={"levels"})
         model.fit_policy(prediction, target, coverage=coverage, **options)
         model.policy = sanity.checked(model, samples)

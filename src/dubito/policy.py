@@ -79,7 +79,7 @@ from torch import Tensor
 
 from dubito import _checks, binomial
 from dubito._files import ExtendedFloat
-from dubito.calibration import conformal_rank
+from dubito.calibration import Calibration, conformal_rank
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.types import Array
@@ -238,6 +238,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         validation: Results on the calibration samples.
         table: Coverage at other error rates, each with its own threshold.
         sanity: What is accepted of images made from the calibration samples, by kind.
+        max_width: Width of an interval that `threshold` stands for.
 
     >>> from dubito.distributions import Categorical
     >>> dist = Categorical.from_probs(torch.tensor([[0.99, 0.01], [0.6, 0.4]]).repeat(200, 1))
@@ -255,6 +256,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     validation: Validation | None = None
     table: tuple[OperatingPoint, ...] = ()
     sanity: dict[str, SanityCheck] = {}
+    max_width: float | None = Field(default=None, gt=0)
 
     @classmethod
     def control_error(
@@ -358,6 +360,36 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             guarantee=Guarantee(controls="coverage", level=coverage, false_alarms=alarms),
         )._validated(dist)
 
+    @classmethod
+    def control_width(
+        cls,
+        dist: Distribution,
+        calibration: Calibration,
+        max_width: float,
+        *,
+        ood_score: str | None = None,
+        false_alarms: float = 0.01,
+    ) -> Policy:
+        """Accept predictions whose interval, of the first level, is at most so wide.
+
+        The promise of the intervals stays one about all inputs, accepted or not.
+
+        Args:
+            dist: Distribution of calibration samples before calibration, batch shape (N,).
+            calibration: Calibration with intervals of one number.
+            max_width: Largest width, in units of the target.
+            ood_score: Score that ranks inputs by familiarity, if any.
+            false_alarms: Share of inputs that may be rejected as unfamiliar.
+        """
+        _checks.one_batch_axis(dist)
+        return cls(
+            threshold=Threshold.at_confidence(
+                dist, "total", -calibration.largest_variance(max_width)
+            ),
+            ood_threshold=_ood_threshold(dist, ood_score, false_alarms)[0],
+            max_width=max_width,
+        )._validated(dist)
+
     def _validated(self, dist: Distribution, **results: Any) -> Policy:
         validation = Validation(samples=len(dist), coverage=self._coverage(dist), **results)
         return self.model_copy(update={"validation": validation})
@@ -448,6 +480,10 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     def __repr__(self) -> str:
         samples = f"{self.validation.samples} samples" if self.validation else "no samples"
         goal = repr(self.guarantee) if self.guarantee else "no guarantee"
+        if self.max_width is not None:
+            goal = f"intervals at most {self.max_width:g} wide"
+            if self.accepts_nothing:
+                return f"Policy(accepts nothing: no interval is at most {self.max_width:g} wide)"
         if self.accepts_nothing:
             return f"Policy(accepts nothing: {goal} was not shown by {samples})"
         thresholds = [t for t in (self.threshold, self.ood_threshold) if t]

@@ -249,9 +249,9 @@ class _Estimator(BaseEstimator):
         if self.calibrate:
             model.calibrate(prediction, y, levels=self.levels)
         model.policy = None
-        if self.error_rate is None:
+        if not (options := self._policy_options()):
             return
-        policy = model.fit_policy(prediction, y, **self._policy_options()).policy
+        policy = model.fit_policy(prediction, y, **options).policy
         if policy is not None and policy.accepts_nothing:
             text = f"{policy!r}: {policy.advice}"
             warnings.warn(text, UserWarning, stacklevel=4)
@@ -262,15 +262,21 @@ class _Estimator(BaseEstimator):
         _checks.in_open_unit_interval(validation_fraction=self.validation_fraction)
         if self.levels is not None:
             validated(PolicyConfig, {"levels": self.levels})
-        if self.error_rate is not None:
-            validated(PolicyConfig, self._policy_options())
-            if not task.defines_errors:
-                raise DubitoError("error_rate needs a tolerance, the largest accepted deviation")
+        validated(PolicyConfig, self._policy_options())
+        if self.error_rate is not None and not task.defines_errors:
+            raise DubitoError("error_rate needs a tolerance, the largest accepted deviation")
         if text := METHODS.build(self.method).warning(task):
             warnings.warn(text, UserWarning, stacklevel=4)
 
     def _policy_options(self) -> Options:
-        return {name: getattr(self, name) for name in ("error_rate", "confidence", "false_alarms")}
+        """Return the settings of the policy; none for no policy."""
+        width = getattr(self, "max_width", None)
+        if self.error_rate is None and width is None:
+            return {}
+        options = {"confidence": self.confidence, "false_alarms": self.false_alarms}
+        return options | (
+            {"error_rate": self.error_rate} if width is None else {"max_width": width}
+        )
 
     # --- prediction ---
 
@@ -492,6 +498,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
             fitted on `validation_fraction` of the data; None for no guarantee.
         tolerance: Deviation, one or one per target, beyond which a prediction is an error; needed
             for `error_rate`.
+        max_width: Abstain where the interval is wider, in place of `error_rate`; one target only.
         confidence: Probability with which the guarantee holds.
         false_alarms: Share of ordinary inputs that may be rejected as unfamiliar.
         levels: Coverage of intervals, one or several; None: 0.9.
@@ -511,6 +518,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
 
     method: AnyMethod = "der"
     tolerance: float | Sequence[float] | None = field(default=None, kw_only=True)
+    max_width: float | None = field(default=None, kw_only=True)
     _target_options: ClassVar[Options] = {"y_numeric": True, "multi_output": True}
 
     def fit(self, X: object, y: object, sample_weight: object = None) -> Self:

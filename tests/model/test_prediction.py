@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from dubito.calibration import Calibration
 from dubito.distributions import NormalInverseGamma
 from dubito.errors import DubitoError
 from dubito.model import Prediction
-from dubito.policy import REASONS
+from dubito.model.card import card
+from dubito.policy import REASONS, Policy
 from dubito.tasks import Regression
 from tests.model import models
 
@@ -86,6 +88,44 @@ def test_columns_of_further_levels_have_their_number():
     assert list(columns)[1:7] == ["lower", "upper", "lower50", "upper50", "lower97_5", "upper97_5"]
     lowers = [columns[name] for name in ("lower97_5", "lower", "lower50", "prediction")]
     assert np.all(np.diff(lowers, axis=0) > 0)
+
+
+def test_a_policy_abstains_where_the_interval_is_wider():
+    x, _ = models.samples()
+    model = models.fitted("der").calibrate(x, models.numbers(), levels=(0.9, 0.5))
+    lower, upper = model.predict(x).interval()
+    width = (upper - lower)[:, 0]
+    middle = width.median().item()
+    predicted = model.fit_policy(x, max_width=middle, false_alarms=0.2).predict(x)
+    narrow = width <= middle
+    assert torch.equal(predicted.codes == 1, ~narrow & (predicted.codes != 2))
+    assert 0 < predicted.accepted.sum() <= narrow.sum()
+    assert f"intervals at most {middle:g} wide, accepts" in repr(model.policy)
+    assert f"intervals of its answers are at most {middle:g} wide" in card(model)
+    model.calibrate(x, models.numbers(), exponent=0)  # one width for all
+    none, everything = (deepcopy(model).fit_policy(x, max_width=w) for w in (1e-3, 1e6))
+    assert none.policy.accepts_nothing
+    assert "no interval is narrow enough" in card(none)
+    assert "no interval is at most 0.001 wide" in repr(none.policy)
+    assert everything.predict(x).accepted.double().mean() > 0.9
+
+
+def test_a_width_needs_intervals_of_one_number(classifier):
+    x, _ = models.samples()
+    with pytest.raises(DubitoError, match="max_width needs intervals"):
+        deepcopy(classifier).fit_policy(x, max_width=1.0)
+    dist = NormalInverseGamma.from_outputs(torch.randn(30, 8))
+    for target, width, message in (
+        (dist, 1.0, "one target value, not for 2"),
+        (
+            NormalInverseGamma.from_outputs(torch.randn(30, 4)),
+            -1.0,
+            "max_width must be a finite number > 0, not -1",
+        ),
+    ):
+        calibration = Calibration.fit(target, target.mean)
+        with pytest.raises(DubitoError, match=message):
+            Policy.control_width(target, calibration, width)
 
 
 def test_sets_are_names_of_classes(classifier):

@@ -309,7 +309,8 @@ def _pop_section(values: Options, section: str) -> Options:
 def _print_policy(model: Model, console: Console) -> None:
     policy = model.policy
     if policy is None:
-        text = "no policy: errors of a regression need --tolerance, the largest accepted deviation"
+        text = "no policy: a regression needs --tolerance, the largest deviation that is no error, "
+        text += "or --max-width, the widest interval that is accepted"
         console.print(text)
         return
     text = repr(policy).removeprefix("Policy(").removesuffix(")")

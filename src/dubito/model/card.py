@@ -96,11 +96,15 @@ def policy_text(policy: Policy | None) -> str:
     if policy is None:
         return "The model has no policy: it answers every input."
     guarantee = "" if policy.guarantee is None else _guarantee_text(policy.guarantee)
+    if policy.accepts_nothing and policy.max_width is not None:
+        return "The model abstains from every input: no interval is narrow enough."
     if policy.accepts_nothing:
         return f"The model abstains from every input: it cannot guarantee {guarantee}."
     conditions = [policy.threshold, policy.ood_threshold]
     answers = " and ".join(str(threshold) for threshold in conditions if threshold)
     text = f"The model answers if {answers} (before calibration) and abstains otherwise."
+    if policy.max_width is not None:
+        return f"{text} The intervals of its answers are at most {policy.max_width:g} wide."
     if policy.guarantee is None:
         return text
     if policy.guarantee.approximate:

@@ -436,6 +436,7 @@ class Model(nn.Module):
         confidence: float = 0.95,
         false_alarms: float = 0.05,
         coverage: float | None = None,
+        max_width: float | None = None,
         score: str | None = None,
         ood_score: str | None = None,
     ) -> Self:
@@ -452,6 +453,8 @@ class Model(nn.Module):
             confidence: Probability that the guarantee holds.
             false_alarms: Share of inputs that may be rejected as unfamiliar.
             coverage: Accept this share of predictions instead of controlling the error rate.
+            max_width: Accept predictions whose interval is at most so wide instead of controlling
+                the error rate; for a calibrated regression of one number.
             score: Score that ranks predictions; None: that of the method.
             ood_score: Score that ranks inputs by familiarity; None: `Model.ood_score`.
         """
@@ -466,6 +469,12 @@ class Model(nn.Module):
             dist = predicted.distribution[rows]
             policy = Policy.control_coverage(dist, coverage, score, **ood)
             self.policy = policy.as_approximate() if predicted.out_of_fold else policy
+            return self
+        if max_width is not None:
+            if self.calibration is None or self.task.kind != "regression":
+                raise DubitoError("max_width needs intervals: calibrate a regression first")
+            dist = predicted.distribution[rows]
+            self.policy = Policy.control_width(dist, self.calibration, max_width, **ood)
             return self
         expected = self._target(items, target, len(predicted))
         known = known_rows(expected)
