@@ -303,6 +303,9 @@ def test_calibrate_adds_prediction_sets(trained, photos, tmp_path, capsys):
     rows = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
     assert {row["set"] for row in rows} == {"0|1|2"}  # too few samples for this level
     assert all(row["set50"] == row["prediction"] for row in rows)
+    assert run("evaluate", tmp_path, photos) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("mean size of 99.9% sets" in line and "3.0000" in line for line in lines)
     assert "sets of 99.9% and 50% contain the true class" in (tmp_path / "card.md").read_text()
     capsys.readouterr()
     assert run("calibrate", tmp_path, "--error-rate", "0.2") == 0

@@ -305,14 +305,29 @@ def test_a_model_without_calibration_and_record(
 # --- tasks ---
 
 
+def test_prediction_sets(digits: tuple[Model, Source], tmp_path: Path) -> None:
+    model, source = digits
+    model = deepcopy(model).calibrate(source, levels=(0.95,))
+    text, result = page(model, source, tmp_path), model.evaluate(source)
+    share, size = result["set_coverage"]["0.95"], result["set_size"]["0.95"]
+    assert f"<dt>In the 95% set</dt><dd><b>{share:.1%}</b>" in text
+    assert f"of {size:.4g} classes on average" in text
+    assert "Prediction sets of 95% contain the true class" in text
+    assert "<dt>set</dt>" in text
+
+
 @pytest.mark.parametrize("tolerance", [None, 60.0])
 def test_regression(table: pd.DataFrame, tolerance: float | None, tmp_path: Path) -> None:
     source = data.open(table.drop(columns="dear"), target="price")
     model = fitted("der", Regression.from_target(source.target, tolerance=tolerance), source)
+    model.calibrate(source, levels=(0.9, 0.5))
     text = page(model, source, tmp_path)
     result = model.evaluate(source)
     assert f"<dt>RMSE of price</dt><dd><b>{result['metrics']['rmse']:.4g}</b>" in text
-    assert f"<b>{result['interval_coverage']['0.9']:.1%}</b>" in text
+    for level in ("0.9", "0.5"):
+        assert f"<dt>In the {float(level):.0%} interval</dt>" in text
+        assert f"<b>{result['interval_coverage'][level]:.1%}</b>" in text
+        assert f"mean width {result['interval_width'][level]:.4g}" in text
     assert "Predicted against true price" in text
     assert ("needs a <code>tolerance</code>" in text) is (tolerance is None)
     assert ("Error rate among the answers" in text) is (tolerance is not None)
