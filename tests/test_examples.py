@@ -193,3 +193,15 @@ def test_serve_digits_writes_a_model_and_a_gallery(
     assert {"0", "9", "Letters", "Signs", "Noise"} <= {path.name for path in gallery.iterdir()}
     prediction = dubito.load(tmp_path / "page" / example.MODEL).predict([gallery / "3" / "00.png"])
     assert prediction.accepted is not None
+
+
+def test_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    import_module("trainer").main(["--epochs", "8", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    accuracy, answered, wrong, noise = (numbers(line)[0] for line in printed.splitlines()[-4:])
+    assert accuracy > 70
+    assert answered < 100
+    assert wrong < 100 - accuracy
+    assert noise < answered
