@@ -77,7 +77,9 @@ def test_ranking_equals_sklearn(name: str, tied: bool, size: int) -> None:
     ours, reference = RANKING[name]
     scores, positive = ranked(size, tied)
     rows = zip(positive.numpy(), scores.numpy(), strict=True)
-    close(ours(scores, positive), [reference(p, s) for p, s in rows])
+    expected = [reference(p, s) for p, s in rows]
+    close(ours(scores, positive), expected)
+    close(ours(scores.double(), positive), expected)
 
 
 @pytest.mark.parametrize("name", RANKING)
@@ -130,11 +132,6 @@ def test_probability_metrics_equal_sklearn(size: int, classes: int) -> None:
     close(m.accuracy(probs, target), [sk.accuracy_score(t, p.argmax(-1)) for t, p in rows])
     expected = [((p - np.eye(classes)[t]) ** 2).sum(-1).mean() for t, p in rows]
     close(m.brier(probs, target), expected)
-
-
-def test_binary_brier_is_twice_that_of_sklearn() -> None:
-    probs, target = predictions((200,), 2)
-    close(m.brier(probs, target), 2 * sk.brier_score_loss(target.numpy(), probs[:, 1].numpy()))
 
 
 def test_accuracy_gives_ties_to_the_lower_class() -> None:
@@ -209,11 +206,6 @@ def test_aurc_of_ties_is_the_mean_over_all_orders(samples: list[tuple[int, bool]
     close(m.aurc(confidence, correct), np.mean(orders), 1e-12)
 
 
-def test_aurc_of_useless_confidence_is_the_error_rate() -> None:
-    correct = torch.arange(10) < 7
-    close(m.aurc(torch.zeros(10), correct), 0.3)
-
-
 # --- numbers -------------------------------------------------------------------------------------
 
 
@@ -234,19 +226,27 @@ def test_small_errors_far_from_zero_in_float32() -> None:
     assert m.mae(target - 0.125, target) == 0.125
 
 
+@pytest.mark.parametrize("metric", [m.rmse, m.mae, m.energy_distance])
+def test_dtypes_and_leading_axes_of_numbers(metric: Metric) -> None:
+    x, y = torch.randn(2, 3, 5, 8, generator=generator(0))
+    rows = zip(x.flatten(0, 1), y.flatten(0, 1), strict=True)
+    expected = torch.stack([metric(a, b) for a, b in rows]).view(3, 5)
+    torch.testing.assert_close(metric(x, y), expected)
+    assert metric(x.double(), y).dtype == torch.float64
+    half = metric(x.bfloat16(), y.bfloat16())
+    assert torch.equal(half, metric(x.bfloat16().float(), y.bfloat16().float()))
+
+
+def test_energy_distance_of_one_distribution_is_zero() -> None:
+    x = torch.randint(-20, 20, (12,), generator=generator(0)) / 4
+    assert m.energy_distance(x, x.flip(0)) == 0
+    assert m.energy_distance(x, x.repeat(3)) == 0  # in another size
+
+
 def test_intervals_are_closed_and_may_be_infinite() -> None:
     target = torch.tensor([0.0, 1.0, 5.0])
     lower, upper = torch.tensor([0.0, 0.0, -math.inf]), torch.tensor([1.0, 1.0, math.inf])
     assert m.coverage(lower, upper, target) == 1
-
-
-def test_leading_axes_of_numbers_are_kept() -> None:
-    prediction, target = torch.randn(3, 5, 8, generator=generator(0)), torch.zeros(3, 5, 8)
-    assert m.rmse(prediction, target).shape == (3, 5)
-    close(m.mae(prediction, target), prediction.abs().mean(-1))
-    assert m.coverage(prediction - 9, prediction + 9, target).shape == (3, 5)
-    assert m.rmse(prediction.double(), target).dtype == torch.float64
-    assert m.rmse(prediction.bfloat16(), target).dtype == torch.float32
 
 
 @pytest.mark.parametrize("metric", [m.rmse, m.mae])
@@ -277,17 +277,6 @@ def test_energy_distance_equals_scipy(n: int, k: int, tied: bool) -> None:
     close(m.energy_distance(x.float(), y.float()), expected)
 
 
-def test_energy_distance_equals_the_mean_absolute_differences() -> None:
-    x = torch.randn(30, generator=generator(0), dtype=torch.float64)
-    y = torch.randn(20, generator=generator(1), dtype=torch.float64).exp()
-
-    def spread(a: Tensor, b: Tensor) -> Tensor:
-        return (a[:, None] - b).abs().mean()
-
-    squared = 2 * spread(x, y) - spread(x, x) - spread(y, y)
-    close(m.energy_distance(x, y), squared.sqrt().item(), 1e-12)
-
-
 def test_energy_distance_far_from_zero_in_float32() -> None:
     x = torch.randn(5000, generator=generator(0)) + 1e6  # steps of 1/16 up there
     y = torch.randn(5000, generator=generator(1)) + 1e6 + 0.125
@@ -295,91 +284,7 @@ def test_energy_distance_far_from_zero_in_float32() -> None:
     assert m.energy_distance(x, y).item() == pytest.approx(expected, rel=1e-6)
 
 
-samples = st.lists(st.integers(-20, 20).map(lambda value: value / 4), min_size=1, max_size=12)
-
-
-@given(samples, samples, st.integers(-1000, 1000))
-@settings(max_examples=60)
-def test_energy_distance_is_a_distance(x: list[float], y: list[float], shift: int) -> None:
-    a, b = torch.tensor(x), torch.tensor(y)
-    distance = m.energy_distance(a, b)
-    assert distance >= 0
-    assert distance == m.energy_distance(b, a)
-    assert distance == m.energy_distance(a + shift, b + shift)  # exact: quarters are representable
-    assert m.energy_distance(a, a.flip(0)) == 0
-    assert m.energy_distance(a, a.repeat(3)) == 0  # the same distribution, another size
-    assert (distance == 0) == torch.equal(*(s.double().sort().values for s in _common(a, b)))
-
-
-def _common(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both samples repeated to one size: equal when their distributions are."""
-    return a.repeat(len(b)), b.repeat(len(a))
-
-
 # --- properties of every ranking metric ----------------------------------------------------------
-
-
-@st.composite
-def rankings(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
-    rows = draw(st.integers(1, 4))
-    size = draw(st.integers(2, 12))
-    levels = st.lists(st.integers(-5, 5), min_size=size, max_size=size)
-    mask = st.lists(st.booleans(), min_size=size, max_size=size)
-    mixed = mask.filter(lambda row: any(row) and not all(row))
-    scores = [draw(levels) for _ in range(rows)]
-    positive = [draw(mixed) for _ in range(rows)]
-    return torch.tensor(scores, dtype=torch.float64), torch.tensor(positive)
-
-
-@given(rankings(), st.randoms(use_true_random=False))
-@settings(max_examples=50)
-def test_the_order_of_the_samples_does_not_matter(
-    data: tuple[Tensor, Tensor], random: object
-) -> None:
-    scores, positive = data
-    order = list(range(scores.shape[-1]))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    for metric in SCORED.values():
-        shuffled = metric(scores[:, order], positive[:, order])
-        assert torch.equal(shuffled, metric(scores, positive))
-
-
-@given(rankings())
-@settings(max_examples=50)
-def test_only_the_ranking_matters(data: tuple[Tensor, Tensor]) -> None:
-    scores, positive = data
-    for metric in SCORED.values():
-        for moved in (scores.exp(), scores**3 + scores, 2 * scores - 7, scores.atan()):
-            assert torch.equal(metric(moved, positive), metric(scores, positive))
-
-
-@given(rankings())
-@settings(max_examples=50)
-def test_reversed_scores_complement_auroc(data: tuple[Tensor, Tensor]) -> None:
-    scores, positive = data
-    close(m.auroc(scores, positive) + m.auroc(-scores, positive), torch.ones(len(scores)), 1e-15)
-    assert torch.equal(m.auroc(scores, positive), m.auroc(-scores, ~positive))
-
-
-@given(rankings())
-@settings(max_examples=50)
-def test_a_batch_equals_a_loop(data: tuple[Tensor, Tensor]) -> None:
-    scores, positive = data
-    for metric in SCORED.values():
-        looped = [metric(s, p) for s, p in zip(scores, positive, strict=True)]
-        assert torch.equal(metric(scores, positive), torch.stack(looped))
-
-
-@given(rankings())
-@settings(max_examples=50)
-def test_bounds(data: tuple[Tensor, Tensor]) -> None:
-    scores, positive = data
-    for metric in SCORED.values():
-        value = metric(scores, positive)
-        assert ((value >= 0) & (value <= 1)).all()
-    assert (m.auroc(positive.double(), positive) == 1).all()
-    assert (m.aupr(positive.double(), positive) == 1).all()
-    assert (m.fpr95(positive.double(), positive) == 0).all()
 
 
 # --- shapes, layouts, dtypes, devices ------------------------------------------------------------
@@ -404,12 +309,6 @@ def test_leading_axes_of_probs_are_kept(name: str) -> None:
     expected = torch.stack([metric(p, t) for p, t in rows]).view(2, 3)
     torch.testing.assert_close(metric(probs, target), expected)
     assert metric(probs[:0], target[:0]).shape == (0, 3)
-
-
-def test_leading_axes_of_samples_are_kept() -> None:
-    x, y = torch.randn(5, 8, generator=generator(0)), torch.randn(5, 6, generator=generator(1))
-    expected = torch.stack([m.energy_distance(a, b) for a, b in zip(x, y, strict=True)])
-    assert torch.equal(m.energy_distance(x, y), expected)
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -457,22 +356,18 @@ def test_a_float64_rank_survives() -> None:
     assert m.auroc(scores.float(), positive) == 0.5
 
 
-def test_energy_distance_dtypes() -> None:
-    x, y = torch.randn(50, generator=generator(0)), torch.randn(60, generator=generator(1))
-    assert m.energy_distance(x, y).dtype == torch.float32
-    assert m.energy_distance(x.double(), y).dtype == torch.float64
-    half = m.energy_distance(x.bfloat16(), y.bfloat16())
-    assert torch.equal(half, m.energy_distance(x.bfloat16().float(), y.bfloat16().float()))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
-def test_zero_one_masks_and_small_labels(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int32, torch.uint16, torch.uint32, torch.uint64]
+)
+def test_masks_and_labels_of_any_integer_type(dtype: torch.dtype) -> None:
     scores, positive = ranked(40, tied=True)
-    for metric in SCORED.values():
+    for metric in SCORED.values() if dtype in (torch.uint8, torch.int32) else ():
         assert torch.equal(metric(scores, positive.to(dtype)), metric(scores, positive))
     probs, target = predictions((40,), 4)
     for metric in LABELLED.values():
         assert metric(probs, target.to(dtype)) == metric(probs, target)
+    with pytest.raises(ValueError, match="labels must be from 0 to 3"):
+        m.accuracy(probs, (target + 1).to(dtype))
 
 
 def test_nothing_carries_a_gradient_or_changes_its_input() -> None:
@@ -515,28 +410,14 @@ RANKING_ERRORS = [
     ((S[:0], P[:0]), ValueError, r"scores: got shape \(0,\), expected at least one sample"),
     ((S[0], P[0]), ValueError, r"scores: got shape \(\), expected at least one sample"),
     ((S, P[:2]), ValueError, r"scores, positive: got shapes \(3,\) and \(2,\).* same shape"),
-    ((S, P[0]), ValueError, r"scores, positive: got shapes \(3,\) and \(\)"),
-    ((S[:1], P), ValueError, r"scores, positive: got shapes \(1,\) and \(3,\)"),
     ((S.expand(2, 3), P), ValueError, r"scores, positive: got shapes \(2, 3\) and \(3,\)"),
     ((NAN, mask([0, 1], [0, 1])), ValueError, r"scores: got NaN at index \(1, 1\), expected"),
     ((S, torch.tensor([0, 1, 2])), ValueError, r"positive: got a value other .* at index \(2,\)"),
-    ((S, torch.tensor([0, -1, 1])), ValueError, r"positive: got a value other .* at index \(1,\)"),
     ((S, P.float()), TypeError, r"positive: got torch.float32, expected bool or integers"),
     ((S, [True, False, True]), TypeError, r"positive must be a torch.Tensor, not list"),
     ((P, P), TypeError, r"scores: got torch.bool, expected a floating point tensor"),
-    (([0.1, 0.2, 0.3], P), TypeError, r"scores must be a torch.Tensor, not list"),
-    ((S, P & False), ValueError, r"positive: got no positives, expected at least one of each"),
-    ((S, P | True), ValueError, r"positive: got no negatives, expected at least one of each"),
-    (
-        (S.expand(2, 3), mask([0, 1, 1], [0, 0, 0])),
-        ValueError,
-        r"positive: got no positives at index \(1,\)",
-    ),
-    (
-        (S.expand(2, 3), mask([1, 1, 1], [0, 1, 0])),
-        ValueError,
-        r"positive: got no negatives at index \(0,\)",
-    ),
+    ((NAN[:1], mask([0, 0])), ValueError, r"positive: got no positives at index \(0,\), expected"),
+    ((NAN[:1], mask([1, 1])), ValueError, r"positive: got no negatives at index \(0,\), expected"),
 ]
 
 
@@ -561,16 +442,13 @@ def test_risk_errors_name_their_own_arguments() -> None:
 
 LABELLED_ERRORS = [
     ((Q[:0], T[:0]), ValueError, r"probs: got shape \(0, 2\), expected \(\.\.\., N, K\)"),
-    ((Q[:, :0], T), ValueError, r"probs: got shape \(3, 0\), expected"),
     ((Q[0], T[0]), ValueError, r"probs: got shape \(2,\), expected \(\.\.\., N, K\)"),
     ((Q, T[:2]), ValueError, r"labels have shape \(2,\), but probs of shape \(3, 2\) need \(3,\)"),
-    ((Q.expand(2, 3, 2), T), ValueError, r"labels have shape \(3,\)"),
     ((Q, T.float()), TypeError, r"labels must be integers, not torch.float32"),
     ((Q, T.bool()), TypeError, r"labels must be integers, not torch.bool"),
     ((Q, [0, 1, 1]), TypeError, r"target must be a torch.Tensor, not list"),
     ((Q.long(), T), TypeError, r"probs: got torch.int64, expected a floating point tensor"),
     ((Q, T + 1), ValueError, r"labels must be from 0 to 1, but span \[1, 2\]"),
-    ((Q, T - 1), ValueError, r"labels must be from 0 to 1, but span \[-1, 0\]"),
     ((Q * 1.02, T), ValueError, r"probs: got a row that does not sum to 1 at index \(0,\)"),
     ((Q * 0.98, T), ValueError, r"probs: got a row that does not sum to 1 at index \(0,\)"),
     ((Q + torch.tensor([-1.0, 1.0]), T), ValueError, r"probs: got a negative .* at index \(0, 0\)"),
@@ -601,24 +479,9 @@ def test_ece_rejects_bins(bins: int) -> None:
         (S, T, TypeError, r"y: got torch.int64, expected a floating point tensor"),
         (NAN, S, ValueError, r"x: got a value that is not finite at index \(1, 1\)"),
         (S, S / 0, ValueError, r"y: got a value that is not finite at index \(0,\)"),
-        (
-            S.expand(2, 3),
-            S.expand(4, 3),
-            ValueError,
-            r"leading axes of x, y: got shapes \(2,\) and",
-        ),
+        (NAN[:1], S, ValueError, r"leading axes of x, y: got shapes \(1,\) and"),
     ],
 )
 def test_energy_distance_errors(x: Tensor, y: Tensor, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         m.energy_distance(x, y)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
-def test_targets_of_any_integer_type(dtype: torch.dtype) -> None:
-    probs = torch.rand(20, 3, generator=generator(0)).softmax(-1)
-    target = torch.arange(20) % 3
-    for metric in (m.accuracy, m.brier, m.ece):
-        assert metric(probs, target.to(dtype)) == metric(probs, target)
-    with pytest.raises(ValueError, match="labels must be from 0 to 2"):
-        m.accuracy(probs, (target + 1).to(dtype))
