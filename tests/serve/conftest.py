@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from dubito.serve import ServeConfig, create_app
 from dubito.tasks import Classification, Regression
 
 ROOT = Path(__file__).resolve().parents[2]
-Serve = Callable[..., AbstractContextManager[httpx.Client]]
 #: Options of all services: no test may fail because the machine is busy.
 PATIENT: dict[str, Any] = {"engine": "torch", "timeout": 600, "body_timeout": 600}
 
@@ -82,28 +81,44 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture
-def served() -> Serve:
-    """Return a context manager that runs an application and gives a client."""
+@contextmanager
+def served(model: Any, **options: Any) -> Iterator[httpx.Client]:
+    """Run an application in a thread, and give a client."""
+    app = create_app(model, ServeConfig(**{**PATIENT, **options}))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
+            client.service = app.state.service  # type: ignore[attr-defined]
+            client.connections = server.server_state.connections  # type: ignore[attr-defined]
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
 
-    @contextmanager
-    def run(model: Any, **options: Any) -> Iterator[httpx.Client]:
-        app = create_app(model, ServeConfig(**{**PATIENT, **options}))
-        listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        try:
-            with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
-                client.service = app.state.service  # type: ignore[attr-defined]
-                client.connections = server.server_state.connections  # type: ignore[attr-defined]
-                yield client
-        finally:
-            server.should_exit = True
-            thread.join()
 
-    return run
+@pytest.fixture(scope="session")
+def arrays(array_model: Model) -> Iterator[httpx.Client]:
+    """Return a client of a service for arrays, which all tests share."""
+    with served(array_model) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def images(image_model: Model) -> Iterator[httpx.Client]:
+    """Return a client of a service for images."""
+    with served(image_model) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def table(table_model: Model) -> Iterator[httpx.Client]:
+    """Return a client of a service for rows of a table."""
+    with served(table_model) as client:
+        yield client
 
 
 class Gate(torch.nn.Module):

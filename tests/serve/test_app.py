@@ -20,7 +20,7 @@ from dubito.formats import Encoded, InputFormat
 from dubito.model import Model
 from dubito.serve import ServeConfig, create_app
 from dubito.serve.inputs import InputReader
-from tests.serve.conftest import Gate, Serve, encoded, png, wait_until
+from tests.serve.conftest import Gate, encoded, png, served, wait_until
 
 JSON, PNG = {"content-type": "application/json"}, {"content-type": "image/png"}
 
@@ -44,49 +44,44 @@ def assert_same(rows: list[dict], expected: list[dict]) -> None:
 # --- inputs ---
 
 
-def test_arrays(array_model: Model, served: Serve) -> None:
+def test_arrays(arrays: httpx.Client, array_model: Model) -> None:
     inputs = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
-    with served(array_model) as client:
-        response = client.post("/v1/predict", json={"inputs": inputs.tolist()})
+    response = arrays.post("/v1/predict", json={"inputs": inputs.tolist()})
     assert_same(predictions(response), list(array_model.predict(inputs).rows()))
 
 
-def test_images_in_every_form(image_model: Model, pixels: np.ndarray, served: Serve) -> None:
+def test_images_in_every_form(images: httpx.Client, image_model: Model, pixels: np.ndarray) -> None:
     expected = list(image_model.predict(pixels[:2]).rows())
     files = [("images", (f"{k}.png", png(pixels[k]))) for k in range(2)]
-    with served(image_model) as client:
-        form = client.post("/v1/predict", files=files)
-        arrays = client.post("/v1/predict", json={"inputs": pixels[:2, None].tolist()})
-        raw = client.post("/v1/predict", content=png(pixels[0]), headers=PNG)
+    form = images.post("/v1/predict", files=files)
+    arrays = images.post("/v1/predict", json={"inputs": pixels[:2, None].tolist()})
+    raw = images.post("/v1/predict", content=png(pixels[0]), headers=PNG)
     assert_same(predictions(form), expected)
     assert_same(predictions(arrays), expected)
     assert_same(predictions(raw), expected[:1])
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
-def test_formats(kind: str, image_model: Model, pixels: np.ndarray, served: Serve) -> None:
+def test_formats(images: httpx.Client, kind: str, image_model: Model, pixels: np.ndarray) -> None:
     content = encoded(Image.fromarray(pixels[0]), kind)
     headers = {"content-type": f"image/{kind.lower()}"}
-    with served(image_model) as client:
-        response = client.post("/v1/predict", content=content, headers=headers)
+    response = images.post("/v1/predict", content=content, headers=headers)
     assert_same(predictions(response), list(image_model.predict([content]).rows()))
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "I;16"])
-def test_large_images(mode: str, image_model: Model, served: Serve) -> None:
+def test_large_images(images: httpx.Client, mode: str, image_model: Model) -> None:
     gradient = np.tile(np.linspace(0, 255, 1600, dtype=np.uint8), (1200, 1))
     content = encoded(Image.fromarray(gradient).convert(mode))
-    with served(image_model) as client:
-        response = client.post("/v1/predict", content=content, headers=PNG)
+    response = images.post("/v1/predict", content=content, headers=PNG)
     (row,), (expected,) = predictions(response), image_model.predict([content]).rows()
     assert row["probs"] == pytest.approx(expected["probs"], rel=1e-5)
 
 
-def test_rows_of_a_table(table_model: Model, served: Serve) -> None:
+def test_rows_of_a_table(table: httpx.Client, table_model: Model) -> None:
     rows = [{"height": 2.5, "bark": "grey", "other": 1}, {"height": 99, "bark": "blue"}]
-    with served(table_model) as client:
-        typical, unusual = predictions(client.post("/v1/predict", json={"rows": rows}))
-        info = client.get("/v1/model").json()
+    typical, unusual = predictions(table.post("/v1/predict", json={"rows": rows}))
+    info = table.get("/v1/model").json()
     assert typical["lower"] < typical["prediction"] < typical["upper"]
     assert "blue" in unusual["note"]
     assert unusual["reason"] == "out_of_range"
@@ -95,20 +90,18 @@ def test_rows_of_a_table(table_model: Model, served: Serve) -> None:
     assert info["levels"] == list(table_model.calibration.levels)
 
 
-def test_evidence_on_request(array_model: Model, served: Serve) -> None:
+def test_evidence_on_request(arrays: httpx.Client) -> None:
     body = {"inputs": [[0.1, 0.2, 0.3, 0.4]]}
-    with served(array_model) as client:
-        (row,) = predictions(client.post("/v1/predict?evidence=true", json=body))
-        (plain,) = predictions(client.post("/v1/predict", json=body))
+    (row,) = predictions(arrays.post("/v1/predict?evidence=true", json=body))
+    (plain,) = predictions(arrays.post("/v1/predict", json=body))
     assert row["vacuity"] + sum(row["belief"].values()) == pytest.approx(1)
     assert set(row) - set(plain) == {"vacuity", "belief", "alpha"}
 
 
-def test_engines_agree(array_model: Model, served: Serve) -> None:
+def test_engines_agree(arrays: httpx.Client, array_model: Model) -> None:
     pytest.importorskip("onnxruntime")
     body = {"inputs": np.random.default_rng(2).normal(size=(70, 4)).tolist()}
-    with served(array_model) as client:
-        expected = predictions(client.post("/v1/predict", json=body))
+    expected = predictions(arrays.post("/v1/predict", json=body))
     with served(array_model, engine="onnx") as client:
         assert client.get("/v1/model").json()["engine"] == "onnx"
         rows = predictions(client.post("/v1/predict", json=body))
@@ -249,23 +242,21 @@ def test_files_of_another_format() -> None:
         ("", "body: Invalid JSON"),
     ],
 )  # fmt: skip
-def test_bad_json(body: str, detail: str, array_model: Model, served: Serve) -> None:
-    with served(array_model) as client:
-        response = client.post("/v1/predict", content=body, headers=JSON)
+def test_bad_json(arrays: httpx.Client, body: str, detail: str) -> None:
+    response = arrays.post("/v1/predict", content=body, headers=JSON)
     assert response.status_code == 422
     assert response.json()["detail"].startswith(detail)
 
 
 @pytest.mark.parametrize("height", [{}, {"height": [1]}, {"height": "tall"}, {"height": 10**400}])
-def test_bad_rows(height: dict, table_model: Model, served: Serve) -> None:
+def test_bad_rows(table: httpx.Client, height: dict) -> None:
     good = {"height": 2, "bark": "grey"}
-    with served(table_model) as client:
-        response = client.post("/v1/predict", json={"rows": [good, {"bark": "grey", **height}]})
+    response = table.post("/v1/predict", json={"rows": [good, {"bark": "grey", **height}]})
     assert response.status_code == 422
     assert response.json()["detail"].startswith("rows.1")
 
 
-def test_bad_images(image_model: Model, pixels: np.ndarray, served: Serve) -> None:
+def test_bad_images(images: httpx.Client, pixels: np.ndarray) -> None:
     good = png(pixels[0])
     tall = png(np.zeros((20_000, 1), np.uint8))
     wide = encoded(Image.new("1", (5000, 4000)))
@@ -282,32 +273,26 @@ def test_bad_images(image_model: Model, pixels: np.ndarray, served: Serve) -> No
         (wide, 413, "20000000 pixels"),
         (scans, 422, "file 0: more than 100 scans"),
     ]
-    with served(image_model) as client:
-        for content, status, detail in cases:
-            response = client.post("/v1/predict", content=content, headers=PNG)
-            assert (response.status_code, response.json()["detail"][: len(detail)]) == (
-                status,
-                detail,
-            )
-        second = [("a", ("a.png", good)), ("b", ("b.png", b"no image"))]
-        assert "file 1:" in client.post("/v1/predict", files=second).json()["detail"]
-        many = [("images", ("a.png", good))] * 257
-        assert "at most 256 files" in client.post("/v1/predict", files=many).json()["detail"]
-        assert client.post("/v1/predict", data={"a": "b"}, files={}).status_code == 415
-
-
-def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(
-    image_model: Model, served: Serve
-) -> None:
-    content = encoded(Image.new("RGB", (9000, 6000), "gray"), "JPEG")  # more than max_pixels
-    with served(image_model) as client:
-        response = client.post(
-            "/v1/predict", content=content, headers={"content-type": "image/jpeg"}
+    for content, status, detail in cases:
+        response = images.post("/v1/predict", content=content, headers=PNG)
+        assert (response.status_code, response.json()["detail"][: len(detail)]) == (
+            status,
+            detail,
         )
+    second = [("a", ("a.png", good)), ("b", ("b.png", b"no image"))]
+    assert "file 1:" in images.post("/v1/predict", files=second).json()["detail"]
+    many = [("images", ("a.png", good))] * 257
+    assert "at most 256 files" in images.post("/v1/predict", files=many).json()["detail"]
+    assert images.post("/v1/predict", data={"a": "b"}, files={}).status_code == 415
+
+
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(images: httpx.Client) -> None:
+    content = encoded(Image.new("RGB", (9000, 6000), "gray"), "JPEG")  # more than max_pixels
+    response = images.post("/v1/predict", content=content, headers={"content-type": "image/jpeg"})
     assert len(predictions(response)) == 1
 
 
-def test_bodies_that_cost_too_much(array_model: Model, served: Serve) -> None:
+def test_bodies_that_cost_too_much(array_model: Model) -> None:
     html, gzip = {"content-type": "text/html"}, {**JSON, "content-encoding": "gzip"}
     with served(array_model, max_body=10_000, memory=20_000, max_inputs=64) as client:
 
@@ -332,13 +317,13 @@ def connect(client: httpx.Client) -> socket.socket:
     return socket.create_connection((client.base_url.host, client.base_url.port), timeout=600)
 
 
-def test_a_slow_body(array_model: Model, served: Serve) -> None:
+def test_a_slow_body(array_model: Model) -> None:
     with served(array_model, body_timeout=0.05) as client, connect(client) as slow:
         slow.sendall(raw_request(b'{"inputs": ', length=100))
         assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
-def test_busy(gate: Gate, gated_model: Model, served: Serve) -> None:
+def test_busy(gate: Gate, gated_model: Model) -> None:
     with served(gated_model, max_requests=1) as client:
         body = {"inputs": [[1, 2]]}
         first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
@@ -353,7 +338,7 @@ def test_busy(gate: Gate, gated_model: Model, served: Serve) -> None:
 
 
 def test_a_request_waits_for_a_slot(
-    gate: Gate, gated_model: Model, served: Serve, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, gated_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dubito.serve.service.BUSY_DELAY", 600)
     with served(gated_model, max_requests=1) as client, ThreadPoolExecutor(2) as pool:
@@ -366,7 +351,7 @@ def test_a_request_waits_for_a_slot(
         assert (first.result().status_code, second.result().status_code) == (200, 200)
 
 
-def test_memory_is_shared(gate: Gate, gated_model: Model, served: Serve) -> None:
+def test_memory_is_shared(gate: Gate, gated_model: Model) -> None:
     with served(gated_model, memory=3000) as client:
         body = {"inputs": [[1.0, 2.0]] * 100}
         first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
@@ -377,12 +362,12 @@ def test_memory_is_shared(gate: Gate, gated_model: Model, served: Serve) -> None
         first.join()
 
 
-def test_timeout(gate: Gate, gated_model: Model, served: Serve) -> None:
+def test_timeout(gate: Gate, gated_model: Model) -> None:
     with served(gated_model, timeout=0.05) as client:
         assert client.post("/v1/predict", json={"inputs": [[1, 2]]}).status_code == 504
 
 
-def test_a_failing_model(gate: Gate, gated_model: Model, served: Serve) -> None:
+def test_a_failing_model(gate: Gate, gated_model: Model) -> None:
     gate.open.set()
     with served(gated_model) as client:
         failed = client.post("/v1/predict", json={"inputs": [[-1, 2]]})
@@ -391,7 +376,7 @@ def test_a_failing_model(gate: Gate, gated_model: Model, served: Serve) -> None:
 
 
 def test_a_client_that_has_left_is_dropped(
-    gate: Gate, gated_model: Model, served: Serve, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, gated_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dubito.serve.batcher.IMPATIENT", -1.0)
     body = {"inputs": [[1, 2]]}
@@ -412,36 +397,34 @@ def test_a_client_that_has_left_is_dropped(
 # --- access ---
 
 
-@pytest.mark.parametrize(
-    "header",
-    ["", "Bearer", "Bearer wrong", "Basic 0123456789abcdef", "0123456789abcdef",
-     "Bearer 0123456789abcdef0", "Bearer 0123456789abcde", "Bearer  0123456789abcdef",
-     "Bearer 0123456789abcdeF", "Bearer \xe9", "bearer,0123456789abcdef"],
-)  # fmt: skip
-def test_wrong_tokens(header: str, array_model: Model, served: Serve) -> None:
-    headers = {"authorization": header.encode("latin-1")}
-    with served(array_model, token="0123456789abcdef") as client:
-        for path in ("/v1/model", "/v1/gallery", "/metrics", "/openapi.json"):
-            assert client.get(path, headers=headers).status_code == 401
-        refused = client.post("/v1/predict", json={"inputs": [[1, 2, 3, 4]]}, headers=headers)
-        assert refused.status_code == 401
-        assert refused.headers["www-authenticate"] == "Bearer"
+WRONG_TOKENS = [
+    "", "Bearer", "Bearer wrong", "Basic 0123456789abcdef", "0123456789abcdef",
+    "Bearer 0123456789abcdef0", "Bearer 0123456789abcde", "Bearer  0123456789abcdef",
+    "Bearer 0123456789abcdeF", "Bearer \xe9", "bearer,0123456789abcdef",
+]  # fmt: skip
 
 
-def test_token(array_model: Model, served: Serve) -> None:
-    headers = {"authorization": "bearer 0123456789abcdef"}
+def test_token(array_model: Model) -> None:
+    paths = ("/v1/model", "/v1/gallery", "/metrics", "/openapi.json")
     with served(array_model, token="0123456789abcdef") as client:
-        for path in ("/v1/model", "/v1/gallery", "/metrics", "/openapi.json"):
-            assert client.get(path, headers=headers).status_code == 200
+        for header in WRONG_TOKENS:
+            headers = {"authorization": header.encode("latin-1")}
+            for path in paths:
+                assert client.get(path, headers=headers).status_code == 401, header
+            refused = client.post("/v1/predict", json={"inputs": [[1, 2, 3, 4]]}, headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+        for path in paths:
+            right = {"authorization": "bearer 0123456789abcdef"}
+            assert client.get(path, headers=right).status_code == 200
         for path in ("/healthz", "/"):
             assert client.get(path).status_code == 200
 
 
-def test_other_hosts(array_model: Model, served: Serve) -> None:
-    with served(array_model) as client:
-        for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
-            assert client.get("/healthz", headers={"host": host}).status_code == 200
-        assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 400
+def test_other_hosts(arrays: httpx.Client) -> None:
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
+        assert arrays.get("/healthz", headers={"host": host}).status_code == 200
+    assert arrays.get("/healthz", headers={"host": "evil.example"}).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -456,7 +439,7 @@ def test_settings_are_checked_at_once(name: str, value: Any) -> None:
 # --- other routes ---
 
 
-def test_metrics(array_model: Model, served: Serve) -> None:
+def test_metrics(array_model: Model) -> None:
     with served(array_model) as client:
         client.post("/v1/predict", json={"inputs": [[1, 2, 3, 4]] * 3})
         client.post("/v1/predict", json={})
@@ -467,9 +450,8 @@ def test_metrics(array_model: Model, served: Serve) -> None:
     assert "dubito_epistemic_count 3.0" in text
 
 
-def test_page(array_model: Model, served: Serve) -> None:
-    with served(array_model) as client:
-        page = client.get("/")
-        assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
-        assert client.get("/static/main.js").headers["content-type"].startswith("text/javascript")
-        assert client.get("/static/..%2Fapp.py").status_code == 404
+def test_page(arrays: httpx.Client) -> None:
+    page = arrays.get("/")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert arrays.get("/static/main.js").headers["content-type"].startswith("text/javascript")
+    assert arrays.get("/static/..%2Fapp.py").status_code == 404

@@ -24,7 +24,7 @@ from dubito.serve import ServeConfig, create_app, serve
 from dubito.serve.server import reload
 from tests.serve.conftest import wait_until
 
-BODY = {"inputs": [[1.0, 2.0, 3.0, 4.0]]}
+BODY, TOKEN = {"inputs": [[1.0, 2.0, 3.0, 4.0]]}, "0123456789abcdef"
 NETWORK = """
 from torch import nn
 
@@ -114,23 +114,13 @@ def test_an_application_does_not_freeze_objects(array_model: Model, tmp_path: Pa
     assert gc.get_freeze_count() == before
 
 
-def test_token_comes_from_the_environment(
-    array_model: Model, tmp_path: Path, process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DUBITO_TOKEN", "0123456789abcdef")
-    _, port = process(array_model.save(tmp_path / "model"))
-    url, headers = f"http://127.0.0.1:{port}/v1/model", {"authorization": "Bearer 0123456789abcdef"}
-    assert httpx.get(url, timeout=600).status_code == 401
-    assert httpx.get(url, headers=headers, timeout=600).status_code == 200
-
-
 def test_a_short_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUBITO_TOKEN", "short")
     with pytest.raises(DubitoError, match="DUBITO_TOKEN must be at least 16"):
         serve(tmp_path)
 
 
-def test_a_custom_network_is_served(
+def test_the_command_serves_a_custom_network_with_a_token(
     array_model: Model, tmp_path: Path, source_env: dict[str, str]
 ) -> None:
     file = tmp_path / "my_network.py"
@@ -143,12 +133,15 @@ def test_a_custom_network_is_served(
     folder = model.save(tmp_path / "model")
     options = ["--network", f"{file}:make", "--engine", "torch", "--port", "0"]
     command = [sys.executable, "-m", "dubito", "serve", str(folder), *options]
-    with subprocess.Popen(command, env=source_env, stdout=subprocess.PIPE, text=True) as running:
+    env, headers = {**source_env, "DUBITO_TOKEN": TOKEN}, {"authorization": f"Bearer {TOKEN}"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         try:
             url = running.stdout.readline().strip()
-            response = httpx.post(f"{url}v1/predict", json=BODY, timeout=600)
+            refused = httpx.post(f"{url}v1/predict", json=BODY, timeout=600)
+            response = httpx.post(f"{url}v1/predict", json=BODY, timeout=600, headers=headers)
         finally:
             running.terminate()
+    assert refused.status_code == 401
     (row,), (expected,) = response.json()["predictions"], model.predict(inputs).rows()
     assert row["probs"] == pytest.approx(expected["probs"], rel=1e-5)
