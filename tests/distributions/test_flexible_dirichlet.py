@@ -229,21 +229,3 @@ def test_labels_equal_one_hot_targets():
 def test_outputs_of_even_size_raise():
     with pytest.raises(ValueError, match="6 values per sample: expected 2K"):
         FlexibleDirichlet.from_outputs(torch.zeros(3, 6))
-
-
-class Outcome(torch.nn.Module):
-    def forward(self, outputs, target):
-        members = FlexibleDirichlet.from_outputs(outputs)
-        dist = members.mixture()
-        terms = members[:, 0].squared_error(target), dist.predictive.log_prob(target)
-        return (*terms, members.log_probs, dist.total, dist.aleatoric, dist.epistemic)
-
-
-@pytest.mark.parametrize("tool", ["export", "compile"])
-def test_export_and_compile(tool):
-    outputs, target = torch.randn(5, 3, 9), torch.randint(4, (5,))
-    if tool == "export":
-        traced = torch.export.export(Outcome(), (outputs, target)).module()
-    else:
-        traced = torch.compile(Outcome(), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(traced(outputs, target), Outcome()(outputs, target))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dubito.distributions import Categorical, Dirichlet, Distribution, FlexibleDirichlet
+from dubito.distributions import Categorical, Dirichlet
 
 
 def entropy(probs: torch.Tensor) -> torch.Tensor:
@@ -14,11 +14,6 @@ def test_total_of_a_mixture_is_the_entropy_of_its_mean():
     members = Dirichlet.from_logits(torch.randn(6, 4, 3, 5, dtype=torch.float64))
     for dist in (members.mixture(), members.mixture().mixture()):
         torch.testing.assert_close(dist.total, entropy(dist.probs))
-
-
-def test_total_of_a_flexible_mixture_is_the_gini_of_its_mean():
-    dist = FlexibleDirichlet.from_outputs(torch.randn(6, 4, 11, dtype=torch.float64)).mixture()
-    torch.testing.assert_close(dist.total, 1 - dist.probs.square().sum(-1))
 
 
 def test_epistemic_part_of_an_ensemble_of_softmaxes_is_their_disagreement():
@@ -74,9 +69,3 @@ def test_loss_sees_each_member_with_the_target():
 def test_a_mixture_needs_members():
     with pytest.raises(ValueError, match="batch axis of members"):
         Categorical(torch.zeros(3)).mixture()
-
-
-def test_cat_of_mixtures():
-    dist = Dirichlet.from_logits(torch.randn(6, 4, 5)).mixture()
-    again = Distribution.cat([dist[:2], dist[2:]])
-    assert torch.equal(again.total, dist.total)

@@ -307,22 +307,3 @@ def test_half_precision_is_computed_in_float32():
     outputs = torch.tensor([[0.0, -12.0, -12.0, -12.0]])
     dist = NormalInverseGamma.from_outputs(outputs.bfloat16())
     torch.testing.assert_close(dist.nu, torch.nn.functional.softplus(outputs[:, 1:2]))
-
-
-class Outcome(torch.nn.Module):
-    def forward(self, outputs, target):
-        members = NormalInverseGamma.from_outputs(outputs)
-        dist = members.mixture()
-        predictive = dist.predictive
-        terms = members.nll(target.unsqueeze(-2)), predictive.log_prob(target)
-        return (*terms, predictive.cdf(target), dist.total, dist.epistemic, dist.mean)
-
-
-@pytest.mark.parametrize("tool", ["export", "compile"])
-def test_export_and_compile(tool):
-    outputs, target = torch.randn(5, 3, 8), torch.randn(5, 2)
-    if tool == "export":
-        traced = torch.export.export(Outcome(), (outputs, target)).module()
-    else:
-        traced = torch.compile(Outcome(), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(traced(outputs, target), Outcome()(outputs, target))

@@ -64,8 +64,10 @@ def fit(engine: Engine, x: Tensor) -> Tensor:
     return to_weights(minimize(engine.loss, factor, size, scale, engine.solver), factor, x)
 
 
-@pytest.mark.parametrize(("shots", "iterations"), [(1, 5), (5, 5), (5, 2)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "shots", "iterations"),
+    [("iedl", 1, 5), ("iedl", 5, 2), *((name, 5, 5) for name in NAMES)],
+)
 def test_iterates_are_those_of_torch_in_all_weights(name: str, shots: int, iterations: int) -> None:
     solver = Solver(rounds=3, iterations=iterations, evaluations=6, tolerance_grad=0)
     engine = build_engine(name, shots, solver)

@@ -193,12 +193,6 @@ def test_forms_are_expectations() -> None:
     assert (ratios.mean() - kl_divergence(alpha, beta)).abs() < 5 * ratios.std() / 1000
 
 
-def test_fisher_logdet_is_that_of_the_fisher_information() -> None:
-    alpha, _ = inputs((5,), 4)
-    (penalty,) = evaluate(("fisher_penalty",), alpha)
-    torch.testing.assert_close(-penalty, functions.fisher_information(alpha).logdet())
-
-
 # --- transforms ---
 
 
