@@ -284,21 +284,20 @@ def test_weights_made_in_inference_mode_serve_training_too():
     iedl(Dirichlet.from_logits(logits), LABELS, fisher_weight=0.0625).backward()
 
 
-@pytest.mark.parametrize("classes", [10, 1000])
 @pytest.mark.parametrize("kind", [IEDLLoss, EDLLoss])
-def test_default_weights_train_many_classes(kind, classes):
-    assert trained_accuracy(kind(kl_ramp=10), classes) > 0.6
+def test_default_weights_train_many_classes(kind):
+    assert trained_accuracy(kind(kl_ramp=10)) > 0.6
 
 
-def test_the_papers_scale_does_not_train_a_thousand_classes():
-    assert trained_accuracy(IEDLLoss(0.05, kl_ramp=10, scale="paper"), 1000) < 0.5
+def test_the_papers_scale_does_not_train_many_classes():
+    assert trained_accuracy(IEDLLoss(0.05, kl_ramp=10, scale="paper")) < 0.5
 
 
-def trained_accuracy(criterion: IEDLLoss | EDLLoss, classes: int) -> float:
+def trained_accuracy(criterion: IEDLLoss | EDLLoss, classes: int = 300) -> float:
     """Training accuracy of a small network on noisy samples around K centers."""
     torch.manual_seed(0)
     centers = torch.randn(classes, 32)
-    labels = torch.arange(classes).repeat(max(2, 1000 // classes))
+    labels = torch.arange(classes).repeat(3)
     x = centers[labels] + 0.2 * torch.randn(len(labels), 32)
     network = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, classes))
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
