@@ -99,17 +99,6 @@ def _case(grid: Grid, shape: str, size: float, draw: int) -> Case:
     return Case(f"{shape} up to {size:g}", alpha, seed)
 
 
-@cache
-def straddling(classes: int, draws: int) -> tuple[Case, ...]:
-    """Vectors of entries from 1e-3 to 1e3, as alpha = exp(logits) has them."""
-    seeds = [(len(SHAPES), classes, draw) for draw in range(draws)]
-    values = (10 ** np.random.default_rng(seed).uniform(-3, 3, classes) for seed in seeds)
-    return tuple(
-        Case("1e-3 to 1e3", alpha.astype(np.float32), seed)
-        for alpha, seed in zip(values, seeds, strict=True)
-    )
-
-
 # --- what a quantity takes besides alpha ---------------------------------------------------------
 
 Beside = dict[str, Float32]

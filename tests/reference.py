@@ -114,14 +114,6 @@ class Point(Concentration):
         super().__init__(exact(distinct[:, 0]), np.array([int(c) for c in count], dtype=object))
         self.beside = {name: exact(distinct[:, i + 1]) for i, name in enumerate(beside)}
 
-    @classmethod
-    def exactly(cls, alpha: Vector, **beside: Vector) -> Point:
-        """A point of mpmath numbers, which float64 could not hold: for differences of the value."""
-        point = cls.__new__(cls)
-        point.inverse, point.beside = np.arange(len(alpha)), beside
-        Concentration.__init__(point, alpha, np.array([1] * len(alpha), dtype=object))
-        return point
-
     def __getitem__(self, name: str) -> Vector:
         return self.beside[name]
 
@@ -132,9 +124,8 @@ class Point(Concentration):
 
 @dataclass(frozen=True)
 class Truth:
-    """A value, its gradient (K,) in alpha, and the scale of each; the value unrounded, too."""
+    """A value, its gradient (K,) in alpha, and the scale of each."""
 
-    unrounded: Real
     value: float
     value_scale: float
     gradient: npt.NDArray[np.float64]
@@ -147,4 +138,4 @@ def truth(x: Point, value: Real, gradient: Vector, terms: Vector | None = None) 
     moved = x.total(abs(x.alpha * gradient))
     scale = float(abs(value) + moved)
     slopes, sizes = (v.astype(np.float64)[x.inverse] for v in (gradient, abs(terms)))
-    return Truth(value, float(value), scale, slopes, sizes)
+    return Truth(float(value), scale, slopes, sizes)

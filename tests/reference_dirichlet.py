@@ -16,42 +16,16 @@ def mean(x: Point) -> Truth:
     return truth(x, p, (x["row"] - p) / x.alpha0)
 
 
-def belief(x: Point) -> Truth:
-    """(alpha_k - 1)/alpha0. Gradient (others_k + 1)/alpha0^2 or -b_k/alpha0: plain scale."""
-    b = x.value_at("row", x.alpha - 1) / x.alpha0
-    return truth(x, b, (x["row"] - b) / x.alpha0)
-
-
-def vacuity(x: Point) -> Truth:
-    """K/alpha0."""
-    return truth(x, x.classes / x.alpha0, -x.classes / x.alpha0**2 + 0 * x.alpha)
-
-
-def covariance(x: Point) -> Truth:
-    """Cov[p_k, p_l]; terms as in `_second_moment`."""
-    return _second_moment(x, x["row"], x["column"])
-
-
 def variance(x: Point) -> Truth:
-    """Var[p_k]; terms as in `_second_moment`."""
-    return _second_moment(x, x["row"], x["row"])
+    """Var[p_k], a product of powers: g_j is the value times a signed sum of logarithmic slopes.
 
-
-def _second_moment(x: Point, row: Vector, column: Vector) -> Truth:
-    """A product of powers, so g_j is the value times a signed sum of logarithmic slopes.
-
-    The slopes: 1/alpha_j for each factor alpha_j, 1/others_k for the factor others_k (variance),
-    and -2/alpha0 - 1/(alpha0 + 1).  They do cancel (the variance peaks), so the terms count.
+    The slopes: 1/alpha_j for the factor alpha_j, 1/others_k for the factor others_k, and
+    -2/alpha0 - 1/(alpha0 + 1).  They do cancel (the variance peaks), so the terms count.
     """
-    a0 = x.alpha0
-    alpha_k, alpha_l = x.total(row * x.alpha), x.total(column * x.alpha)
-    if x.total(row * column):
-        value = alpha_k * (a0 - alpha_k) / (a0**2 * (a0 + 1))
-        rising = row / alpha_k + (1 - row) / (a0 - alpha_k)
-    else:
-        value = -alpha_k * alpha_l / (a0**2 * (a0 + 1))
-        rising = row / alpha_k + column / alpha_l
-    falling = 2 / a0 + 1 / (a0 + 1)
+    a0, row = x.alpha0, x["row"]
+    alpha_k = x.value_at("row", x.alpha)
+    value = alpha_k * (a0 - alpha_k) / (a0**2 * (a0 + 1))
+    rising, falling = row / alpha_k + (1 - row) / (a0 - alpha_k), 2 / a0 + 1 / (a0 + 1)
     return truth(x, value, value * (rising - falling), value * (rising + falling))
 
 
@@ -129,9 +103,15 @@ def divergence(a: Concentration, b: Concentration) -> tuple[Real, Vector, Vector
     return value, near - near0, terms_a, gap_a - gap_b, gap_a + gap_b
 
 
-def kl_to_uniform(x: Point) -> Truth:
-    """KL(Dir(alpha) || Dir(1)); terms as in `divergence`."""
-    value, gradient, terms, _, _ = divergence(x, Concentration(0 * x.alpha + 1, x.count))
+def towards(x: Point, beta: Vector) -> Truth:
+    """KL(Dir(alpha) || Dir(beta)) for a beta that is given; terms as in `divergence`."""
+    value, gradient, terms, _, _ = divergence(x, Concentration(beta, x.count))
+    return truth(x, value, gradient, terms)
+
+
+def away_from(x: Point, beta: Vector) -> Truth:
+    """KL(Dir(beta) || Dir(alpha)) for a beta that is given; terms as in `divergence`."""
+    value, _, _, gradient, terms = divergence(Concentration(beta, x.count), x)
     return truth(x, value, gradient, terms)
 
 
@@ -188,5 +168,5 @@ def dissonance(x: Point) -> Truth:
     value = phi / x.alpha0
     if slope is None or terms is None:
         undefined = np.full(len(x.inverse), np.nan)
-        return Truth(value, float(value), float(value), undefined, undefined)
+        return Truth(float(value), float(value), undefined, undefined)
     return truth(x, value, (slope - value) / x.alpha0, (terms + value) / x.alpha0)

@@ -84,15 +84,16 @@ def expected_cross_entropy(x: Point) -> Truth:
     return _cross_entropy(x, x.psi0, x.psi0_of_sum, x.psi1, x.psi1_of_sum)
 
 
-def label_removed_kl(x: Point) -> Truth:
-    """KL(Dir(alpha (1 - y) + y) || Dir(1)); by the chain rule the slopes times 1 - y_j."""
-    non_target = 1 - x["target"]
-    removed = Concentration(x.alpha * non_target + x["target"], x.count)
-    value, gradient, terms, _, _ = divergence(removed, Concentration(0 * x.alpha + 1, x.count))
+def label_removed_kl(x: Point, base: float = 1.0) -> Truth:
+    """KL(Dir(alpha (1 - y) + base y) || Dir(base)); slopes times 1 - y_j by the chain rule."""
+    # The base is a double, as in the library; alpha - base is what carries the information.
+    non_target, b = 1 - x["target"], MP.mpf(base)
+    removed = Concentration(x.alpha * non_target + b * x["target"], x.count)
+    value, gradient, terms, _, _ = divergence(removed, Concentration(0 * x.alpha + b, x.count))
     return truth(x, value, non_target * gradient, non_target * terms)
 
 
 def fisher_penalty(x: Point) -> Truth:
     """-log|I|."""
     t = fisher_logdet(x)
-    return replace(t, unrounded=-t.unrounded, value=-t.value, gradient=-t.gradient)
+    return replace(t, value=-t.value, gradient=-t.gradient)

@@ -1,6 +1,8 @@
 """Closed forms with their exact values and the scales their errors are relative to."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from dubito.distributions import Dirichlet
 from dubito.numerics import functions
 from tests import reference_dirichlet, reference_losses
 from tests.accuracy import Quantity
-from tests.reference import Concentration, Point, Truth, truth
+from tests.reference import Point, Truth, truth
 
 #: form -> (scale of its value, scale of its gradient); tests/reference.py defines the scales
 SCALES = {
@@ -43,11 +45,12 @@ SCALES = {
 }
 
 
-def kl_from_uniform(x: Point) -> Truth:
-    """KL(Dir(1) || Dir(alpha)); terms as in `divergence`."""
-    uniform = Concentration(0 * x.alpha + 1, x.count)
-    value, _, _, gradient, terms = reference_dirichlet.divergence(uniform, x)
-    return truth(x, value, gradient, terms)
+def to_uniform(x: Point) -> Truth:
+    return reference_dirichlet.towards(x, 0 * x.alpha + 1)
+
+
+def away_from_uniform(x: Point) -> Truth:
+    return reference_dirichlet.away_from(x, 0 * x.alpha + 1)
 
 
 def log_mean(x: Point) -> Truth:
@@ -56,21 +59,6 @@ def log_mean(x: Point) -> Truth:
     value = reference_dirichlet.log(x.probs)
     slope = k * x.others / (x.alpha0 * x.alpha) - (1 - k) / x.alpha0
     return truth(x, x.value_at("row", value), slope)
-
-
-def label_removed_kl(base: float) -> Callable[[Point], Truth]:
-    """KL(Dir(alpha (1 - y) + base y) || Dir(base)); slopes times 1 - y_j."""
-
-    def exact(x: Point) -> Truth:
-        non_target = 1 - x["target"]
-        # The base is a double, as in the library; alpha - base is what carries the information.
-        b = reference_losses.MP.mpf(base)
-        removed = Concentration(x.alpha * non_target + b * x["target"], x.count)
-        constant = Concentration(0 * x.alpha + b, x.count)
-        value, gradient, terms, _, _ = reference_dirichlet.divergence(removed, constant)
-        return truth(x, value, non_target * gradient, non_target * terms)
-
-    return exact
 
 
 def _form(name: str, **options: float) -> Callable[..., Tensor]:
@@ -101,7 +89,6 @@ _OF_ALPHA = (
     "expected_entropy",
     "mutual_information",
     "differential_entropy",
-    "kl_to_uniform",
 )
 _TERMS_OF_ALPHA = ("mse_variance", "fisher_variance", "fisher_penalty")
 _TERMS_OF_TARGET = (
@@ -118,7 +105,8 @@ CALLS: dict[str, Call] = {
     **{n: (_form(n), getattr(reference_losses, n), "alpha", 10000) for n in _TERMS_OF_ALPHA},
     **{n: (_form(n), getattr(reference_losses, n), "target", 10000) for n in _TERMS_OF_TARGET},
     "fisher_logdet": (_fisher_logdet, reference_dirichlet.fisher_logdet, "alpha", 10000),
-    "kl_from_uniform": (_form("kl_from_uniform"), kl_from_uniform, "alpha", 10000),
+    "kl_from_uniform": (_form("kl_from_uniform"), away_from_uniform, "alpha", 10000),
+    "kl_to_uniform": (_form("kl_to_uniform"), to_uniform, "alpha", 10000),
     "kl_divergence": (functions.kl_divergence, reference_dirichlet.kl_from, "beta", 10000),
     "kl_divergence, second": (_second, reference_dirichlet.kl_into, "beta", 10000),
     "mean": (functions.mean, reference_dirichlet.mean, "entry", 10000),
@@ -141,5 +129,14 @@ QUANTITIES = {
 
 def removed(base: float) -> Quantity:
     """`label_removed_kl` with the prior `base`."""
-    call = _form("label_removed_kl", prior=base)
-    return Quantity("label_removed_kl", call, label_removed_kl(base), "target", "plain", "terms")
+    call, exact = _form("label_removed_kl", prior=base), reference_losses.label_removed_kl
+    return replace(QUANTITIES["label_removed_kl"], call=call, truth=partial(exact, base=base))
+
+
+def targeted(name: str, call: Callable[..., Tensor], beta: float) -> Quantity:
+    """A divergence between alpha and the Dirichlet of a label, whose concentration is `beta`."""
+    exact = {"reverse_kl": reference_dirichlet.towards, "forward_kl": reference_dirichlet.away_from}
+    return Quantity(
+        name, call, lambda x: exact[name](x, 1 + (beta - 1) * x["target"]),
+        "label", "plain", "terms",
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """The evaluation in float32 against mpmath and the general one, and where it runs."""
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,32 +20,10 @@ from tests.numerics.helpers import (
     loss_and_gradient,
     passes,
 )
-from tests.numerics.quantities import QUANTITIES, SCALES, kl_from_uniform
-from tests.reference import Concentration, Point, Truth, truth
-from tests.reference_dirichlet import divergence
+from tests.numerics.quantities import QUANTITIES, targeted
 
 # The compiler's own libraries and torch's forward-mode rules warn about their future.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-
-
-def beta_target(x: Point, beta: float) -> Concentration:
-    return Concentration(1 + (beta - 1) * x["target"], x.count)
-
-
-def reverse_kl(beta: float) -> Callable[[Point], Truth]:
-    def exact(x: Point) -> Truth:
-        value, gradient, terms, _, _ = divergence(x, beta_target(x, beta))
-        return truth(x, value, gradient, terms)
-
-    return exact
-
-
-def forward_kl(beta: float) -> Callable[[Point], Truth]:
-    def exact(x: Point) -> Truth:
-        value, _, _, gradient, terms = divergence(beta_target(x, beta), x)
-        return truth(x, value, gradient, terms)
-
-    return exact
 
 
 def fast(name: str) -> Quantity:
@@ -58,12 +36,8 @@ def fast(name: str) -> Quantity:
         return loss_and_sums(spec, alpha, target, torch.ones(1), None)[0]
 
     if name in ("reverse_kl", "forward_kl"):
-        exact = {"reverse_kl": reverse_kl, "forward_kl": forward_kl}[name](BETA)
-        return Quantity(name, call, exact, "label", "plain", "terms")
-    if name == "kl_from_uniform":
-        return Quantity(name, call, kl_from_uniform, "alpha", "plain", "terms")
-    known = QUANTITIES[name]
-    return Quantity(name, call, known.truth, known.takes, *SCALES[name])  # type: ignore[arg-type]
+        return targeted(name, call, BETA)
+    return replace(QUANTITIES[name], call=call)
 
 
 @pytest.mark.parametrize("classes", CLASSES)

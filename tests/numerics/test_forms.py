@@ -1,6 +1,7 @@
 """Closed forms against mpmath, differences and sampling."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,8 +42,10 @@ def test_accuracy(name: str, classes: int) -> None:
     passes(measure(QUANTITIES[name], cases(SAMPLE[classes])))
 
 
-@pytest.mark.parametrize("span", [(-6, -4), (-6, 3), (-3, 20)])
-@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize(
+    ("classes", "span"),
+    [*((k, span) for k in (2, 10) for span in ((-6, -4), (-6, 3), (-3, 20))), (100, (-6, 3))],
+)
 @pytest.mark.parametrize("name", [name for name in QUANTITIES if name != "dissonance"])
 def test_accuracy_of_alpha_below_one(name: str, classes: int, span: tuple[float, float]) -> None:
     passes(measure(QUANTITIES[name], below_one(classes, *span)))
@@ -86,7 +89,8 @@ def test_accuracy_on_the_dense_grid(name: str) -> None:
     ]
     for grid in grids:
         if grid.classes <= quantity.most_classes:
-            passes(measure(quantity, cases(grid)))
+            distinct = min(grid.distinct, 50) if name == "dissonance" else grid.distinct
+            passes(measure(quantity, cases(replace(grid, distinct=distinct))))
     if name != "dissonance":
         for classes in (2, 3, 10, 100):
             for span in ((-6, 3), (-6, 0), (-2, 1), (-6, -4), (-3, 20), (-6, 30)):
