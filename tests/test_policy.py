@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,7 +16,6 @@ from scipy.stats import binom, binomtest
 from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma
 from dubito.errors import DubitoError
 from dubito.policy import REASONS, Guarantee, Policy, Threshold
-from dubito.tasks import Regression
 
 REPETITIONS = 1000
 DELTA = 0.05
@@ -146,13 +144,11 @@ def test_early_errors_do_not_end_the_search() -> None:
     assert Policy.control_error(*ranked(wrong), level=0.01).accepts_nothing
 
 
-def test_many_samples_take_little_time() -> None:
-    """Above 1,000 samples ranks form blocks, whose ends are not the only thresholds."""
+def test_thresholds_of_many_samples_are_not_only_the_ends_of_blocks() -> None:
+    """Above 1,000 samples ranks form blocks."""
     wrong = np.random.default_rng(0).random(100_000) < np.linspace(0, 0.15, 100_000)
     dist, errors = ranked(wrong)
-    start = time.perf_counter()
     policy = Policy.control_error(dist, errors, level=0.05)
-    assert time.perf_counter() - start < 5  # half a second on a quiet machine
     assert 0.6 < coverage(policy) < 2 / 3  # where the error rate is 5 %
     assert round(coverage(policy) * 100_000) % 100 != 0
     steps = np.repeat(np.linspace(0.99, 0.51, 7), 14_286)[:100_000]  # ends within blocks
@@ -214,30 +210,10 @@ CASES: dict[str, Rates] = {
         lambda u: np.select([u < 0.3, u < 0.3 / 0.949], [0.0, 1.0], 0.0501)
     ),
 }
-# A share u as a prediction with its errors, and the share that a threshold accepts.
-Kind = tuple[Callable[[np.ndarray, np.ndarray], Policy], Callable[[float], float]]
-METERS = Regression(names=("m",), mean=(0.0,), std=(1.0,), tolerance=(0.5,))
-
-
-def control_classes(u: np.ndarray, wrong: np.ndarray) -> Policy:
-    return Policy.control_error(binary(1 - u / 2), wrong, level=0.05)
-
-
-def control_numbers(u: np.ndarray, wrong: np.ndarray) -> Policy:
-    dist, target = real(1 + u), torch.as_tensor(np.where(wrong, 0.6, 0.4))[:, None]
-    errors = METERS.errors(METERS.point(dist), target)
-    return Policy.control_error(dist, errors, level=0.05, score="total")
-
-
-KINDS: dict[str, Kind] = {
-    "classification": (control_classes, lambda value: 2 * (1 - value)),
-    "regression": (control_numbers, lambda value: value - 1),
-}
 
 
 def simulated(
     case: Rates,
-    kind: Kind,
     generator: Generator,
     count: int,
     steps: int | None = None,
@@ -245,30 +221,24 @@ def simulated(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Coverage of each repetition's policy, and its true error rate."""
     rate, risk = case
-    control, share_of = kind
     covered, risks = [], []
     for _ in range(repetitions):
         u = generator.random(count)
         wrong = generator.random(count) < rate(u)
         if steps:
             u = np.ceil(u * steps) / steps  # ties; errors depend on the finer value
-        policy = control(u, wrong)
-        share = 0.0 if policy.accepts_nothing else share_of(policy.threshold.value)
+        policy = Policy.control_error(binary(1 - u / 2), wrong, level=0.05)
+        share = 0.0 if policy.accepts_nothing else 2 * (1 - policy.threshold.value)
         covered.append(share)
         risks.append(risk(share) if share else 0.0)
     return np.array(covered), np.array(risks)
 
 
-@pytest.mark.parametrize(
-    ("case", "kind", "steps"),
-    [
-        *[(case, "classification", steps) for case in CASES for steps in (None, 25)],
-        ("slightly too bad everywhere", "regression", None),
-    ],
-)
-def test_the_guarantee_holds(case: str, kind: str, steps: int | None) -> None:
+@pytest.mark.parametrize("steps", [None, 25])
+@pytest.mark.parametrize("case", CASES)
+def test_the_guarantee_holds(case: str, steps: int | None) -> None:
     generator = np.random.default_rng(0)
-    _, risks = simulated(CASES[case], KINDS[kind], generator, count=300, steps=steps)
+    _, risks = simulated(CASES[case], generator, count=300, steps=steps)
     broken = int((risks > 0.05).sum())
     # 5 % may fail: more than this many would fail in one of 10,000 such simulations
     assert broken <= binom(REPETITIONS, DELTA).isf(1e-4)
@@ -276,9 +246,7 @@ def test_the_guarantee_holds(case: str, kind: str, steps: int | None) -> None:
 
 def test_the_guarantee_costs_little() -> None:
     case, generator = CASES["a usual model"], np.random.default_rng(1)
-    covered, risks = simulated(
-        case, KINDS["classification"], generator, count=2000, repetitions=200
-    )
+    covered, risks = simulated(case, generator, count=2000, repetitions=200)
     assert (risks <= 0.05).mean() >= 1 - DELTA
     most = 0.5 ** (1 / 3)  # R(u) = 0.1 u^3 reaches 5 % there
     assert np.median(covered) > 0.88 * most
@@ -288,7 +256,7 @@ def test_the_guarantee_costs_little() -> None:
 def test_more_samples_answer_more() -> None:
     case, generator, means = CASES["a usual model"], np.random.default_rng(4), []
     for count in (60, 80, 120, 180, 250, 400, 800):
-        covered, _ = simulated(case, KINDS["classification"], generator, count, repetitions=200)
+        covered, _ = simulated(case, generator, count, repetitions=200)
         means.append((covered.mean(), covered.std() / 200**0.5))
     for (before, error), (after, other) in pairwise(means):
         assert after > before - 3 * math.hypot(error, other)
@@ -298,7 +266,7 @@ def test_more_samples_answer_more() -> None:
 def test_the_guarantee_is_not_needlessly_strong() -> None:
     """If everything errs slightly too often, nearly the allowed share of guarantees fails."""
     case, generator = CASES["slightly too bad everywhere"], np.random.default_rng(2)
-    _, risks = simulated(case, KINDS["classification"], generator, count=300)
+    _, risks = simulated(case, generator, count=300)
     assert (risks > 0.05).mean() > 0.4 * DELTA
 
 
@@ -441,13 +409,6 @@ def test_advice_names_the_cause(
 def test_no_advice_without_error_control() -> None:
     assert Policy(threshold=threshold("max_prob", math.inf)).advice == ""
     assert Policy.control_coverage(binary(np.linspace(0.5, 0.9, 50)), 0.1).advice == ""
-
-
-def test_mixtures_have_policies() -> None:
-    alpha = 1 + 9 * torch.rand(500, 4, 3, generator=torch.Generator().manual_seed(0))
-    dist = Dirichlet(alpha).mixture()
-    policy = Policy.control_error(dist, np.zeros(500, bool), ood_score="epistemic")
-    assert coverage(policy) > 0.9
 
 
 # --- files and errors ----------------------------------------------------------------------------
