@@ -66,23 +66,6 @@ def test_settings_override_tuples_and_objects():
     assert (merged.training.epochs, merged.training.lr) == (5, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
-        ({"training.epoch": 3}, "unknown setting 'training.epoch'; did you mean 'epochs'"),
-        ({"epochs": "many"}, "training.epochs: Input should be a valid integer.*'many'"),
-        ({"size": "wide"}, "data.size: Input should be a valid integer"),
-        ({"method": "best"}, "unknown method 'best'"),
-        ({"method.size": 1}, "method 'iedl': unknown option 'size'"),
-        ({"backbone": "brain"}, "unknown backbone 'brain'"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(DubitoError, match=message):
-        RunConfig.merge(None, settings)
-
-
 def test_a_damaged_config_file(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("[data")
@@ -279,21 +262,3 @@ def test_an_mlp_on_photos_warns(tmp_path):
     options = {"epochs": 1, "report": False}
     with pytest.warns(UserWarning, match="'mlp' does not learn photos of 48x40 pixels"):
         train((photos, np.arange(40) % 2), out=tmp_path, backbone="mlp", **options)
-
-
-def test_a_function_of_the_user_as_backbone(tmp_path):
-    (tmp_path / "nets.py").write_text(
-        "from torch import nn\n"
-        "def build(shape):\n"
-        "    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())\n"
-        "    network.out_features = 16\n"
-        "    return network\n"
-    )
-    factory, out = f"{tmp_path / 'nets.py'}:build", tmp_path / "run"
-    options = {"backbone": f"module:{factory}", "epochs": 1, "report": False}
-    train("digits", out=out, **options)
-    again = train("digits", out=out, **options)  # finished
-    with pytest.raises(DubitoError, match="pass network="):
-        dubito.evaluate(out, "digits")
-    result = dubito.evaluate(out, "digits", network=factory)
-    assert result["metrics"] == dubito.evaluate(again, "digits")["metrics"]

@@ -77,6 +77,11 @@ MISSPELLED = {
     "level": ({"levels": (95,)}, "policy.levels: .*less than 1, not 95"),
     "no level": ({"levels": ()}, "policy.levels: .*at least 1 item"),
     "on_error": ({"on_error": "skp"}, "data.on_error: .*'skip'"),
+    "nested setting": (
+        {"training.epoch": 3},
+        "did you mean .epochs.",
+    ),
+    "number": ({"epochs": "many"}, "training.epochs: Input should be a valid integer.*'many'"),
     "setting": ({"lrr": 1}, "unknown setting 'lrr'; did you mean 'lr'"),
     "shares": ({"calibration": 0.6, "selection": 0.5}, "calibration and selection leave -0.1"),
     "folds": ({"folds": 1}, "data.folds: .*greater than or equal to 2"),
@@ -101,22 +106,24 @@ def folder(tmp_path_factory):
     return out
 
 
-def test_a_bad_score_fails_before_inputs_are_read(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda f: predict(f, "x.png", scores=["vacuty"]),
+            "unknown score 'vacuty'; known: .*'vacuity'",
+        ),
+        (
+            lambda f: predict(f, "x.png", format="xml"),
+            "unknown format 'xml'; known: 'csv', 'jsonl'",
+        ),
+        (lambda f: calibrate(f, posthoc=["energy"], ood_score="enrgy"), "unknown score 'enrgy'"),
+    ],
+)
+def test_a_bad_name_fails_before_inputs_are_read(folder, monkeypatch, call, message):
     monkeypatch.setattr(data, "open", lambda *_, **__: pytest.fail("inputs were read"))
-    with pytest.raises(DubitoError, match=r"unknown score 'vacuty'; known: .*'vacuity'"):
-        predict(folder, "x.png", scores=["vacuty"])
-
-
-def test_a_bad_format_fails_before_inputs_are_read(folder, monkeypatch):
-    monkeypatch.setattr(data, "open", lambda *_, **__: pytest.fail("inputs were read"))
-    with pytest.raises(DubitoError, match="unknown format 'xml'; known: 'csv', 'jsonl'"):
-        predict(folder, "x.png", format="xml")
-
-
-def test_a_bad_score_of_a_policy_fails_before_data_is_read(folder, monkeypatch):
-    monkeypatch.setattr(data, "open", lambda *_, **__: pytest.fail("data was read"))
-    with pytest.raises(DubitoError, match=r"unknown score 'enrgy'; known: .*'energy'"):
-        calibrate(folder, posthoc=["energy"], ood_score="enrgy")
+    with pytest.raises(DubitoError, match=message):
+        call(folder)
 
 
 def test_options_of_entries_may_stand_anywhere():

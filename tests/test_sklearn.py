@@ -20,7 +20,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-import dubito
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.sklearn import EvidentialClassifier, EvidentialRegressor
@@ -80,10 +79,6 @@ def regressor() -> tuple[EvidentialRegressor, Parts]:
 
 
 # --- predictions ---
-
-
-def test_classifier_is_exported() -> None:
-    assert dubito.EvidentialClassifier is EvidentialClassifier
 
 
 def test_calibration_improves_the_likelihood(classifier: Any, digits: Parts) -> None:

@@ -197,16 +197,6 @@ def test_weighted_metrics_equal_those_of_scikit_learn() -> None:
         assert result[name] == pytest.approx(expected)
 
 
-def test_missing_numbers_leave_the_likelihood_of_a_mixture() -> None:
-    dist = METHODS.build("der").distribution(torch.randn(5, 3, 8)).mixture()
-    cells = torch.tensor([1.0, 0.0]).expand(5, 2)
-    parts = [getattr(dist.members, name)[..., :1] for name in dist.members.tensors]
-    first = NormalInverseGamma(*parts).mixture()
-    one = Regression(names=("x",), mean=(0.0,), std=(1.0,))
-    expected = one.metrics(first.predictive, NUMBERS[:, :1])
-    assert TWO.metrics(dist.predictive, Target(NUMBERS, cells)) == pytest.approx(expected)
-
-
 def test_a_weight_of_no_sample_is_refused_by_a_metric() -> None:
     with pytest.raises(DubitoError, match="weight: got no positive value"):
         metrics.mae(torch.ones(2), torch.ones(2), torch.zeros(2))

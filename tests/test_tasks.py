@@ -220,18 +220,6 @@ def test_number_metrics_equal_sklearn_and_scipy() -> None:
     assert SIZES.monitor in result
 
 
-def test_number_metrics_of_a_mixture() -> None:
-    dist, target = numbers()
-    repeated = NormalInverseGamma(
-        *(
-            part[:, None].expand(-1, 3, -1)
-            for part in (dist.gamma, dist.nu, dist.alpha_minus_one, dist.beta)
-        )
-    ).mixture()
-    expected = SIZES.metrics(dist.predictive, target)
-    assert SIZES.metrics(repeated.predictive, target) == pytest.approx(expected)
-
-
 def test_number_reliability_is_coverage_by_level() -> None:
     dist, target = numbers()
     curve = SIZES.reliability(dist.predictive, target)

@@ -32,16 +32,6 @@ def test_training_data_is_in_range() -> None:
     assert source.format.in_range(source.load()).all()
 
 
-def test_in_range_exports() -> None:
-    class Check(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return ArrayFormat(shape=(2,), low=(0, 0), high=(1, 1)).in_range(x)
-
-    batch = {0: torch.export.Dim("batch")}
-    exported = torch.export.export(Check(), (torch.zeros(3, 2),), dynamic_shapes=(batch,))
-    assert exported.module()(torch.tensor([[0.0, 9.0], [1.0, 1.0]])).tolist() == [False, True]
-
-
 def test_values_that_are_not_finite() -> None:
     x = np.ones((4, 2, 2))
     x[1, 0, 1], x[3, 1, 1] = np.nan, 1e39

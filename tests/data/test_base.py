@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from dubito import data
 from dubito.errors import DubitoError
@@ -19,20 +18,6 @@ def test_items_are_those_of_load(source: data.Source) -> None:
     assert torch.equal(source[-1], source.load()[-1])
     with pytest.raises(IndexError):
         source[10]
-
-
-def test_source_works_with_a_data_loader(source: data.Source) -> None:
-    loader = DataLoader(source, batch_size=4)  # type: ignore[arg-type]
-    assert torch.equal(torch.cat(list(loader)), source.load())
-
-
-def test_data_loader_asks_for_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, sizes = data.open(torch.arange(30.0).reshape(10, 3)), []
-    encode = source.encode
-    monkeypatch.setattr(source, "encode", lambda rows: sizes.append(len(rows)) or encode(rows))
-    batches = list(DataLoader(source, batch_size=4))  # type: ignore[arg-type]
-    assert sizes == [4, 4, 2]
-    assert torch.equal(batches[1], source.load([4, 5, 6, 7]))
 
 
 def test_input_of_a_batch_that_cannot_be_read_is_named(

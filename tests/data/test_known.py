@@ -74,12 +74,3 @@ def test_registered_dataset() -> None:
     assert len(data.open("toy", "test")) == 2
     assert data.open("toy", "all").load()[:, 0].tolist() == [3, 3, 3, 2, 2]
     assert data.open("toy:5").load().shape == (3, 5)
-
-
-def test_known_names_cannot_be_taken() -> None:
-    with pytest.raises(DubitoError, match="the dataset 'mnist' exists already"):
-
-        @DATASETS.register("mnist")
-        class Other(Dataset):
-            def load(self, part: str) -> data.Source:
-                return data.open("digits", part)

@@ -10,15 +10,6 @@ from dubito.data.known import PARSERS
 from dubito.errors import DubitoError
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_mnist(put: Any, make: Any, pack: Any) -> None:
-    images, labels = make.noise(5, 4, 3), np.array([0, 9, 3, 3, 1])
-    files = [put("images", pack(make.idx(images))), put("labels", pack(make.idx(labels)))]
-    parsed, parsed_labels = PARSERS["mnist"](files)
-    np.testing.assert_array_equal(parsed, images[:, None])
-    np.testing.assert_array_equal(parsed_labels, labels)
-
-
 def test_cifar_joins_files(put: Any, make: Any) -> None:
     images, labels = make.noise(5, 3, 32, 32), np.arange(5)
     files = [

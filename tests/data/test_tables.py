@@ -94,15 +94,6 @@ def test_describe_returns_the_cells_of_a_row() -> None:
     assert rows == [[1.5, "red"], ["", "tan"], [3.0, "red"], [2.0, None]]
 
 
-def test_in_range_exports(houses: data.Source) -> None:
-    class Check(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return houses.format.in_range(x)
-
-    exported = torch.export.export(Check(), (houses.load(),))
-    assert exported.module()(houses.load()).all()
-
-
 def test_rows_that_cannot_be_read(put: Any) -> None:
     format = data.open(put("a.csv", "n,c,y\n1,a,0\n2,b,1\n3,a,1\n")).format
     rows = [{"n": "x", "c": "a"}, {"n": 1, "c": None}, {"n": "inf", "c": "a"}, {"n": 2, "c": "b"}]

@@ -89,9 +89,6 @@ def test_dropout_of_the_method_reaches_the_backbone():
     ("method", "backbone", "message"),
     [
         ("der", "mlp", "DER is for regression, not for classification"),
-        ("magic", "mlp", "unknown method 'magic'; known: "),
-        ({"name": "edl", "weight": 1}, "mlp", "unknown option 'weight'"),
-        ("edl", "magic", "unknown backbone 'magic'; known: "),
         ("edl", {"hidden": [3]}, "the backbone needs a name"),
         ("edl", lambda shape: nn.Flatten(), "backbone Flatten needs an attribute out_features"),
     ],
@@ -304,19 +301,6 @@ def test_earlier_prediction_is_read_with_the_present_policy():
     expected.fit_policy(X, models.names())
     assert (model.calibration, model.policy) == (expected.calibration, expected.policy)
     assert torch.equal(predicted.reread(model).accepted, model.predict(X).accepted)
-
-
-def test_posthoc_score_is_treated_like_any_other(tmp_path):
-    model = models.train(models.build()).add_score("energy", X, models.names(), temperature=2.0)
-    energy = model.predict(X).score("energy")
-    outputs = model.network(model.preprocessing.normalize(X))
-    torch.testing.assert_close(energy, 2 * (outputs / 2).logsumexp(-1).detach())
-    model.fit_policy(X, models.names(), error_rate=0.2, ood_score="energy")
-    assert model.policy.ood_threshold.score == "energy"
-    assert "energy" in model.evaluate(X, models.names())["aurc"]
-    assert "energy" in model.predict(X[:2]).columns(["energy"])
-    loaded = Model.load(model.save(tmp_path))
-    assert torch.equal(loaded.predict(X).score("energy"), energy)
 
 
 def test_score_that_does_not_fit_is_rejected():

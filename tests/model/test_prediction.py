@@ -163,6 +163,7 @@ def test_row_with_an_error_has_nothing_else(predicted):
     assert list(rows[1]) == ["error"]
     assert "value [0] is nan" in rows[1]["error"]
     assert not predicted.accepted[1]
+    assert predicted.reason[1] == "error"
 
 
 def test_row_out_of_range_is_noted_and_not_accepted(predicted):
@@ -198,12 +199,6 @@ def test_selected_rows_keep_their_messages(predicted, index):
     assert (list(part.errors), list(part.notes)) == ([0], [1])
     assert list(part.rows())[1] == list(predicted.rows())[2]
     assert list(predicted[2].rows()) == list(predicted.rows())[2:3]
-
-
-def test_rows_with_errors_are_never_accepted(predicted):
-    (row,) = predicted.errors
-    assert predicted.reason[row] == "error"
-    assert not predicted.accepted[row]
 
 
 def test_to_pandas_has_the_columns(predicted):

@@ -145,20 +145,6 @@ def test_validation_loss_is_comparable_while_a_weight_rises() -> None:
 # --- methods, tasks and options ---
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["edl", "redl", "posterior_network", "kl_pn", "mc_dropout", "softmax", "fedl",
-     {"name": "ensemble", "member": "iedl", "size": 2}],
-    ids=str,
-)  # fmt: skip
-def test_methods_learn(method: Any) -> None:
-    model = small_model(method)
-    config = with_values(epochs=10, batch_size=16, lr=0.03)
-    history = Trainer(config).fit(model, TRAIN, VALIDATION)
-    assert history.best["validation"]["accuracy"] > 0.8
-    assert set(history.records[0]["terms"]) == {*model.method.terms, *model.method.ood_terms}
-
-
 def test_regression_is_validated_in_user_units() -> None:
     task, train, validation = regression()
     model = small_model("der", task=task)
