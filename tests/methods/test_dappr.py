@@ -50,10 +50,3 @@ def test_value_and_gradient_are_accurate_in_float32():
         results.append([value, *torch.autograd.grad(value.sum(), leaf)])
     for single, double in zip(*results, strict=True):
         torch.testing.assert_close(single.double(), double, rtol=2e-5, atol=2e-6)
-
-
-def test_gradient_of_the_penalty_in_closed_form():
-    assert torch.autograd.gradcheck(
-        lambda x: METHOD.terms["other_evidence"](METHOD.distribution(x), TARGET),
-        LOGITS.clone().requires_grad_(),
-    )

@@ -70,12 +70,6 @@ def test_redl_is_the_textbook_loss():
     torch.testing.assert_close(loss(REDL(scale="paper")), expected.sum())
 
 
-def test_redl_with_prior_one_is_edl_without_the_variance():
-    edl = EDL().distribution(LOGITS)
-    variance = EDL().terms["mse_variance"](edl, TARGET).sum()
-    torch.testing.assert_close(loss(REDL(prior=1.0)), loss(EDL()) - variance)
-
-
 def test_re_edl_is_the_squared_error_alone():
     method = METHODS.build("re_edl")
     torch.testing.assert_close(loss(method), squared_error(softplus(LOGITS) + 0.8)[0].sum())
@@ -104,12 +98,6 @@ def test_red_learns_from_a_sample_without_evidence():
         )
         (gradient,) = torch.autograd.grad(loss, logits)
         assert (gradient[0, 3] < -0.9) == learns
-
-
-def test_redl_vacuity_and_belief_sum_to_one():
-    dist = REDL(prior=0.25).distribution(LOGITS)
-    torch.testing.assert_close(dist.vacuity, 0.25 * 5 / (softplus(LOGITS) + 0.25).sum(-1))
-    torch.testing.assert_close(dist.belief.sum(-1) + dist.vacuity, torch.ones(32).double())
 
 
 def test_per_class_scale_doubles_the_growing_terms_at_five_classes():

@@ -85,14 +85,5 @@ def test_a_point_at_a_centre_has_finite_gradients() -> None:
     assert all(parameter.grad.isfinite().all() for parameter in flows.parameters())
 
 
-def test_leading_axes_are_free() -> None:
-    flows = RadialFlows(3, 2)
-    x = torch.randn(4, 5, 2)
-    density = flows(x)
-    assert density.shape == (4, 5, 3)
-    torch.testing.assert_close(density[1], flows(x[1]))
-    torch.testing.assert_close(density[1, 2], flows(x[1, 2]))
-
-
 def test_far_away_no_class_has_density() -> None:
     assert (wild(10, 6)(torch.full((1, 6), 300.0)) < -10_000).all()

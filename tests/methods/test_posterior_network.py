@@ -61,10 +61,6 @@ def test_half_precision_is_left_before_the_densities():
         assert torch.equal(head(latent), head(latent.float()))
 
 
-def test_counts_are_saved():
-    assert "head.log_counts" in untrained(METHOD).state_dict()
-
-
 def test_a_batch_of_one_uses_the_running_averages():
     torch.manual_seed(0)
     head = METHOD.head(3, SimpleNamespace(size=4, counts=[5, 5, 5, 5]))

@@ -103,7 +103,7 @@ def test_hard_logits_are_finite(evidence: str, prior: float) -> None:
             assert values.isfinite().all(), used
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_derivatives_of_losses(reduction: str) -> None:
     spec = LossSpec((*IEDL, "marginal_nll"), reduction=reduction, per_class=True)
     logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)

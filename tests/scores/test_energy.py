@@ -1,9 +1,7 @@
 """Energy."""
 
-import pytest
 import torch
 
-from dubito.errors import DubitoError
 from dubito.scores import SCORES
 
 
@@ -21,15 +19,3 @@ def test_energy_is_the_scaled_log_sum_exp():
 def test_energy_of_members_is_their_mean():
     outputs = torch.randn(4, 5, 3)
     torch.testing.assert_close(energy(outputs), outputs.exp().sum(-1).log().mean(-1))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"warmth": 1}, "score 'energy': unknown option 'warmth'; known: 'temperature'"),
-        ({"temperature": 0}, "score 'energy': temperature: .* greater than 0"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(DubitoError, match=message):
-        SCORES.build("energy", **options)

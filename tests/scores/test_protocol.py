@@ -36,17 +36,11 @@ def test_models_fit_copies_of_a_score():
 def test_saved_scores_are_loaded(name, method, tmp_path):
     model = models.build(method).eval().add_score(name, X, NAMES)
     loaded = Model.load(model.save(tmp_path))
-    assert loaded.scores[name].state_dict().keys() == model.scores[name].state_dict().keys()
+    for key, value in model.scores[name].state_dict().items():
+        assert loaded.scores[name].state_dict()[key].dtype == value.dtype
     expected = model.predict(X[:9] + 1).score(name)
     assert expected.isfinite().all()
     assert torch.equal(loaded.predict(X[:9] + 1).score(name), expected)
-
-
-def test_state_keeps_its_types(tmp_path):
-    model = models.build().add_score("test_density", X, NAMES)
-    loaded = Model.load(model.save(tmp_path)).scores["test_density"]
-    assert loaded.classes.tolist() == [0, 1, 2]
-    assert loaded.classes.dtype == torch.int64
 
 
 def test_several_scores_are_fitted_together():
