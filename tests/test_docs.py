@@ -71,7 +71,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("pandas")
     folder = tmp_path_factory.mktemp("files")
     digits = datasets.load_digits()
-    for i, pixels in enumerate(digits.images[:800]):
+    for i, pixels in enumerate(digits.images[:500]):
         home = folder / ("photos" if i % 5 else "new") / str(digits.target[i])
         home.mkdir(parents=True, exist_ok=True)
         image.fromarray((pixels * 15.9375).astype("uint8")).save(home / f"{i}.png")

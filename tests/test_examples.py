@@ -59,21 +59,6 @@ def test_uncertainty(tmp_path, capsys):
     assert figures(tmp_path) == {"triangles.png", "scores.png"}
 
 
-def test_blends_differ_from_all_digits():
-    shared = import_module("shared")
-    digits = shared.digits()
-    blends = import_module("uncertainty").blends(digits, 30, seed=0)
-    gaps = (blends[:, None] - digits.x[None]).flatten(2).abs().amax(-1)
-    assert blends.shape == (30, 1, 8, 8)
-    assert (gaps.min(1).values > 0.1).all()
-
-
-def test_patches_are_gray_values():
-    patches = import_module("shared").patches(7)
-    assert patches.shape == (7, 1, 8, 8)
-    assert 0 <= patches.min() < patches.max() <= 1
-
-
 def test_weights(tmp_path, capsys):
     import_module("weights").main(["--seeds", "1", "--epochs", "3", "--out", str(tmp_path)])
     rows = [numbers(line) for line in capsys.readouterr().out.splitlines()[1:-1]]
@@ -125,16 +110,8 @@ def test_many_classes(capsys):
     assert many[2] > many[1] + 20
 
 
-def test_textbook_loss_of_many_classes_is_the_same():
-    from dubito import IEDLLoss
-
-    logits, target = torch.randn(8, 10), torch.randint(10, (8,))
-    textbook = import_module("many_classes").textbook(logits, target)
-    torch.testing.assert_close(IEDLLoss()(logits, target), textbook, rtol=1e-4, atol=1e-4)
-
-
 def test_segmentation_runs(segmentation, tmp_path, monkeypatch, capsys):
-    options = ["--scenes", "16", "--epochs", "2", "--out", str(tmp_path / "scenes.png")]
+    options = ["--scenes", "8", "--epochs", "2", "--out", str(tmp_path / "scenes.png")]
     monkeypatch.setattr(sys, "argv", ["segmentation.py", *options])
     segmentation.main()
     printed = capsys.readouterr().out
@@ -157,26 +134,6 @@ def test_segmentation_learns(segmentation):
     ink = scenes.y != segmentation.BACKGROUND
     assert 0.2 < ink.double().mean() < 0.4
     assert (predicted == ink).double().mean() > 0.85
-
-
-def test_scenes_of_segmentation(segmentation):
-    _, digits = import_module("shared").train_and_test_digits()
-    plain = segmentation.scenes(digits, 20, seed=3)
-    mixed = segmentation.scenes(digits, 20, seed=3, photographs=torch.ones(20, 1, 8, 8))
-    assert plain.x.shape == (20, 1, 48, 48)
-    assert plain.y.shape == plain.photo.shape == (20, 48, 48)
-    assert not plain.photo.any()
-    # One free cell of each scene is a photograph; the rest is unchanged.
-    assert (mixed.photo.flatten(1).sum(1) == 16 * 16).all()
-    assert (mixed.x[:, 0][mixed.photo] == 1).all()
-    assert (plain.x[:, 0][mixed.photo] == 0).all()
-    assert torch.equal(plain.x[:, 0][~mixed.photo], mixed.x[:, 0][~mixed.photo])
-    assert torch.equal(plain.y, mixed.y)
-    # Six of nine cells have ink, each of one class.
-    cells = plain.y.unfold(1, 16, 16).unfold(2, 16, 16).flatten(3).flatten(1, 2)
-    kinds = [{int(k) for k in cell.unique()} - {10} for cell in cells.flatten(0, 1)]
-    assert all(len(kind) <= 1 for kind in kinds)
-    assert sum(map(len, kinds)) == 20 * 6
 
 
 def test_serve_digits_writes_a_model_and_a_gallery(

@@ -71,14 +71,17 @@ def test_help_has_the_docstrings():
     assert "Args" not in text
 
 
-def test_only_given_values_are_passed_on():
-    values, _ = run("a", "--out", "b")
-    assert values == {"source": "a", "out": "b"}
-
-
-def test_types_of_parameters_are_converted():
-    values, _ = run("a", "x", "y", "--out", "b", "--rate", "0.25", "--deep")
-    assert values == {"source": "a", "places": ["x", "y"], "out": "b", "rate": 0.25, "deep": True}
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), {}),
+        (("x", "y", "--rate", "0.25"), {"places": ["x", "y"], "rate": 0.25}),
+        (("--deep", "--method.kl_weight", "2"), {"deep": True, "method.kl_weight": 2}),
+    ],
+)
+def test_given_values_are_converted_and_passed_on(words, expected):
+    values, _ = run("a", *words, "--out", "b")
+    assert values == {"source": "a", "out": "b", **expected}
 
 
 @pytest.mark.parametrize(
@@ -93,11 +96,6 @@ def test_types_of_parameters_are_converted():
 def test_spellings_of_an_option(words):
     values, _ = run("a", "--out", "b", *words)
     assert values["training.batch_size"] == 3
-
-
-def test_method_options_keep_their_section():
-    values, _ = run("a", "--out", "b", "--method.kl_weight", "2")
-    assert values["method.kl_weight"] == 2
 
 
 @pytest.mark.parametrize(

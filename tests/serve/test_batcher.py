@@ -3,8 +3,6 @@
 import asyncio
 import threading
 
-import pytest
-
 from dubito.serve.batcher import Batcher
 
 
@@ -25,10 +23,6 @@ class Doubler:
 
 async def stays() -> bool:
     return False
-
-
-async def is_gone() -> bool:
-    return True
 
 
 async def submit_while_busy(double: Doubler, *requests: list[int]) -> list[object]:
@@ -75,20 +69,6 @@ def test_a_cancelled_request_is_withdrawn() -> None:
 
     asyncio.run(run())
     assert double.batches == [[0], [2]]
-
-
-def test_a_request_without_client_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.serve.batcher.IMPATIENT", -1.0)
-    double = Doubler()
-    double.gate.set()
-
-    async def run() -> None:
-        batcher = Batcher(double, 4)
-        with pytest.raises(ConnectionError):
-            await batcher.submit([1], is_gone)
-
-    asyncio.run(run())
-    assert double.batches == []
 
 
 def test_a_brief_function_runs_in_the_loop() -> None:
