@@ -1,5 +1,6 @@
 """Small models for tests."""
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -71,10 +72,20 @@ def train(model: Model, steps: int = 60) -> Model:
     return model.eval()
 
 
+@cache
+def _trained(method: str) -> Model:
+    return train(build(method))
+
+
+def trained(method: str = "iedl") -> Model:
+    """A trained model of one's own; the training is shared by the tests of a process."""
+    return deepcopy(_trained(method))
+
+
 def fitted(method: str = "iedl") -> Model:
     """A trained model with calibration and policy."""
     x, _ = samples()
-    model = train(build(method))
+    model = trained(method)
     target = target_of(model)
     return model.calibrate(x, target).fit_policy(x, target, error_rate=0.1)
 

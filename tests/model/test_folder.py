@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from dubito import _files
 from dubito.errors import DubitoError
 from dubito.model import Model
+from dubito.model import folder as model_folder
 from dubito.model.folder import TrainingRecord, digest
 from tests.fuzzing import FUZZ
 from tests.model import models
@@ -145,7 +145,7 @@ def test_full_disk_keeps_the_old_model(folder, monkeypatch, fails):
             raise OSError(28, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr(_files.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(DubitoError, match=r"cannot write .*: No space left on device"):
         models.build(seed=5).save(folder)
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -159,10 +159,11 @@ def test_killed_save_keeps_the_old_model(folder, monkeypatch):
     def killed(path, content):
         if path.name == "model.json":
             raise Killed
-        return _files.atomic_write(path, content)
+        return write(path, content)
 
+    write = model_folder.atomic_write
     expected = Model.load(folder).predict(X).columns()
-    monkeypatch.setattr("dubito.model.folder.atomic_write", killed)
+    monkeypatch.setattr(model_folder, "atomic_write", killed)
     with pytest.raises(Killed):
         models.build(seed=5).save(folder)
     assert Model.load(folder).predict(X).columns() == expected

@@ -234,7 +234,7 @@ def test_calibration_and_policy_are_fitted_to_the_raw_distribution(fitted):
 
 
 def test_calibration_improves_likelihood_and_keeps_points():
-    model = models.train(models.build())
+    model = models.trained()
     before = model.evaluate(X, models.names())["metrics"]
     after = model.calibrate(X, models.names()).evaluate(X, models.names())
     assert after["metrics"] == before
@@ -243,14 +243,12 @@ def test_calibration_improves_likelihood_and_keeps_points():
 
 
 def test_guarantee_is_about_inputs_in_range():
-    model = models.train(models.build())
+    model = models.trained()
     outside = X.clone()
     outside[::3, 3] = 700
     model.fit_policy(outside, models.names(), error_rate=0.2)
     inside = [row for row in range(600) if row % 3]
-    same = models.train(models.build()).fit_policy(
-        X[inside], models.names()[inside], error_rate=0.2
-    )
+    same = models.trained().fit_policy(X[inside], models.names()[inside], error_rate=0.2)
     assert model.policy.threshold == same.policy.threshold
     assert model.fit_policy(X, models.names()).policy.guarantee.level == 0.05
     model.fit_policy(outside, models.names(), error_rate=0.2)
@@ -272,12 +270,12 @@ def test_table_has_the_share_answered_at_each_error_rate(fitted):
 
 
 def test_policy_can_control_the_coverage():
-    model = models.train(models.build("der")).fit_policy(X, coverage=0.7)
+    model = models.trained("der").fit_policy(X, coverage=0.7)
     assert model.predict(X).accepted.double().mean().item() == pytest.approx(0.7, abs=0.01)
 
 
 def test_regression_without_tolerance_has_no_error_rate():
-    model = models.train(models.build("der"))
+    model = models.trained("der")
     model.task = model.task.model_copy(update={"tolerance": None})
     with pytest.raises(DubitoError, match="errors of a regression need a tolerance for 'price'"):
         model.fit_policy(X, models.numbers())
@@ -293,11 +291,11 @@ def test_target_of_the_source_is_the_default(fitted):
 
 
 def test_earlier_prediction_is_read_with_the_present_policy():
-    model = models.train(models.build())
+    model = models.trained()
     predicted = model.predict(X)
     assert predicted.accepted is None
     model.calibrate(predicted, models.names()).fit_policy(predicted, models.names())
-    expected = models.train(models.build()).calibrate(X, models.names())
+    expected = models.trained().calibrate(X, models.names())
     expected.fit_policy(X, models.names())
     assert (model.calibration, model.policy) == (expected.calibration, expected.policy)
     assert torch.equal(predicted.reread(model).accepted, model.predict(X).accepted)

@@ -98,14 +98,17 @@ def test_evidence_on_request(arrays: httpx.Client) -> None:
     assert set(row) - set(plain) == {"vacuity", "belief", "alpha"}
 
 
-def test_engines_agree(arrays: httpx.Client, array_model: Model) -> None:
+def test_engines_agree_and_follow_from_the_model(array_model: Model, arrays: httpx.Client) -> None:
     pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
     body = {"inputs": np.random.default_rng(2).normal(size=(70, 4)).tolist()}
     expected = predictions(arrays.post("/v1/predict", json=body))
-    with served(array_model, engine="onnx") as client:
+    with served(array_model, engine="auto") as client:
         assert client.get("/v1/model").json()["engine"] == "onnx"
         rows = predictions(client.post("/v1/predict", json=body))
     assert_same(rows, expected)
+    sampled = Model.build("mc_dropout", array_model.task, array_model.preprocessing)
+    assert create_app(sampled).state.service.loaded.engine.name == "torch"
 
 
 def test_app_can_be_mounted(array_model: Model) -> None:
@@ -147,14 +150,6 @@ BODIES = {
 
 async def stays() -> bool:
     return False
-
-
-def test_the_engine_follows_from_the_model(array_model: Model) -> None:
-    pytest.importorskip("onnxscript")
-    parts = (array_model.task, array_model.preprocessing)
-    sampled = Model.build("mc_dropout", *parts)
-    engines = [create_app(model).state.service.loaded.engine for model in (array_model, sampled)]
-    assert [engine.name for engine in engines] == ["onnx", "torch"]
 
 
 def test_dependencies_and_handlers_apply_to_predictions(array_model: Model) -> None:
