@@ -77,10 +77,7 @@ MISSPELLED = {
     "level": ({"levels": (95,)}, "policy.levels: .*less than 1, not 95"),
     "no level": ({"levels": ()}, "policy.levels: .*at least 1 item"),
     "on_error": ({"on_error": "skp"}, "data.on_error: .*'skip'"),
-    "nested setting": (
-        {"training.epoch": 3},
-        "did you mean .epochs.",
-    ),
+    "nested setting": ({"training.epoch": 3}, "did you mean .epochs."),
     "number": ({"epochs": "many"}, "training.epochs: Input should be a valid integer.*'many'"),
     "setting": ({"lrr": 1}, "unknown setting 'lrr'; did you mean 'lr'"),
     "shares": ({"calibration": 0.6, "selection": 0.5}, "calibration and selection leave -0.1"),

@@ -54,17 +54,8 @@ RANKING: dict[str, tuple[Metric, Callable[[np.ndarray, np.ndarray], float]]] = {
     "auroc": (m.auroc, sk.roc_auc_score),
     "fpr95": (m.fpr95, sk_fpr),
 }
-SCORED: dict[str, Metric] = {
-    "aupr": m.aupr,
-    "auroc": m.auroc,
-    "fpr95": m.fpr95,
-    "aurc": m.aurc,
-}
-LABELLED: dict[str, Metric] = {
-    "accuracy": m.accuracy,
-    "brier": m.brier,
-    "ece": m.ece,
-}
+SCORED: dict[str, Metric] = {"aupr": m.aupr, "auroc": m.auroc, "fpr95": m.fpr95, "aurc": m.aurc}
+LABELLED: dict[str, Metric] = {"accuracy": m.accuracy, "brier": m.brier, "ece": m.ece}
 
 
 # --- ranking -------------------------------------------------------------------------------------

@@ -41,11 +41,7 @@ FLAT = Preprocessing(
 
 
 def build(
-    method: Any,
-    preprocessing: Preprocessing = FLAT,
-    backbone: Any = None,
-    *,
-    limits: bool = True,
+    method: Any, preprocessing: Preprocessing = FLAT, backbone: Any = None, *, limits: bool = True
 ) -> Model:
     """Return a model with random weights, calibrated, with a policy that uses all reasons."""
     method = methods.METHODS.build(method)

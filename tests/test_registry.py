@@ -31,8 +31,7 @@ class Pale(Gray):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [Gray(level=0.7), "gray:0.7", {"name": "gray", "level": 0.7}, {"name": "gray:0.7"}],
+    "value", [Gray(level=0.7), "gray:0.7", {"name": "gray", "level": 0.7}, {"name": "gray:0.7"}]
 )
 def test_an_entry_has_several_spellings(value):
     assert COLORS.build(value) == Gray(level=0.7)

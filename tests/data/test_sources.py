@@ -58,11 +58,7 @@ def test_images_of_another_size_are_converted_on_request() -> None:
             {"mode": "L"},
             "mode='L' is for the format 'image', but table has 'table'",
         ),
-        (
-            [{"n": 1}, {"n": 2}],
-            {"format": ArrayFormat(shape=(1,))},
-            "has the format 'table'",
-        ),
+        ([{"n": 1}, {"n": 2}], {"format": ArrayFormat(shape=(1,))}, "has the format 'table'"),
         ("digits", {"on_error": "ignore"}, "unknown on_error 'ignore'; known: 'skip', 'raise'"),
         (np.zeros((2, 2)), {"split": "test"}, "part of data in memory: 'test'"),
         ((np.zeros((2, 2)), [1]), {}, "2 inputs, but 1 targets"),

@@ -280,10 +280,7 @@ def test_second_derivatives() -> None:
     weights = weights_of(spec, DEVICE)
     leaf = values.clamp(-3, 3).requires_grad_()
     hessians = []
-    for loss, _ in (
-        run(spec, leaf, target),
-        reference_loss(spec, leaf, target, weights, None),
-    ):
+    for loss, _ in (run(spec, leaf, target), reference_loss(spec, leaf, target, weights, None)):
         (slopes,) = torch.autograd.grad(loss, leaf, create_graph=True)
         hessians.append(torch.autograd.grad(slopes.square().sum(), leaf)[0])
     torch.testing.assert_close(*hessians, rtol=1e-5, atol=1e-7)

@@ -84,12 +84,7 @@ def _dissonance(alpha: Tensor) -> Tensor:
 
 
 Call = tuple[Callable[..., Tensor], Callable[[Point], Truth], str, int]
-_OF_ALPHA = (
-    "entropy_of_mean",
-    "expected_entropy",
-    "mutual_information",
-    "differential_entropy",
-)
+_OF_ALPHA = ("entropy_of_mean", "expected_entropy", "mutual_information", "differential_entropy")
 _TERMS_OF_ALPHA = ("mse_variance", "fisher_variance", "fisher_penalty")
 _TERMS_OF_TARGET = (
     "mse_bias",

@@ -13,13 +13,7 @@ from dubito.numerics.spec import LossSpec
 from dubito.numerics.torch_backend import FAST_FORMS, is_fast, loss_and_sums, reference_loss
 from tests.accuracy import LARGEST, MEDIAN, Quantity, measure
 from tests.accuracy_grid import CLASSES, cases, point
-from tests.numerics.helpers import (
-    BETA,
-    IEDL,
-    SAMPLE,
-    loss_and_gradient,
-    passes,
-)
+from tests.numerics.helpers import BETA, IEDL, SAMPLE, loss_and_gradient, passes
 from tests.numerics.quantities import QUANTITIES, targeted
 
 # The compiler's own libraries and torch's forward-mode rules warn about their future.

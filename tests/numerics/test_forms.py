@@ -16,15 +16,7 @@ from dubito.numerics.spec import LossSpec
 from dubito.numerics.torch_backend import loss_and_sums
 from tests.accuracy import compare, measure
 from tests.accuracy_grid import CLASSES, SETTINGS, Case, Grid, cases, point
-from tests.numerics.helpers import (
-    BETA,
-    IEDL,
-    SAMPLE,
-    below_one,
-    inputs,
-    loss_and_gradient,
-    passes,
-)
+from tests.numerics.helpers import BETA, IEDL, SAMPLE, below_one, inputs, loss_and_gradient, passes
 from tests.numerics.quantities import QUANTITIES, removed
 
 # The compiler's own libraries and torch's forward-mode rules warn about their future.

@@ -12,11 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from dubito.numerics.forms import FORMS
 from dubito.numerics.spec import PER_CLASS, LossSpec
 from dubito.numerics.torch_backend import loss_and_sums, reference_loss
-from tests.numerics.helpers import (
-    BETA,
-    IEDL,
-    loss_and_gradient,
-)
+from tests.numerics.helpers import BETA, IEDL, loss_and_gradient
 
 # The compiler's own libraries and torch's forward-mode rules warn about their future.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

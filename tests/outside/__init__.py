@@ -1,10 +1,3 @@
 """A package of plug-ins, one file for an entry, that uses what is public."""
 
-from . import (  # noqa: F401 - registers the entries
-    augmentation,
-    backbone,
-    dataset,
-    method,
-    score,
-    waves,
-)
+from . import augmentation, backbone, dataset, method, score, waves  # noqa: F401 - registers the entries

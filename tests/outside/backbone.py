@@ -12,9 +12,7 @@ from dubito.formats import ImageFormat, Preprocessing, Resize
 OFFLINE = "OUTSIDE_OFFLINE"
 WANTED = Preprocessing(
     inputs=ImageFormat(
-        size=(16, 16),
-        mode="RGB",
-        resize=Resize(fit="crop", crop_pct=0.8, interpolation="bicubic"),
+        size=(16, 16), mode="RGB", resize=Resize(fit="crop", crop_pct=0.8, interpolation="bicubic")
     ),
     mean=(0.5, 0.45, 0.4),
     std=(0.25, 0.25, 0.3),

@@ -74,10 +74,7 @@ def test_fewshot_weights_are_those_of_each_setting(recipes: Recipes) -> None:
 
 @pytest.mark.parametrize(
     ("name", "seed", "expected"),
-    [
-        ("mnist-iedl", 322, "796bc75f5fa92821"),
-        ("fewshot-iedl-tuned-5w5s", 0, "1d9be89693b8628d"),
-    ],
+    [("mnist-iedl", 322, "796bc75f5fa92821"), ("fewshot-iedl-tuned-5w5s", 0, "1d9be89693b8628d")],
 )
 def test_ids_are_those_of_the_first_edition(
     recipes: Recipes, name: str, seed: int, expected: str

@@ -259,21 +259,14 @@ def test_bad_images(images: httpx.Client, pixels: np.ndarray) -> None:
     cases = [
         (b"", 422, "file 0: damaged"),
         (good[:50], 422, "file 0: "),
-        (
-            encoded(Image.fromarray(pixels[0]), "TIFF"),
-            422,
-            "file 0: damaged, or not one of JPEG",
-        ),
+        (encoded(Image.fromarray(pixels[0]), "TIFF"), 422, "file 0: damaged, or not one of JPEG"),
         (tall, 422, "file 0: a side has 20000 pixels"),
         (wide, 413, "20000000 pixels"),
         (scans, 422, "file 0: more than 100 scans"),
     ]
     for content, status, detail in cases:
         response = images.post("/v1/predict", content=content, headers=PNG)
-        assert (response.status_code, response.json()["detail"][: len(detail)]) == (
-            status,
-            detail,
-        )
+        assert (response.status_code, response.json()["detail"][: len(detail)]) == (status, detail)
     second = [("a", ("a.png", good)), ("b", ("b.png", b"no image"))]
     assert "file 1:" in images.post("/v1/predict", files=second).json()["detail"]
     many = [("images", ("a.png", good))] * 257

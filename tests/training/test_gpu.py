@@ -127,9 +127,7 @@ def test_regression_is_captured() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{}, {"compile": True}, {"precision": "bfloat16"}, {"average_epochs": 2}],
-    ids=str,
+    "values", [{}, {"compile": True}, {"precision": "bfloat16"}, {"average_epochs": 2}], ids=str
 )
 def test_seeds_side_by_side_are_those_of_single_trainings(values: dict[str, Any]) -> None:
     """With dropout and batch norm, whose random numbers and buffers are each run's own."""
