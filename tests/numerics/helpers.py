@@ -14,7 +14,6 @@ IEDL = ("fisher_bias", "fisher_variance", "fisher_penalty", "label_removed_kl")
 BETA = 101.0
 SAMPLE = {
     2: Grid(2),
-    3: Grid(3),
     10: Grid(10),
     100: Grid(100, sizes=(0.0, 1e-4, 1e-2, 1.0, 1e3, 1e8, 1e30)),
     1000: Grid(1000, sizes=(0.0, 1e-4, 1.0, 1e5, 1e12, 1e30)),
