@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Distribution]]] = 
     **{
         f"mixture_of_{name}": ((3, size), _mixture(build, 1))
         for name, (size, build) in KINDS.items()
+        if name not in ("dirichlet", "dirichlet_small_prior")  # like the one from logits
     },
     "mixture_of_mixtures": ((2, 3, CLASSES), _mixture(Dirichlet.from_logits, 2)),
     "mixture_of_regression_mixtures": ((2, 3, 8), _mixture(NormalInverseGamma.from_outputs, 2)),
