@@ -13,14 +13,14 @@ fixed or chosen on other samples (`interval_exponent`). 0 gives each input the s
 that exaggerate differences in uncertainty do better with 1/2 than with 1. Intervals do not depend
 on the unit of the target: q has the unit that the power lacks.
 
-For classes a calibration may have prediction sets, which are the same for the distance s_k of each
-class from the predicted one, the logarithm of how many times as much speaks for that one
-(`ClassDistribution.distances`): the set of a level is {k: s_k <= q}, q the conformal quantile of
-the s of the true classes. s depends on input and class alone, so the s of n held-out samples and of
-a new one are exchangeable; with probability >= level the new one is among the ceil((n + 1) level)
-smallest (Vovk et al., Algorithmic Learning in a Random World, 2005, ch. 2; ties only add to it).
-The set then has the true class. It always has the predicted one, for which s is 0: no set is empty,
-and sets cover more than the level if the accuracy is above it.
+For classes a calibration may have prediction sets. Let s_k be the distance of a class from the
+predicted one, the logarithm of how many times as much speaks for that one
+(`ClassDistribution.distances`). The set of a level is {k: s_k <= q}, and q the same conformal
+quantile of the s of the true classes. s depends on input and class alone, so those of n held-out
+samples and of a new one are exchangeable: with probability >= level the new one is at most the
+ceil((n + 1) level)-th smallest of the n (Vovk et al., Algorithmic Learning in a Random World, 2005,
+ch. 2; ties only add to it), and its set has the true class. Each set has the predicted class, for
+which s is 0: none is empty, and sets cover more than the level if the accuracy is above it.
 
 This is the relative likelihood e_k/max e of a Dirichlet, with its evidence in place of alpha. On 12
 models (four data sets; I-EDL, Re-EDL, softmax; 90 and 95 %) sets by alpha, or by probabilities

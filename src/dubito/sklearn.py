@@ -274,9 +274,8 @@ class _Estimator(BaseEstimator):
         if self.error_rate is None and width is None:
             return {}
         options = {"confidence": self.confidence, "false_alarms": self.false_alarms}
-        return options | (
-            {"error_rate": self.error_rate} if width is None else {"max_width": width}
-        )
+        goal = {"error_rate": self.error_rate} if width is None else {"max_width": width}
+        return options | goal
 
     # --- prediction ---
 

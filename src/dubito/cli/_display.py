@@ -107,16 +107,12 @@ def _metrics(result: Result) -> Table:
         is_share = name in PERCENT
         cells = [_number(values[name], is_share) for values in columns]
         rows.append((f"{name} (%)" if is_share else name, cells))
-    for what in ("interval", "set"):
+    blank = ["" for _ in columns[1:]]
+    for what, size in (("interval", "width"), ("set", "size")):
         for level, share in result.get(f"{what}_coverage", {}).items():
-            name, size = (
-                f"{100 * float(level):g}% {what}s",
-                "width" if what == "interval" else "size",
-            )
-            mean = _number(result[f"{what}_{size}"][level], False)
-            blank = ["" for _ in columns[1:]]
+            name, mean = f"{100 * float(level):g}% {what}s", result[f"{what}_{size}"][level]
             rows.append((f"coverage of {name} (%)", [*blank, _number(share, True)]))
-            rows.append((f"mean {size} of {name}", [*blank, mean]))
+            rows.append((f"mean {size} of {name}", [*blank, _number(mean, False)]))
     title = f"{result['data']}: {result['samples']} {result['part']} samples"
     return table(title, ["", "raw", "calibrated"][: len(columns) + 1], rows)
 
