@@ -205,7 +205,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Exported]:
     )
     model = build("label_smoothing", prepare, limits=False)
     rows = prepare.inputs.encode([{"size": 1e6 + i % 9, "hue": "red"} for i in range(40)]).inputs
-    model.calibration = Calibration(theta=(0.3,))
+    levels = {"levels": (0.9, 0.5), "quantiles": ((2.0,), (0.01,))}
+    model.calibration = Calibration(theta=(0.3,), **levels)
     model.fit_policy(rows, coverage=0.5)
     return model, model.export(tmp_path_factory.mktemp("table") / "model.onnx")
 
@@ -233,8 +234,9 @@ def test_metadata_describes_the_file(table: tuple[Model, Exported]) -> None:
     assert content["preprocessing"]["inputs"]["columns"][1]["categories"][2] == "sky"
     assert content["policy"]["guarantee"]["level"] == 0.5
     assert content["reasons"] == list(REASONS)
-    names = ["prediction", "probability", "total", "aleatoric", "epistemic", "accepted", "reason"]
-    assert list(content["columns"]) == [*names, "probs", "outputs"]
+    names = ["prediction", "probability", "set", "set50", "total", "aleatoric", "epistemic"]
+    assert list(content["columns"]) == [*names, "accepted", "reason", "probs", "outputs"]
+    assert content["columns"]["set50"].endswith(", of 50%")
     assert "nats" in content["columns"]["total"]
 
 
@@ -257,6 +259,8 @@ def test_inputs_that_are_not_finite_are_not_answered(table: tuple[Model, Exporte
     assert columns["prediction"][0] >= 0
     assert (columns["prediction"][1:] == -1).all()
     assert not columns["accepted"][1:].any()
+    assert columns["set"].sum(1)[0] > 0
+    assert not columns["set"][1:].any()
     for name in ("probs", "total", "epistemic"):
         assert np.isfinite(columns[name][0]).all()
         assert np.isnan(columns[name][1:]).all()
