@@ -55,6 +55,8 @@ def test_unknown_names_fail_before_features_are_read() -> None:
         fewshot("no file.npz", preset="publishd")
     with pytest.raises(DubitoError, match="unknown method 'edll'"):
         fewshot("no file.npz", method="edll")
+    with pytest.raises(DubitoError, match="unknown scaling 'units'; known: 'none', 'unit'"):
+        fewshot("no file.npz", scaling="units")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

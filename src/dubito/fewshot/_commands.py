@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,13 @@ from dubito.api import AnyPath, Factory, find_device, load_model
 from dubito.errors import DubitoError
 from dubito.fewshot._engine import Engine, summarize
 from dubito.fewshot._episodes import Setting
-from dubito.fewshot._features import Features, read_features, scale, write_features
+from dubito.fewshot._features import Features, Scaling, read_features, scale, write_features
 from dubito.formats.images import Mode
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.plugins import import_function
 from dubito.tasks import Classification
 from dubito.types import Json
-
-Scaling = Literal["none", "unit", "centered"]
 
 #: name -> method and scaling; "published" is I-EDL as published, and "centered" was chosen on
 #: validation classes
@@ -77,6 +75,7 @@ def fewshot(
             raise DubitoError(f"preset {preset!r}: pass either preset, or method and scaling")
         method, scaling = _checks.entry(PRESETS, preset, "preset")
     built, scaling = METHODS.build(method or "iedl"), scaling or "none"
+    _checks.one_of(get_args(Scaling), scaling, "scaling")
     setting = Setting(ways, shots, queries or 0, seed)
     place = find_device(device)
     with ThreadPoolExecutor() as pool:

@@ -76,9 +76,8 @@ class Engine:
         task: Any = SimpleNamespace(size=setting.ways)
         #: number of outputs M
         self.size = int(method.outputs(task))
-        #: distribution of one sample, which has the names of the scores
-        self.example = method.distribution(torch.zeros(1, 1, self.size))
-        if "classification" not in method.tasks or tuple(self.example.batch_shape) != (1, 1):
+        example = method.distribution(torch.zeros(1, 1, self.size))
+        if "classification" not in method.tasks or tuple(example.batch_shape) != (1, 1):
             raise DubitoError(
                 f"episodes need a method of classification without members, not {method}"
             )

@@ -21,6 +21,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +29,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dubito import _checks
 from dubito._files import atomic_write, make_folder
 from dubito.errors import DubitoError
 from dubito.tasks import Classification
@@ -36,8 +36,7 @@ from dubito.types import Json
 
 Indices = NDArray[np.int64]
 
-#: names of the scalings
-SCALINGS = ("none", "unit", "centered")
+Scaling = Literal["none", "unit", "centered"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,15 +110,14 @@ class Features:
         return {"name": self.name, "shape": list(self.values.shape), "hash": digest.hexdigest()}
 
 
-def scale(features: Features, scaling: str, reference: Features | None) -> Features:
+def scale(features: Features, scaling: Scaling, reference: Features | None) -> Features:
     """Scale features.
 
     Args:
         features: Features.
-        scaling: One of `SCALINGS`.
+        scaling: Kind of scaling.
         reference: Features of other classes, which determine mean and length.
     """
-    _checks.one_of(SCALINGS, scaling, "scaling")
     if scaling == "none":
         return features
     if reference is None:
