@@ -38,17 +38,6 @@ _TRITON = (3, 6)  # the oldest release that the kernels were run with
 _fits = True  # until a private name turns out to be missing
 
 
-def switched_on() -> bool:
-    """Return whether DUBITO_KERNELS enables the kernels.
-
-    Raises:
-        DubitoError: If it is not one of `MODES`.
-    """
-    mode = os.environ.get("DUBITO_KERNELS") or "auto"
-    _checks.one_of(MODES, mode, "DUBITO_KERNELS")
-    return mode != "off"
-
-
 class Incompatible(DubitoError):
     """Raised if Triton or torch lacks a private name that the kernels use.
 
@@ -159,7 +148,9 @@ def _triton() -> bool:
 
 def _available() -> bool:
     """Return whether the kernels are switched on and can be compiled."""
-    return _fits and not _disabled.get() and switched_on() and _triton()
+    mode = os.environ.get("DUBITO_KERNELS") or "auto"
+    _checks.one_of(MODES, mode, "DUBITO_KERNELS")
+    return _fits and not _disabled.get() and mode != "off" and _triton()
 
 
 # torch.compile calls this while it traces, and treats the result as a constant
