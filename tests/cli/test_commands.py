@@ -242,12 +242,21 @@ def test_evaluate_fits_into_80_columns(evaluated, capsys, monkeypatch):
     assert "out of range" not in text  # of no image
     assert f"report: {model / 'evaluation' / 'report.html'}" in text
     assert "max_prob (right or wrong)" in text
-    assert "mutual_information (foreign)" in text
+    assert "mahalanobis (foreign)" in text
     heads = [line.split() for line in text.splitlines() if "AUROC" in line and "score" in line]
     assert heads[0] == ["score", "AUROC", "↑", "FPR95", "↓", "AUPR", "↑"]
     assert "AUPR misleads" in text
     page = (model / "evaluation" / "report.html").read_text("utf-8")
     assert "What it accepts" in page
+
+
+def test_evaluate_shortens_long_paths(evaluated, capsys, monkeypatch):
+    model, noise = evaluated
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("evaluate", model, "--no-report", "--ood", noise) == 0
+    policy = capsys.readouterr().out.partition("Policy")[2].partition("Detection")[0]
+    assert f"  …{str(noise)[-23:]}  " in policy
+    assert "errors of accepted" in policy
 
 
 def test_evaluate_shows_all_scores(evaluated, capsys):
@@ -288,6 +297,16 @@ def test_predict_json_lines(trained, photos, capsys):
     row = json.loads(capsys.readouterr().out.splitlines()[0])
     assert set(row["probs"]) == {"0", "1", "2"}
     assert 0 < row["vacuity"] < 1
+
+
+def test_promises_and_the_sanity_check_are_printed(trained, tmp_path, capsys):
+    assert run("calibrate", trained, "--ood-score", "epistemic", "--out", tmp_path) == 0
+    text = capsys.readouterr().out
+    policy = dubito.load(tmp_path).policy
+    shares = next(line for line in text.splitlines() if "answered (%)" in line).split()[2:]
+    assert shares == [f"{100 * point.coverage:.2f}" for point in policy.table]
+    assert f"made from the data: noise {policy.sanity['noise'].accepted:.0%}, flat" in text
+    assert "More than 5% wrong answers to" in text
 
 
 def test_calibrate_changes_the_policy(trained, tmp_path, capsys):

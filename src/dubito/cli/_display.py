@@ -27,6 +27,8 @@ DETECTION = {"auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aurc": "AURC ↓", "au
 AUPR = "AUPR misleads on unequal sizes: 82 to 97 on noise whose AUROC was 14 to 74."
 #: letters of a name that a narrow terminal does not wrap
 LONGEST = 28
+#: letters of the name of data: the end of a path says more than its beginning
+SHORT = 24
 #: rows that are aligned and printed together
 CHUNK = 200
 #: reports that a training metric is averaged over
@@ -83,7 +85,10 @@ def evaluation_tables(result: Result, verbose: bool = False) -> Iterator[Table]:
 
 def _policy(parts: Mapping[str, Result]) -> Table:
     """Return a table of decisions, without those that nothing has."""
-    rows = {name: part["policy"] for name, part in parts.items()}
+    names = {name: name if len(name) <= SHORT else f"…{name[1 - SHORT :]}" for name in parts}
+    if len({*names.values()}) < len(names):  # their ends are the same
+        names = {name: name for name in parts}
+    rows = {names[name]: part["policy"] for name, part in parts.items()}
     decisions = [name for name in next(iter(rows.values())) if name != "error_rate"]
     cells = {name: {_number(row[name], True) for row in rows.values()} for name in decisions}
     columns = {name: name.replace("_", " ") for name in decisions if cells[name] != {"0.00"}}
