@@ -91,5 +91,5 @@ def test_the_sanity_check_warns_of_wrong_answers() -> None:
     }
     model.policy = model.policy.model_copy(update={"sanity": found})
     text = card(model)
-    assert "it answers 50% of noise and 50% of shuffled; 50% and 0% wrongly." in text
+    assert "made from the data: noise 50%, shuffled 50% (0% wrongly)." in text
     assert "More than 5% wrong answers to noise: test it" in text

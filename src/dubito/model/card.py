@@ -140,9 +140,12 @@ def coverage_text(model: Model) -> str:
 
 def sanity_text(policy: Policy) -> str:
     """Word what is answered of the images of the sanity check."""
-    shares = [f"{part.accepted:.0%} of {name}" for name, part in policy.sanity.items()]
-    wrong = [f"{part.wrong:.0%}" for part in policy.sanity.values()]
-    text = f"Of images made from the data it answers {_joined(shares)}; {_joined(wrong)} wrongly."
+    shares = [
+        f"{name} {part.accepted:.0%}"
+        + ("" if part.wrong == part.accepted else f" ({part.wrong:.0%} wrongly)")
+        for name, part in policy.sanity.items()
+    ]
+    text = f"Share answered of images made from the data: {', '.join(shares)}."
     failed = [name for name, part in policy.sanity.items() if part.fails]
     return f"{text} {failure_text(failed)}" if failed else text
 
