@@ -213,7 +213,7 @@ def test_calibrate_adds_scores_to_a_finished_model(folder, tmp_path):
     expected = model.predict(test).score("test_nearest")
     assert torch.equal(dubito.load(tmp_path).predict(test).score("test_nearest"), expected)
     assert evaluate(tmp_path)["aurc"].keys() >= {"energy", "test_nearest"}
-    assert not dubito.load(folder).scores
+    assert [*dubito.load(folder).scores] == ["mahalanobis"]
 
 
 def test_changed_data_is_an_error(tmp_path):

@@ -282,8 +282,8 @@ class Pipeline:
             method = Ensemble(member=method, size=self.config.data.folds)
         parts = (prepared.task, self._preprocessing(prepared))
         model = Model.build(method, *parts, self.backbone, seed=seed, pretrained=True)
-        scores = self.config.posthoc
-        model.check_scores(scores + policy_scores(model, self.config.policy, scores))
+        posthoc = self.config.posthoc
+        model.check_scores(posthoc + policy_scores(model, self.config.policy, posthoc))
         texts = [self.config.input_warning(), method.warning(prepared.task)]
         if model.backbone is not None:
             texts.append(model.backbone.warning(model.preprocessing.shape))
@@ -497,10 +497,8 @@ class Pipeline:
             calibration and policy; None without such samples.
         """
         samples, policy = prepared.calibration, self.config.policy
-        scores = self.config.posthoc
-        if samples is not None:
-            scores += policy_scores(model, policy, scores)
-        self.add_scores(model, scores, prepared)
+        posthoc = self.config.posthoc
+        self.add_scores(model, posthoc + policy_scores(model, policy, posthoc), prepared)
         if samples is None:
             return None
         prediction, exponent = self.held_out(model, prepared), self._exponent(model, prepared)
