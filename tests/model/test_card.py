@@ -92,4 +92,4 @@ def test_the_sanity_check_warns_of_wrong_answers() -> None:
     model.policy = model.policy.model_copy(update={"sanity": found})
     text = card(model)
     assert "made from the data: noise 50%, shuffled 50% (0% wrongly)." in text
-    assert "More than 5% wrong answers to noise: test it" in text
+    assert "More than 5% wrong answers to noise: choose another score" in text

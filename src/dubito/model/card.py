@@ -153,9 +153,9 @@ def sanity_text(policy: Policy) -> str:
 def failure_text(names: Sequence[str]) -> str:
     """Word what to do about images that should not be answered."""
     return (
-        f"More than 5% wrong answers to {_joined(names)}: test it with inputs that can occur "
-        "(dubito evaluate --ood), choose another score for them (dubito calibrate --ood-score), or "
-        "let it reject more ordinary inputs (--false-alarms)."
+        f"More than 5% wrong answers to {_joined(names)}: choose another score for them (dubito "
+        "calibrate --ood-score) or let it reject more ordinary inputs (--false-alarms), and "
+        "measure with inputs that can occur (dubito evaluate --ood)."
     )
 
 
