@@ -229,6 +229,8 @@ def test_the_command(photos, nets, tmp_path, capsys) -> None:
     assert run("evaluate", tmp_path / "run", "--no-report", *factory) == 0
     red = predict(tmp_path / "run", [photos / "red"], network=f"{nets}:build")
     assert (red.labels == "red").all()
+    assert run("wrap", network, photos) == 2
+    assert "--out: the folder of the model is missing" in capsys.readouterr().err
     assert run("wrap", "--help") == 0
     text = capsys.readouterr().out
     assert "--error-rate" in text

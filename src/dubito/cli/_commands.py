@@ -219,7 +219,9 @@ def _print_summary(model: Model, folder: Path, text: str, console: Console) -> N
         console.print(Text(f"report: {folder / REPORT}"))
 
 
-def _wrap(function: Run, *, out: str, **values: Any) -> None:
+def _wrap(function: Run, *, out: str | None = None, **values: Any) -> None:
+    if out is None:  # Python may keep the model in memory
+        raise typer.BadParameter("the folder of the model is missing", param_hint="--out")
     console = Console(soft_wrap=True)
     model = function(out=out, on_start=lambda line: console.print(Text(line)), **values)
     _print_summary(model, Path(out), f"{out}: {values['network']}", console)
