@@ -344,7 +344,7 @@ def _names(
             given = f"classes has {len(names)} names"
         raise DubitoError(
             f"{network} has {count} classes{f' ({_shown(names)})' if names else ''}, but {given}: "
-            "pass samples of these alone, of each some; or train on its features: dubito train"
+            "pass samples of each of its classes, and of no others; or dubito train"
         )
     if names is None:
         return tuple(own)
