@@ -4,6 +4,7 @@ The blocks of a page run in order, in one folder and one namespace. Commands tha
 epochs. Commands that download or serve are not run; their options are checked.
 """
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import pytest
 
 import dubito
 from dubito import cli
+from tests.backbones import checkpoints
 from tests.test_public_api import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,8 +37,9 @@ RUN = {
     "calibrate": [],
     "export": [],
 }
-#: packages whose examples are skipped: timm needs torchvision, which needs its own build of torch
-SKIPPED = {"timm"}
+#: packages whose examples are skipped without them: timm needs torchvision, which needs its own
+#: build of torch
+SKIPPED = {"datasets", "timm"}
 DOWNLOADED = {"mnist", "fashion-mnist", "kmnist", "cifar-10", "cifar-100", "svhn"}
 
 
@@ -86,6 +89,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     diabetes = datasets.load_diabetes(as_frame=True).frame
     diabetes[:400].to_csv(folder / "diabetes.csv", index=False)
     diabetes[400:].drop(columns="target").to_csv(folder / "patients.csv", index=False)
+    checkpoints.write_reviews(folder / "reviews.csv")
+    if importlib.util.find_spec("transformers"):
+        checkpoints.save("bert_encoder", folder / "minilm")
     shutil.copy(ROOT / "tests" / "outside" / "method.py", folder / "modex.py")
     return folder
 
