@@ -105,7 +105,7 @@ def test_rising_weights_need_the_callback(samples: Samples, tmp_path: Path) -> N
     trainer(Network(), samples, tmp_path, constant, callbacks=[]).train()
     criterion = dubito.transformers.loss("redl")
     built = trainer(Network(), Stream(), tmp_path, criterion, max_steps=2)
-    with pytest.raises(DubitoError, match="data without a length has none: pass kl_ramp=0"):
+    with pytest.raises(DubitoError, match="which endless data lacks: pass kl_ramp=0"):
         built.train()
 
 

@@ -1,14 +1,12 @@
 """Train a classifier of transformers with the loss of a method, in its `Trainer`.
 
-The loss divides by the samples of a step, however often gradients accumulate. It replaces
-`label_smoothing_factor`. Weights that rise over epochs follow the epoch, so the loss is a callback,
-too:
+The loss divides by the samples of a step, however often gradients accumulate, and replaces
+`label_smoothing_factor`. Weights that rise follow the epoch, so the loss is a callback, too:
 
     criterion = dubito.transformers.loss("iedl")
     trainer = Trainer(network, args, compute_loss_func=criterion, callbacks=[criterion], ...)
 
-In an evaluation the weights have their final values, so that epochs can be compared, as
-`load_best_model_at_end` does.
+An evaluation has the final weights, so that `load_best_model_at_end` can compare epochs.
 """
 
 import sys
@@ -34,11 +32,7 @@ __all__ = ["loss"]
 
 
 class TrainerLoss(TrainerCallback):
-    """Loss of a method for `Trainer(compute_loss_func=...)`, and the callback that reads the epoch.
-
-    Args:
-        method: Method for classification that reads a logit of each class.
-    """
+    """Loss for `Trainer(compute_loss_func=...)`, and the callback that reads the epoch."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -55,10 +49,7 @@ class TrainerLoss(TrainerCallback):
                 stacklevel=2,
             )
         if self.epoch is None and state.num_train_epochs == sys.maxsize:
-            raise DubitoError(
-                "weights of this loss rise over epochs, but data without a length has none: pass "
-                "kl_ramp=0"
-            )
+            raise DubitoError("the loss needs epochs, which endless data lacks: pass kl_ramp=0")
         epochs = max(1, state.num_train_epochs)
         self.criterion = MethodLoss(self.method, epochs=epochs, reduction="sum")
 
@@ -69,13 +60,7 @@ class TrainerLoss(TrainerCallback):
     def __call__(
         self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Compute the loss of a batch: its sum over the samples, divided by those of the step.
-
-        Args:
-            outputs: Outputs of the network, logits (..., K).
-            labels: Classes (...); -100 does not count.
-            num_items_in_batch: Samples of the step; None: those of the batch.
-        """
+        """Return the sum over a batch, divided by the samples of the step, or of the batch."""
         if labels is None:
             raise DubitoError("the batches have no 'labels': is label_names=['labels'] set?")
         logits: Tensor = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
@@ -86,9 +71,8 @@ class TrainerLoss(TrainerCallback):
             )
         self.criterion.to(logits.device).set_epoch(epoch)
         total: Tensor = self.criterion(logits.float(), labels)
-        return total / (
-            (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        )
+        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        return total / count
 
 
 def loss(method: str | Mapping[str, object] | Method, **options: object) -> TrainerLoss:
