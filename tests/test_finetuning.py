@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 import dubito
+from dubito import cli
 from dubito.api import train
 from dubito.backbones import BACKBONES, Backbone, default, efficientnet_lite0
 from dubito.backbones.default import default_for
+from dubito.cli import _display
 from dubito.config import RunConfig
 from dubito.errors import DubitoError
 from dubito.formats import ImageFormat, Preprocessing
@@ -163,6 +165,17 @@ def test_an_interrupted_run_can_be_finished_with_its_first_model(photos, tmp_pat
     first = dubito.load(tmp_path)
     model = train(photos, out=tmp_path, finish=True, **SETTINGS)
     assert torch.equal(weights(model), weights(first))
+
+
+def test_an_interrupted_command_says_that_there_is_a_model(photos, tmp_path, capsys, monkeypatch):
+    np.savez(tmp_path / "photos.npz", inputs=photos[0], labels=photos[1])
+    monkeypatch.setattr(_display.TrainProgress, "on_epoch_begin", Watch(1).on_epoch_begin)
+    options = ["--out", f"{tmp_path}/run", "--backbone", "tiny_photo", "--epochs", "1"]
+    with pytest.raises(SystemExit) as left:
+        cli.main(["train", f"{tmp_path}/photos.npz", *options])
+    assert left.value.code == 130
+    assert "run has a first model that can be used already" in capsys.readouterr().err
+    assert dubito.load(tmp_path / "run").policy is not None
 
 
 # --- settings ---

@@ -390,15 +390,17 @@ class Pipeline:
                 waiting[seed] = model
         if not waiting:
             return trained
-        any_model = next(iter(waiting.values()))
-        features, heads = self._features(any_model, prepared), self._heads(any_model)
+        first_seed, any_model = next(iter(waiting.items()))
+        features = self._features(first_seed, any_model, prepared)
+        heads = self._heads(any_model)
         for seed, model in waiting.items():
             dropout = None if model.backbone is None else model.backbone.dropout
             heads.backbone = partial(_identity, dropout=dropout)
             head = heads.build(features, seed)
             (history,) = heads.train([head], features, seeds=[seed])
             prediction = heads.finish(head, features, history, seed)
-            model.network.load_state_dict(head.network.state_dict(), strict=False)
+            loaded = model.network.load_state_dict(head.network.state_dict(), strict=False)
+            assert not loaded.unexpected_keys
             first = Model(
                 model.network, model.method, model.task, model.preprocessing,
                 backbone=model.backbone,
@@ -419,15 +421,15 @@ class Pipeline:
         """Return a pipeline for heads on features, with the scores of a model."""
         scores = self.config.posthoc
         scores += policy_scores(model, self.config.policy, scores)
-        values = {"standardize": False, "mean": None, "std": None}
+        values = {"standardize": False, "mean": None, "std": None, "stream": None}
         data = self.config.data.model_copy(update=values)
         update = {"data": data, "training": TrainConfig(**HEAD), "backbone": {"name": AUTO}}
         config = self.config.model_copy(update={**update, "posthoc": scores})
         return Pipeline(config, device=self.device)
 
-    def _features(self, model: Model, prepared: Prepared) -> Prepared:
+    def _features(self, seed: int, model: Model, prepared: Prepared) -> Prepared:
         """Return training data with the features of a network in place of inputs."""
-        training, seed = self.config.training, self.config.training.seed
+        training = self.config.training
         network = next(part for part in model.network.modules() if isinstance(part, Network))
         if training.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -81,7 +81,7 @@ class Events(Callback):
 
 
 def test_events_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.training.trainer._MIN_INTERVAL", 0.0)
+    monkeypatch.setattr("dubito.training.trainer.MIN_INTERVAL", 0.0)
     events = Events()
     config = SHORT.model_copy(update={"epochs": 2, "batch_size": 64, "average_epochs": 2})
     model = small_model()

@@ -24,6 +24,7 @@ from dubito.formats import FORMATS
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.card import format_metric, recall_text, sanity_text
+from dubito.model.folder import MODEL
 from dubito.plugins import import_plugin, load_plugins
 from dubito.registry import Registry
 from dubito.scores import SCORES
@@ -77,6 +78,8 @@ def add(app: typer.Typer, name: str, argv: Sequence[str]) -> None:
             resumes = name in ("train", "fewshot") and "out" in values
             hint = ": run the same command again to resume" if resumes else ""
             hint += ", or with --finish to use what is there" if name == "train" else ""
+            if name == "train" and any(Path(values["out"]).glob(f"**/{MODEL}")):
+                hint += f"; {values['out']} has a first model that can be used already"
             sys.stderr.write(f"interrupted{hint}\n")
             raise typer.Exit(INTERRUPTED) from None
 

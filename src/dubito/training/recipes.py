@@ -5,6 +5,7 @@ A recipe only says what the user did not. Networks without one keep the defaults
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dubito.backbones import BACKBONES
 from dubito.backbones.default import is_photo
 from dubito.formats import FORMATS
 from dubito.methods.base import Network
@@ -48,12 +49,13 @@ DEPENDENT = {
     "average_epochs": ("ema_decay",),
     "schedule_by": ("warmup_steps",),
 }
-#: photos without pretrained weights
+#: photos without pretrained weights, and on a CPU the samples of all epochs and the fewest epochs
 PHOTOS: Options = {
     "batch_size": 32, "optimizer": "adamw", "lr": 2e-3, "schedule": "cosine",
     "optimizer_options": {"weight_decay": 0.05}, "warmup_steps": 0.1, "max_grad_norm": 1.0,
     "augment": "photo",
 }  # fmt: skip
+PHOTO_SAMPLES, FEWEST_PHOTO_EPOCHS = 40_000, 5
 
 
 def with_recipe(config: TrainConfig, model: Model, count: int, device: str) -> TrainConfig:
@@ -83,7 +85,8 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
     format, entry = model.preprocessing.inputs, model.backbone
     has_photos = is_photo(format.shape, FORMATS.name_of(format))
     if entry is None or not entry.pretrained:
-        return PHOTOS if entry is not None and has_photos else {}
+        is_resnet = entry is not None and BACKBONES.name_of(entry) == "resnet"
+        return _from_nothing(count, device) if is_resnet and has_photos else {}
     modules = dict(model.network.named_modules())
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in modules.values())
     kind = "batch norm" if has_batch_norm else "layer norm"
@@ -104,3 +107,10 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
         "augment": AUGMENT if has_photos else None,
         "ema_decay": EMA_DECAY if device != "cpu" and steps > MANY_STEPS else None,
     }
+
+
+def _from_nothing(count: int, device: str) -> Options:
+    """Return the recipe for photos and a ResNet without pretrained weights."""
+    if device != "cpu":
+        return PHOTOS
+    return PHOTOS | {"epochs": max(round(PHOTO_SAMPLES / count), FEWEST_PHOTO_EPOCHS)}
