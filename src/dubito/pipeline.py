@@ -7,6 +7,7 @@ calibrates. With folds each network calibrates on the fold that it was not train
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -42,8 +43,8 @@ from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, 
 from dubito.training.batches import Samples
 from dubito.training.callbacks import FeatureProgress
 from dubito.training.config import LAST, TrainConfig
-from dubito.training.recipes import HEAD, with_recipe
-from dubito.training.run import CHECKPOINT
+from dubito.training.recipes import HEAD, has_adapters, with_recipe
+from dubito.training.run import CHECKPOINT, merge_adapters
 from dubito.training.speed import seconds_per_sample
 from dubito.types import Json
 
@@ -179,7 +180,7 @@ class Pipeline:
             if on_start is not None:
                 on_start(tuned.describe(first, prepared, freeze=freeze))
             if freeze or not finish:
-                heads = tuned.train_heads(built, prepared, missing, report=report and freeze)
+                heads = tuned.train_heads(built, prepared, missing, freeze=freeze, report=report)
             if freeze:
                 built |= heads
             else:
@@ -363,6 +364,7 @@ class Pipeline:
         prepared: Prepared,
         folders: Mapping[int, Path],
         *,
+        freeze: bool = False,
         report: bool = False,
     ) -> dict[int, Model]:
         """Train the heads of pretrained networks on their features, and save these first models.
@@ -373,7 +375,8 @@ class Pipeline:
             models: Models of `build`, by seed.
             prepared: Training data.
             folders: Folder of each model.
-            report: Write report.html.
+            freeze: Whether nothing else is trained.
+            report: Write report.html if that is so.
 
         Returns:
             The first models that were trained, by seed. Their networks are those of `models`.
@@ -385,7 +388,8 @@ class Pipeline:
         for seed, model in models.items():
             if (folders[seed] / MODEL).exists():
                 saved = self._saved(folders[seed], prepared, seed)
-                model.network.load_state_dict(saved.network.state_dict())
+                # Adapters, which have not been trained yet, are not in the file.
+                model.network.load_state_dict(saved.network.state_dict(), strict=False)
             elif not (folders[seed] / CHECKPOINT).exists():
                 waiting[seed] = model
         if not waiting:
@@ -401,10 +405,11 @@ class Pipeline:
             prediction = heads.finish(head, features, history, seed)
             loaded = model.network.load_state_dict(head.network.state_dict(), strict=False)
             assert not loaded.unexpected_keys
-            first = Model(
-                model.network, model.method, model.task, model.preprocessing,
-                backbone=model.backbone,
-            )  # fmt: skip
+            network = (
+                model.network if freeze or not has_adapters(model) else deepcopy(model.network)
+            )
+            parts = (model.method, model.task, model.preprocessing)
+            first = Model(merge_adapters(network), *parts, backbone=model.backbone)
             first.calibration, first.policy = head.calibration, head.policy
             first.scores = head.scores
             if prepared.calibration is not None:
@@ -413,7 +418,7 @@ class Pipeline:
             known = {"config": config, "fingerprint": prepared.fingerprint, "frozen": True}
             first.record = head.record and head.record.model_copy(update=known)
             if parallel.rank() == 0:
-                self._save(first, prepared, prediction, history, folders[seed], report)
+                self._save(first, prepared, prediction, history, folders[seed], report and freeze)
             trained[seed] = first
         return trained
 

@@ -265,6 +265,24 @@ def test_adapters_are_trained_and_merged(saved: Make, tmp_path: Path) -> None:
     assert changed == {f"{name}.weight" for name, one in layers if isinstance(one, nn.Linear)}
 
 
+def test_adapters_are_resumed_from_a_first_model_without_them(saved: Make, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    settings: Any = {
+        "backbone": {"name": f"hf:{saved('bert_encoder')}", "lora": 2}, "epochs": 1, "lr": 0.1,
+        "batch_size": 8, "report": False, "text": "review", "target": "verdict",
+    }  # fmt: skip
+    reviews = checkpoints.write_reviews(tmp_path / "reviews.csv")
+    whole = train(reviews, out=tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(reviews, out=tmp_path / "run", callbacks=[StopIn(1)], **settings)
+    first: Any = load(tmp_path / "run").network
+    before = transformers.AutoModel.from_pretrained(saved("bert_encoder")).state_dict()
+    for name, value in first.backbone.network.state_dict().items():
+        torch.testing.assert_close(value, before[name])
+    resumed = train(reviews, out=tmp_path / "run", **settings)
+    assert weights(resumed).equal(weights(whole))
+
+
 # --- preprocessing ---
 
 

@@ -91,7 +91,7 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in modules.values())
     kind = "batch norm" if has_batch_norm else "layer norm"
     chosen = FINE_TUNING | DEVICES[device]
-    if getattr(entry, "lora", None) is not None:  # adapters are few, and of all layers
+    if has_adapters(model):  # they are few, and in all layers
         kind, chosen = "lora", FINE_TUNING
     lr = config.lr if "lr" in config.model_fields_set else RATES[kind]
     heads = [f"{name}.head.*".lstrip(".") for name, m in modules.items() if isinstance(m, Network)]
@@ -107,6 +107,15 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
         "augment": AUGMENT if has_photos else None,
         "ema_decay": EMA_DECAY if device != "cpu" and steps > MANY_STEPS else None,
     }
+
+
+def has_adapters(model: Model) -> bool:
+    """Return whether adapters are trained in place of the weights of a model.
+
+    Args:
+        model: Model.
+    """
+    return getattr(model.backbone, "lora", None) is not None
 
 
 def _from_nothing(count: int, device: str) -> Options:
