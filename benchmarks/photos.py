@@ -172,7 +172,7 @@ def _features() -> Row:
 
 def _fine_tuning() -> Row:
     model, images, target = _model()
-    config = with_recipe(TrainConfig(epochs=1), model, IMAGES, "cpu")
+    config = with_recipe(TrainConfig(epochs=1, keep="last"), model, IMAGES, "cpu")
     trainer = Trainer(config)
     plain = _plain_epoch(config, images, target)
     ours_s = plain_s = math.inf
