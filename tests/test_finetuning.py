@@ -38,7 +38,8 @@ class TinyPhoto(Backbone):
             nn.Sequential(nn.Conv2d(*size, 3, 2, 1), nn.BatchNorm2d(size[1]), nn.ReLU())
             for size in ((3, 8), (8, 8), (8, 16))
         ]
-        network = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(3), nn.Flatten())
+        last = nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Dropout(self.dropout or 0)
+        network = nn.Sequential(*blocks, *last)
         network.out_features = 144
         return network
 
@@ -131,6 +132,41 @@ def test_fine_tuning_changes_the_last_layers_only_on_a_cpu(tuned):
     same = {n for n, v in model.network.state_dict().items() if torch.equal(v, before[n])}
     assert {"backbone.0.0.weight", "backbone.0.1.running_mean"} <= same
     assert not {"backbone.2.0.weight", "head.weight"} & same
+
+
+@pytest.mark.parametrize("method", ["softmax", "posterior_network", "mc_dropout", "ensemble"])
+def test_every_kind_of_head_has_a_first_model(method, photos, tmp_path):
+    settings = {**SETTINGS, "method": method, "posthoc": ("knn",), "epochs": 1}
+    with pytest.raises(KeyboardInterrupt):
+        train(photos, out=tmp_path, callbacks=[Watch(1)], **settings)
+    first = dubito.load(tmp_path)
+    assert (first.predict(photos[0]).labels == photos[1]).mean() > 0.8
+    assert "knn" in first.predict(photos[0][:2]).distribution.scores
+    assert train(photos, out=tmp_path, **settings).record.epochs == 1
+
+
+def test_numbers_have_a_first_model_too(photos, tmp_path):
+    target = photos[0].mean((1, 2, 3)).astype(float)
+    settings = {**SETTINGS, "method": "der", "tolerance": 20, "epochs": 1}
+    with pytest.raises(KeyboardInterrupt):
+        train((photos[0], target), out=tmp_path, callbacks=[Watch(1)], **settings)
+    first = dubito.load(tmp_path)
+    assert np.corrcoef(first.predict(photos[0]).point[:, 0], target)[0, 1] > 0.8
+
+
+def test_methods_that_train_with_other_inputs_begin_with_fine_tuning(photos, tmp_path):
+    settings = {**SETTINGS, "method": "rkl_pn", "epochs": 1}
+    with pytest.raises(KeyboardInterrupt):
+        train(photos, out=tmp_path, callbacks=[Watch(1)], **settings)
+    assert not (tmp_path / "model.json").exists()
+
+
+def test_progress_of_the_features_is_that_of_epoch_0(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("dubito.training.callbacks.MIN_INTERVAL", 0.0)
+    watch = Watch(1)
+    with pytest.raises(KeyboardInterrupt):
+        train(photos, out=tmp_path, callbacks=[watch], **SETTINGS)
+    assert watch.epochs == [0, 1]
 
 
 # --- interruption ---

@@ -67,6 +67,7 @@ class Events(Callback):
     def on_progress(self, progress: Progress) -> None:
         assert progress.record is None
         assert progress.samples_per_second > 0
+        assert 0 <= progress.metrics["accuracy"] <= 1
         self._see("progress", progress)
 
     def on_epoch_end(self, progress: Progress) -> None:
