@@ -405,11 +405,10 @@ class Pipeline:
             prediction = heads.finish(head, features, history, seed)
             loaded = model.network.load_state_dict(head.network.state_dict(), strict=False)
             assert not loaded.unexpected_keys
-            network = (
-                model.network if freeze or not has_adapters(model) else deepcopy(model.network)
-            )
-            parts = (model.method, model.task, model.preprocessing)
-            first = Model(merge_adapters(network), *parts, backbone=model.backbone)
+            own = model if freeze or not has_adapters(model) else deepcopy(model)
+            merge_adapters(own.network)
+            parts = (own.network, model.method, model.task, model.preprocessing)
+            first = Model(*parts, backbone=model.backbone)
             first.calibration, first.policy = head.calibration, head.policy
             first.scores = head.scores
             if prepared.calibration is not None:
