@@ -54,7 +54,7 @@ def test_few_batches_are_read_ahead() -> None:
     source = Slow()
     batches = source.batches(2, ahead=3)
     next(batches)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while len(source.read) < 8 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert source.read == [*range(8)]  # one in use, three ahead

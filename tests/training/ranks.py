@@ -53,7 +53,7 @@ def watched() -> dict[str, dict[str, list[Tensor]]]:
 def main(folder: Path, rank: int) -> None:
     """Train as one process of two."""
     torch.set_num_threads(1)
-    meeting, patience = f"file://{folder / 'meeting'}", timedelta(seconds=60)
+    meeting, patience = f"file://{folder / 'meeting'}", timedelta(seconds=600)
     dist.init_process_group("gloo", meeting, patience, world_size=2, rank=rank)
     torch.manual_seed(0)
     model = wrap(nn.Linear(4, 2))

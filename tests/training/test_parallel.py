@@ -28,7 +28,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         process.start()
     try:
         for process in processes:
-            process.join(120)
+            process.join(600)
             assert process.exitcode == 0
     finally:
         for process in processes:
