@@ -41,20 +41,6 @@ def test_encode_reports_each_error(pets: Path, tmp_path: Path) -> None:
     assert encoded.inputs[3].any()
 
 
-def test_sizes_and_modes_become_one(make: Any) -> None:
-    gray = np.full((20, 10), 102, np.uint8)
-    color = np.full((9, 9, 3), 102, np.uint8)
-    items = [
-        make.png(gray),
-        make.png(color, "P", "GIF"),
-        make.png(color, "CMYK", "JPEG", quality=95),
-        make.png(np.full((200, 300, 3), 102, np.uint8), kind="JPEG", quality=95),
-    ]
-    encoded = ImageFormat(size=(12, 16), mode="RGB").encode(items)
-    assert encoded.inputs.shape == (4, 3, 12, 16)
-    assert (encoded.inputs.float() - 102).abs().max() <= 2
-
-
 def test_resizing_averages(make: Any) -> None:
     board = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
     image = ImageFormat(size=(8, 8), mode="L").encode([make.png(board)]).inputs
@@ -65,14 +51,6 @@ def test_sixteen_bits_are_scaled(make: Any) -> None:
     deep = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
     image = ImageFormat(size=(16, 16), mode="L").encode([make.png(deep)]).inputs
     assert image.flatten().tolist() == list(range(256))
-
-
-def test_transparency_becomes_white(make: Any) -> None:
-    pixels = np.zeros((2, 2, 4), np.uint8)
-    pixels[0, 0] = (10, 20, 30, 255)
-    image = ImageFormat(size=(2, 2), mode="RGB").encode([make.png(pixels)]).inputs[0]
-    assert image[:, 0, 0].tolist() == [10, 20, 30]
-    assert image[:, 1, 1].tolist() == [255, 255, 255]
 
 
 def test_camera_orientation_is_applied(make: Any, put: Any) -> None:
