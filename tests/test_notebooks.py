@@ -30,6 +30,14 @@ def test_photos_are_learned_and_noise_is_not_answered(executed: dict[str, Any]) 
     assert {row["input"]: row["accepted"] for row in executed["rows"]}["noise.png"] is False
 
 
+@pytest.mark.parametrize("executed", ["trained"], indirect=True)
+def test_trained_network_answers_with_few_errors(executed: dict[str, Any]) -> None:
+    assert executed["result"]["metrics"]["accuracy"] > 0.8
+    assert executed["answers"]["accepted"] > 0.2
+    assert executed["answers"]["error_rate"] < 0.1
+    assert executed["answered"] < 0.1
+
+
 def test_every_notebook_is_tested() -> None:
     text = Path(__file__).read_text("utf-8")
     assert all(f'"{path.stem}"' in text for path in NOTEBOOKS.glob("*.ipynb"))
