@@ -401,8 +401,8 @@ def calibrate(
     Args:
         model: Model, or the folder of one, which is updated.
         data: Labeled data that was not used for training; by default the calibration samples.
-        posthoc: Post-hoc scores to add, names or dicts with options, fitted to the training
-            samples; `score` and `ood_score` may name them.
+        posthoc: Post-hoc scores to add or replace, names or dicts with options, fitted to the
+            training samples; `score` and `ood_score` may name them.
         coverage: Guarantee this share of accepted predictions in place of an error rate.
         out: Folder for the new model.
         device: "auto", "cpu" or "cuda".
@@ -416,17 +416,19 @@ def calibrate(
     loaded = load_model(model, device, network)
     run = _recorded(loaded)
     policy = validated(PolicyConfig, run.policy.model_dump() | settings)
-    built = [SCORES.build(score) for score in posthoc]
+    built = {SCORES.name_of(score): score for score in map(SCORES.build, posthoc)}
     own = loaded.method.scores(loaded.task)
-    known = (*own, *loaded.scores, *map(SCORES.name_of, built))
+    known = (*own, *loaded.scores, *built)
     for name in filter(None, (policy.score, policy.ood_score)):
         _checks.one_of(known, name, "score")
-    if data is None or any(score.needs_fit for score in built):
+    for name in built.keys() & loaded.scores.keys():  # it may have other options
+        del loaded.scores[name]
+    if data is None or any(score.needs_fit for score in built.values()):
         pipeline = Pipeline(run)
         prepared = pipeline.prepare(_training_data(loaded))
-        pipeline.add_scores(loaded, built, prepared)
+        pipeline.add_scores(loaded, [*built.values()], prepared)
     else:
-        loaded.add_scores(built, None)
+        loaded.add_scores(built.values(), None)
     if data is None:
         prediction, samples = pipeline.held_out(loaded, prepared), prepared.calibration
         assert samples is not None
@@ -434,7 +436,8 @@ def calibrate(
         samples, _ = _labeled(loaded, data)
         prediction = loaded.predict(samples)
     if loaded.record is not None:  # the policy may name new scores
-        scores = [SCORES.to_dict(score) for score in (*run.posthoc, *built)]
+        named = {SCORES.name_of(score): score for score in run.posthoc} | built
+        scores = [SCORES.to_dict(score) for score in named.values()]
         config = {**loaded.record.config, "posthoc": scores}
         loaded.record = loaded.record.model_copy(update={"config": config})
     refit(loaded, prediction, samples, policy, coverage)
