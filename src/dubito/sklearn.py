@@ -591,7 +591,7 @@ def _joined(old: InputFormat, new: InputFormat) -> InputFormat:
 
 
 def _tensor(X: Array) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(X, np.float32))
+    return torch.from_numpy(np.require(X, np.float32, ["C", "W"]))  # torch warns of others
 
 
 def _counted(X: Array, y: Array, sample_weight: object) -> tuple[Array, Array, Array | None]:
