@@ -191,7 +191,7 @@ class Items(Source):
 
     def fingerprint(self) -> str:
         if self.encoded is not None:
-            content = self.encoded.inputs.numpy().tobytes()
+            content: Any = np.ascontiguousarray(self.encoded.inputs)
         else:
             items = self.items
             if isinstance(items, np.memmap):
@@ -249,11 +249,13 @@ def take_texts(texts: Mapping[int, str], rows: Sequence[int]) -> dict[int, str]:
     return {new: texts[row] for new, row in enumerate(rows) if row in texts} if texts else {}
 
 
-def digest(*parts: bytes) -> str:
-    """Return a hash of several parts."""
+def digest(*parts: bytes | Array) -> str:
+    """Return a hash of several parts, bytes or contiguous arrays, which are not copied."""
     result = hashlib.sha256()
     for part in parts:
-        result.update(len(part).to_bytes(8, "big") + part)
+        content = part.data if isinstance(part, np.ndarray) else memoryview(part)
+        result.update(content.nbytes.to_bytes(8, "big"))
+        result.update(content)
     return result.hexdigest()[:32]
 
 
