@@ -27,6 +27,7 @@ from dubito.augmentations import AUGMENTATIONS
 from dubito.backbones import BACKBONES
 from dubito.config import RunConfig
 from dubito.data import Source
+from dubito.data.base import Items
 from dubito.model import Model, Prediction
 from dubito.pipeline import Pipeline
 from dubito.training import TrainConfig
@@ -39,6 +40,8 @@ COUNTS = (100, 400, 1_600, 50_000)
 WAYS = ("frozen", "fine-tuned", "scratch")
 OOD = ("svhn", "cifar-100")
 SCORES = ("mahalanobis", "knn")
+#: side of the images in pixels
+SIDE = 128
 #: inputs of each kind that are evaluated
 EVALUATED = 10_000
 #: training from random weights, for as many samples as fine-tuning sees
@@ -60,7 +63,8 @@ def run(network: str, method: str, count: int, device: str) -> Iterator[tuple[st
         count: Number of images, calibration samples included.
         device: Device.
     """
-    config = RunConfig.merge(None, {"method": method, "backbone": network, "posthoc": SCORES})
+    settings = {"method": method, "backbone": network, "posthoc": SCORES, "size": SIDE}
+    config = RunConfig.merge(None, settings)
     source = sample(network, count)
     with tempfile.TemporaryDirectory() as place:
         for way, freeze in (("frozen", True), ("fine-tuned", False)):
@@ -94,7 +98,7 @@ def timed(train: Callable[[], list[Model]]) -> tuple[Model, float]:
 @cache
 def images(network: str, name: str, split: str) -> Source:
     """Open images as a backbone wants them, in memory."""
-    config = RunConfig.merge(None, {"backbone": network, "data.stream": False})
+    config = RunConfig.merge(None, {"backbone": network, "size": SIDE, "data.stream": False})
     source = config.open(name, split)
     if split == "test":
         rows = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))
@@ -107,7 +111,9 @@ def sample(network: str, count: int) -> Source:
     source = images(network, "cifar-10", "train")
     if count >= len(source):
         return source
-    return data.split(source, count / len(source), seed=0, stratify=True)[0]
+    part = data.split(source, count / len(source), seed=0, stratify=True)[0]
+    encoded = part.encode(range(len(part)))
+    return Items(source.name, source.format, encoded.inputs.numpy(), part.target, encoded=encoded)
 
 
 def results(model: Model, network: str) -> Json:
