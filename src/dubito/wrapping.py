@@ -108,7 +108,7 @@ class Trained(NamedTuple):
         layer: Any = self.module
         if layer.bias is None:  # as heads have one
             layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
-        return Network(self.entry.build(shape, pretrained=True), layer)
+        return Network(self.entry.network(shape, pretrained=True), layer)
 
 
 def _built(name: str) -> nn.Module:

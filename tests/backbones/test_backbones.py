@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import batch_norm, conv2d, max_pool2d
+from torch.nn.modules.conv import _ConvNd
 
 from dubito.backbones import BACKBONES
 from dubito.backbones.default import default_for
@@ -85,6 +86,25 @@ def test_dropout_rate(name):
     for wrong in (-0.1, 1.0, math.nan):
         with pytest.raises(DubitoError, match=f"backbone '{name}': dropout: Input should be"):
             small(name, dropout=wrong)
+
+
+@EACH
+def test_spectral_norm_bounds_every_layer(name):
+    shape, options = SMALL[name]
+    entry = BACKBONES.build(name, spectral_norm=True, **options)
+    network, x = entry.network(shape), inputs(name)
+    for _ in range(8):  # each pass is one more iteration for the singular vector
+        features = network(x)
+    features.square().sum().backward()
+    layers = [m for m in network.modules() if isinstance(m, nn.Linear | _ConvNd)]
+    for layer in layers:
+        norm = torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
+        torch.testing.assert_close(norm, torch.ones(()), rtol=0.05, atol=0)
+    assert len(layers) == sum(p.ndim > 1 for p in network.parameters()) - (name == "embedding")
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+    other = entry.network(shape)
+    other.load_state_dict(network.state_dict())
+    assert torch.equal(network.eval()(x), other.eval()(x))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrizations
 
 from dubito.errors import DubitoError
 from dubito.formats import Preprocessing
@@ -31,6 +33,9 @@ class Backbone(Entry, ABC):
     pretrained: ClassVar[bool] = False
     dropout: Rate | None = None
     """Dropout rate; None is that of the architecture."""
+    spectral_norm: bool = False
+    """Whether the largest singular value of each linear layer and convolution is kept at 1 (Miyato
+    et al., ICLR 2018, https://arxiv.org/abs/1802.05957)."""
 
     @abstractmethod
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
@@ -41,6 +46,27 @@ class Backbone(Entry, ABC):
             pretrained: Whether to load weights from elsewhere, if the backbone has any. Only
                 training does: a saved model brings its weights.
         """
+
+    def network(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
+        """Build the module, and normalize its layers if the options say so.
+
+        Args:
+            shape: Shape of one input.
+            pretrained: Whether to load weights from elsewhere, if the backbone has any.
+        """
+        return self.normalized(self.build(shape, pretrained=pretrained))
+
+    def normalized(self, module: nn.Module) -> nn.Module:
+        """Normalize the layers of a module in place, if the options say so.
+
+        Args:
+            module: Module of this backbone.
+        """
+        if self.spectral_norm:
+            for layer in [*module.modules()]:
+                if isinstance(layer, nn.Linear | _ConvNd):
+                    parametrizations.spectral_norm(layer)
+        return module
 
     def inputs(self) -> Preprocessing | None:
         """Return format and normalization that pretrained weights expect; None: any will do."""

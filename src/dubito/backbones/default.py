@@ -89,14 +89,18 @@ def resolve(value: Backbone | str | Mapping[str, object], shape: Shape, kind: st
     return BACKBONES.build(value)
 
 
-def with_dropout(entry: Backbone, method: Method) -> Backbone:
-    """Return a backbone with the dropout rate of a method or of its members, if it has one.
+def for_method(entry: Backbone, method: Method) -> Backbone:
+    """Return a backbone with the dropout rate and the normalization of a method or of its members.
+
+    Pretrained weights are not normalized, which would make other features of them.
 
     Args:
         entry: Backbone.
         method: Method of the network.
     """
-    rate = _dropout(method)
+    if _wish(method, "spectral_norm") and not entry.pretrained:
+        entry = replace(entry, spectral_norm=True)
+    rate = _wish(method, "dropout")
     if rate is None or entry.dropout == rate:
         return entry
     if entry.dropout is not None:
@@ -107,7 +111,7 @@ def with_dropout(entry: Backbone, method: Method) -> Backbone:
     return replace(entry, dropout=rate)
 
 
-def _dropout(method: Method) -> float | None:
-    rate: float | None = getattr(method, "dropout", None)
+def _wish(method: Method, name: str) -> float | None:
+    value: float | None = getattr(method, name, None)
     member = getattr(method, "member", None)
-    return _dropout(member) if rate is None and member is not None else rate
+    return _wish(member, name) if value is None and member is not None else value

@@ -32,15 +32,18 @@ class UserModule(Backbone):
 
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
         """Import the factory and call it."""
-        return self.call(import_function(self.path), shape)
+        return self._call(import_function(self.path), shape)
 
-    def call(self, factory: Callable[..., nn.Module], shape: Shape) -> nn.Module:
-        """Build the module with a factory.
+    def called(self, factory: Callable[..., nn.Module], shape: Shape) -> nn.Module:
+        """Build the network with a factory in place of the one of the path.
 
         Args:
             factory: Function or class.
             shape: Shape of one input.
         """
+        return self.normalized(self._call(factory, shape))
+
+    def _call(self, factory: Callable[..., nn.Module], shape: Shape) -> nn.Module:
         options = self.options | ({} if self.dropout is None else {"dropout": self.dropout})
         takes = signature(factory)
         required = (

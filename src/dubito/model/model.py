@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dubito import _checks, evaluation
 from dubito.backbones import BACKBONES, Backbone
 from dubito.backbones.base import BackboneLike
-from dubito.backbones.default import resolve, with_dropout
+from dubito.backbones.default import for_method, resolve
 from dubito.backbones.module import UserModule
 from dubito.calibration import Calibration
 from dubito.data import Source
@@ -116,8 +116,8 @@ class Model(nn.Module):
         method, shape, entry = METHODS.build(method), preprocessing.shape, None
         if isinstance(backbone, Backbone | str | Mapping):
             entry = resolve(backbone, shape, FORMATS.name_of(preprocessing.inputs))
-            entry = with_dropout(entry, method)
-            backbone = partial(entry.build, pretrained=pretrained)
+            entry = for_method(entry, method)
+            backbone = partial(entry.network, pretrained=pretrained)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             network = method.network(partial(backbone, shape), task)
@@ -712,7 +712,7 @@ class Model(nn.Module):
             if entry is None:
                 model = cls(network if isinstance(network, nn.Module) else network(), *parts)  # type: ignore[misc]
             elif isinstance(entry, UserModule):
-                model = cls.build(*parts, partial(entry.call, network))  # type: ignore[arg-type]
+                model = cls.build(*parts, partial(entry.called, network))  # type: ignore[arg-type]
                 model.backbone = entry
             else:
                 model = cls.build(*parts, entry)
