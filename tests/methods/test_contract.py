@@ -33,6 +33,8 @@ VARIANTS: dict[str, Method] = {
     "iedl_with_beta": METHODS.build("iedl", kl_beta=2.0),
     "edl_with_fisher": METHODS.build("edl", likelihood="cross_entropy", fisher_weight=0.01),
     "linear_fedl": METHODS.build("fedl", hidden=0),
+    "logit_norm_of_re_edl": METHODS.build("logit_norm", member="re_edl"),
+    "t2f_norm_of_iedl": METHODS.build("t2f_norm", member="iedl"),
 }
 
 
@@ -234,6 +236,7 @@ def test_defaults():
         "dappr": {"evidence_weight": 2e-4, "ramp": 10}, "der": {"evidence_weight": 0.01},
         "sder": {"evidence_weight": 0.01}, "gaussian": {"beta": 0.0},
         "label_smoothing": {"smoothing": 0.1}, "fedl": {"hidden": 64},
+        "logit_norm": {"temperature": 0.04}, "t2f_norm": {"temperature": 0.1},
         "kl_pn": {"beta": 100.0, "ood_weight": 1.0}, "rkl_pn": {"beta": 100.0, "ood_weight": 1.0},
         "posterior_network": {"latent_dim": 6, "flow_length": 6, "entropy_weight": 1e-5},
     }  # fmt: skip

@@ -14,6 +14,8 @@
 | posterior_network | Posterior Network (Charpentier et al. 2020) | Dirichlet |
 | softmax | softmax cross entropy | categorical |
 | label_smoothing | the same with smoothed labels (Szegedy et al. 2016) | categorical |
+| logit_norm | LogitNorm (Wei et al. 2022) of any method | that of the method |
+| t2f_norm | T2FNorm (Regmi et al. 2024) of any method | that of the method |
 | mc_dropout | MC Dropout (Gal and Ghahramani 2016) of any method | mixture |
 | ensemble | deep ensemble (Lakshminarayanan et al. 2017) of any method | mixture |
 | gaussian | mean and variance, beta-NLL (Seitzer et al. 2022) as an option | normal |
@@ -23,7 +25,15 @@
 A new method is one file like its neighbors.
 """
 
-from dubito.methods import dappr, gaussian, re_edl, red, sder  # noqa: F401 - registers these methods
+from dubito.methods import (  # noqa: F401 - registers these methods
+    dappr,
+    gaussian,
+    logit_norm,
+    re_edl,
+    red,
+    sder,
+    t2f_norm,
+)
 from dubito.methods.base import METHODS, Method, MethodLoss, NonNegative, TaskLike
 from dubito.methods.der import DER
 from dubito.methods.edl import EDL

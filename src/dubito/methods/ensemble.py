@@ -22,26 +22,34 @@ def _of_member(name: str) -> Any:
     return property(lambda method: getattr(method.member, name))
 
 
-class MixtureMethod(Method):
-    """Base of methods whose outputs (N, S, M) are S outputs of another method."""
+class MemberMethod(Method):
+    """Base of methods that change the network of another method."""
 
     member: AnyMethod = "softmax"  # type: ignore[assignment]
     """Method of each member: a method, its name, or a dict with its name."""
 
     tasks = _of_member("tasks")
     error_score = _of_member("error_score")
+    ood_score = _of_member("ood_score")
     outputs = _of_member("outputs")
     head = _of_member("head")
-
-    def distribution(self, outputs: Tensor) -> Distribution:
-        """Equal mixture over the second to last axis."""
-        return self.member.distribution(outputs).mixture()
-
+    finish = _of_member("finish")
+    distribution = _of_member("distribution")
     terms = _of_member("terms")
     ood_terms = _of_member("ood_terms")
     per_class = _of_member("per_class")
     weights = _of_member("weights")
     warning = _of_member("warning")
+
+
+class MixtureMethod(MemberMethod):
+    """Base of methods whose outputs (N, S, M) are S outputs of another method."""
+
+    ood_score = "epistemic"
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Equal mixture over the second to last axis."""
+        return self.member.distribution(outputs).mixture()
 
 
 @METHODS.register("ensemble")

@@ -3,14 +3,20 @@
 Features are the input of the last layer, (N, D). A network says them itself with a method
 `forward_with_features(x)`, which returns features and outputs. Of other networks the input of the
 last `nn.Linear` whose size is that of the outputs is recorded while they run.
+
+A head whose outputs are not those of its linear layer, but follow from them, says this layer with
+an attribute `linear`.
 """
 
 from collections.abc import Callable
 from threading import get_ident
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from dubito.methods.base import Network
 
 __all__: list[str] = []
 
@@ -68,6 +74,9 @@ def linear_head(
         parts = zip(network, features.tensor_split(len(network), 1), outputs.unbind(1), strict=True)
         heads = [head for head in (linear_head(*part) for part in parts) if head is not None]
         return nn.ModuleList(heads) if len(heads) == len(network) else None
+    if isinstance(network, Network) and hasattr(network.head, "linear"):
+        own: Any = network.head.linear
+        return own if isinstance(own, nn.Linear) else None
     outputs = outputs.flatten(1, -2).mean(1) if outputs.ndim > 2 else outputs
     for layer in reversed([*network.modules()]):
         if isinstance(layer, nn.Linear) and _maps(layer, features, outputs):
