@@ -92,7 +92,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints.write_reviews(folder / "reviews.csv")
     if importlib.util.find_spec("transformers"):
         checkpoints.save("bert_encoder", folder / "minilm")
-    shutil.copy(ROOT / "tests" / "outside" / "method.py", folder / "modex.py")
+    shutil.copy(ROOT / "tests" / "outside" / "method.py", folder / "my_modex.py")
     return folder
 
 

@@ -12,6 +12,7 @@ from dubito.distributions import (
     FlexibleDirichlet,
     NormalInverseGamma,
 )
+from dubito.distributions.dirichlet_mixture import DirichletMixture
 from dubito.distributions.normal import Normal
 
 CLASSES = 4
@@ -22,6 +23,7 @@ KINDS: dict[str, tuple[int, Callable[[Tensor], Distribution]]] = {
     "dirichlet_small_prior": (CLASSES, lambda z: Dirichlet.from_logits(z, prior=0.1)),
     "dirichlet_without_prior": (CLASSES, lambda z: Dirichlet.from_logits(z, "exp", prior=0.0)),
     "flexible_dirichlet": (2 * CLASSES + 1, FlexibleDirichlet.from_outputs),
+    "dirichlet_mixture": (3 * CLASSES, DirichletMixture.from_outputs),
     "categorical": (CLASSES, Categorical.from_logits),
     "normal": (4, Normal.from_outputs),
     "normal_inverse_gamma": (8, NormalInverseGamma.from_outputs),

@@ -79,8 +79,8 @@ def tau_error(dist: DirichletMixture, target: Tensor) -> Tensor:
     return cross_entropy(logits, target, label_smoothing=0.1, reduction="none")
 
 
-@METHODS.register("modex")
-class MoDEX(Method):
+@METHODS.register("my_modex")
+class MyMoDEX(Method):
     ood_score: ClassVar[str] = "variance"
 
     tau_weight: NonNegative = 0.1

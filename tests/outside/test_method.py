@@ -7,9 +7,9 @@ import torch
 from dubito.methods import METHODS, Ensemble
 from dubito.tasks import Classification
 from tests.methods.digits import Backbone, predict
-from tests.outside.method import DirichletMixture, MoDEX
+from tests.outside.method import DirichletMixture, MyMoDEX
 
-METHOD = MoDEX()
+METHOD = MyMoDEX()
 
 
 def test_moments_are_those_of_the_mixture():
@@ -26,8 +26,10 @@ def test_moments_are_those_of_the_mixture():
 
 
 def test_is_registered_and_combines_with_others():
-    assert METHODS.build(json.loads(json.dumps(METHODS.to_dict(METHODS.build("modex"))))) == METHOD
-    ensemble = Ensemble(member="modex", size=2)
+    assert (
+        METHODS.build(json.loads(json.dumps(METHODS.to_dict(METHODS.build("my_modex"))))) == METHOD
+    )
+    ensemble = Ensemble(member="my_modex", size=2)
     network = ensemble.network(lambda: Backbone(64), Classification(classes=("a", "b", "c")))
     dist = predict(ensemble, network, torch.rand(5, 64))
     torch.testing.assert_close(dist.total, 1 - dist.probs.square().sum(-1))

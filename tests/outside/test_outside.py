@@ -15,7 +15,7 @@ from tests.outside.backbone import OFFLINE, WANTED
 from tests.outside.dataset import photos
 
 OPTIONS = {
-    "method": ("modex", "tau_weight", 0.2),
+    "method": ("my_modex", "tau_weight", 0.2),
     "backbone": ("tiny_cnn", "width", 8),
     "augment": ("dim", "darkest", 0.75),
     "posthoc": ("vim_like", "dimensions", 3),
@@ -23,7 +23,7 @@ OPTIONS = {
 CONFIG = """
 posthoc = [{name = "vim_like", dimensions = 3}]
 data.source = "color_photos"
-method = {name = "modex", tau_weight = 0.2}
+method = {name = "my_modex", tau_weight = 0.2}
 backbone = {name = "tiny_cnn", width = 8}
 policy.ood_score = "vim_like"
 
@@ -116,7 +116,7 @@ def offline(installed) -> dict[str, str]:
 def test_the_model_has_the_inputs_of_the_backbone_and_all_options(trained):
     content = json.loads((trained / "model.json").read_text())
     assert content["preprocessing"] == WANTED.model_dump(mode="json")
-    assert content["method"] == {"name": "modex", "tau_weight": 0.2}
+    assert content["method"] == {"name": "my_modex", "tau_weight": 0.2}
     assert content["backbone"] == {"name": "tiny_cnn", "dropout": None, "width": 8}
     assert content["scores"] == [{"name": "vim_like", "dimensions": 3}]
     assert content["policy"]["ood_threshold"]["score"] == "vim_like"
@@ -187,4 +187,4 @@ def served(env: dict[str, str], folder: Path, image: Path) -> dict[str, object]:
 def test_a_model_needs_the_package(trained, source_env):
     done = python(source_env, "-m", "dubito", "predict", trained, "new.npz")
     assert done.returncode == 2
-    assert "unknown method 'modex'" in done.stderr
+    assert "unknown method 'my_modex'" in done.stderr

@@ -152,13 +152,21 @@ class FlexibleDirichlet(ClassDistribution):
 
     # --- loss terms ---
 
+    def mean_error(self, target: Tensor) -> Tensor:
+        """Squared error of the mean, sum (y - mu)^2: (...).
+
+        Args:
+            target: Labels (...) or class probabilities y (..., K).
+        """
+        return self._mean.residual(self.one_hot(target)).square().sum(-1)
+
     def squared_error(self, target: Tensor) -> Tensor:
         """Expected squared error, sum (y - mu)^2 plus the variance: (...).
 
         Args:
             target: Labels (...) or class probabilities y (..., K).
         """
-        return self._mean.residual(self.one_hot(target)).square().sum(-1) + self.variance
+        return self.mean_error(target) + self.variance
 
     def allocation_error(self, target: Tensor) -> Tensor:
         """Squared error of the allocation, sum (y - p)^2: (...).

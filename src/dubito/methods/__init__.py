@@ -9,6 +9,7 @@
 | red | RED (Pandey and Yu 2023) | Dirichlet |
 | dappr | DAPPr (Ni et al. 2026) | Dirichlet |
 | fedl | F-EDL (NeurIPS 2025) | flexible Dirichlet |
+| modex | MoDEX (ICML 2026) | mixture of Dirichlets |
 | kl_pn | Prior Network, forward KL (Malinin and Gales 2018) | Dirichlet |
 | rkl_pn | Prior Network, reverse KL (Malinin and Gales 2019) | Dirichlet |
 | posterior_network | Posterior Network (Charpentier et al. 2020) | Dirichlet |
@@ -29,6 +30,7 @@ from dubito.methods import (  # noqa: F401 - registers these methods
     dappr,
     gaussian,
     logit_norm,
+    modex,
     re_edl,
     red,
     sder,

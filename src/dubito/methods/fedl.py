@@ -55,13 +55,13 @@ class FEDL(Method):
 
 
 class FlexibleHead(nn.Module):
-    """Outputs for alpha, p and tau: (N, D) -> (N, 2K + 1)."""
+    """Outputs for alpha, p and T values of tau: (N, D) -> (N, 2K + T)."""
 
-    def __init__(self, in_features: int, num_classes: int, hidden: int) -> None:
+    def __init__(self, in_features: int, num_classes: int, hidden: int, taus: int = 1) -> None:
         super().__init__()
         self.alpha = spectral_norm(nn.Linear(in_features, num_classes))
         self.p = _mlp(in_features, hidden, num_classes)
-        self.tau = _mlp(in_features, hidden, 1)
+        self.tau = _mlp(in_features, hidden, taus)
 
     def forward(self, features: Tensor) -> Tensor:
         """Concatenate the outputs of the heads."""
