@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from dubito import _checks
+from dubito.numerics.covariance import shrunk
 from dubito.scores.base import SCORES, Score
 
 __all__: list[str] = []
 
 #: features in float64 at once
 ROWS = 8192
-#: samples for each dimension below which a covariance is shrunk
-FEW = 10
 #: Directions whose deviation is below this many units in the last place of the features are left
 #: out: they contain rounding alone.
 ROUNDING = 8
@@ -70,9 +69,7 @@ class ClassNormals:
             covariance += rest.mT @ rest / count
             fourth = fourth + rest.square().sum(1).square().sum() / count
             square = square + exact.square().sum() / count
-        if count < FEW * size:
-            covariance = shrunk(covariance, fourth, count)
-        values, vectors = torch.linalg.eigh(covariance)
+        values, vectors = torch.linalg.eigh(shrunk(covariance, fourth, count))
         kept = exceeds_rounding(values, square)
         whitening = vectors[:, kept] / values[kept].sqrt()
         return cls(center, whitening, means @ whitening, counts.double() / count)
@@ -81,23 +78,6 @@ class ClassNormals:
 def exceeds_rounding(variances: Tensor, square: Tensor) -> Tensor:
     """Return which variances are not those of rounding alone, given the mean squared length."""
     return variances > (ROUNDING * torch.finfo(torch.float32).eps) ** 2 * square
-
-
-def shrunk(covariance: Tensor, fourth: Tensor, count: int) -> Tensor:
-    """Shrink a covariance towards a multiple of 1, as much as Ledoit and Wolf (2004) estimate.
-
-    Args:
-        covariance: Covariance of centered samples, (D, D).
-        fourth: Mean of the fourth power of their norms.
-        count: Number of samples.
-    """
-    size = len(covariance)
-    scale = covariance.trace() / size
-    target = scale * torch.eye(size, dtype=covariance.dtype, device=covariance.device)
-    distance = (covariance - target).square().sum()
-    error = (fourth - covariance.square().sum()) / count
-    share = torch.where(distance > 0, error / distance, 1).clamp(0, 1)
-    return (1 - share) * covariance + share * target
 
 
 @SCORES.register("mahalanobis")
