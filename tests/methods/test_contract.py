@@ -236,6 +236,7 @@ def test_defaults():
         "dappr": {"evidence_weight": 2e-4, "ramp": 10}, "der": {"evidence_weight": 0.01},
         "sder": {"evidence_weight": 0.01}, "gaussian": {"beta": 0.0},
         "label_smoothing": {"smoothing": 0.1}, "fedl": {"hidden": 64},
+        "daedl": {"kl_weight": 0.05, "spectral_norm": True},
         "modex": {"tau_weight": 0.1, "hidden": 64, "spectral_norm": True},
         "logit_norm": {"temperature": 0.04}, "t2f_norm": {"temperature": 0.1},
         "kl_pn": {"beta": 100.0, "ood_weight": 1.0}, "rkl_pn": {"beta": 100.0, "ood_weight": 1.0},

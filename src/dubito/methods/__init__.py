@@ -8,6 +8,7 @@
 | re_edl | Re-EDL (Chen et al. 2025), R-EDL without its KL term | Dirichlet |
 | red | RED (Pandey and Yu 2023) | Dirichlet |
 | dappr | DAPPr (Ni et al. 2026) | Dirichlet |
+| daedl | DAEDL (Yoon and Kim 2024) | Dirichlet |
 | fedl | F-EDL (NeurIPS 2025) | flexible Dirichlet |
 | modex | MoDEX (ICML 2026) | mixture of Dirichlets |
 | kl_pn | Prior Network, forward KL (Malinin and Gales 2018) | Dirichlet |
@@ -27,6 +28,7 @@ A new method is one file like its neighbors.
 """
 
 from dubito.methods import (  # noqa: F401 - registers these methods
+    daedl,
     dappr,
     gaussian,
     logit_norm,
