@@ -94,8 +94,20 @@ class Tied(nn.Module):
         (lambda: wrap(Tied()), {"optimizer": "nadam"}, TRAIN),
         (photo_model, FINE_TUNING, (PHOTOS, TRAIN[1])),
         (small_model, {}, (TRAIN[0], Target(TRAIN[1], torch.rand(128)))),
+        (lambda: small_model("daedl"), {"average_epochs": 3}, TRAIN),
+        (small_model, {"label_smoothing": 0.1, "mixup": 0.4}, TRAIN),
     ],
-    ids=["dropout", "averaged", "streamed", "ood", "tied", "fine-tuning", "weighted"],
+    ids=[
+        "dropout",
+        "averaged",
+        "streamed",
+        "ood",
+        "tied",
+        "fine-tuning",
+        "weighted",
+        "spectral norm",
+        "mixed",
+    ],
 )
 def test_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, make: Any, values: dict[str, Any], train: Any

@@ -91,6 +91,11 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Keep the statistics of batch norm, as of pretrained weights."""
     augment: AnyAugmentation | None = None
     """Random changes of images: "shift", "photo", or a dict with the name and options."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of each label that is spread evenly over all classes."""
+    mixup: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Parameter of the beta distribution by which mixup mixes pairs of samples and their labels,
+    such as 0.2; it costs detection of foreign inputs."""
     precision: Literal["tf32", "float32", "bfloat16"] = "tf32"
     """Precision of convolutions and matrix products; tf32 is float32 on a CPU."""
     channels_last: bool = True

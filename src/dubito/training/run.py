@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,7 @@ from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
 from dubito.targets import Target
-from dubito.training import checkpoint, parallel
+from dubito.training import checkpoint, parallel, soft_targets
 from dubito.training.average import averaged, moving_average, update_moving_average
 from dubito.training.batches import Reader
 from dubito.training.callbacks import Callback, callback_states, load_callback_states
@@ -198,8 +199,12 @@ class Run:
         self.rate_table = torch.zeros(groups, len(self.counts), device=device)
         self.lr_on_device = isinstance(self.optimizer.param_groups[0]["lr"], Tensor)
         self.step_number = torch.zeros(1, dtype=torch.long, device=device)
-        shape = len(self.counts), 3 + len(self.terms)  # see `add_step`
-        self.table = torch.zeros(shape, dtype=torch.float64, device=device)
+        #: share of each sample in its mixture with another one, in each step
+        self.shares = torch.ones(len(self.counts), device=device)
+        #: see `add_step`
+        self.table = torch.zeros(
+            len(self.counts), 3 + len(self.terms), dtype=torch.float64, device=device
+        )
         self.generator = torch.Generator(device)
 
     def _new_average(self) -> AveragedModel | None:
@@ -243,6 +248,9 @@ class Run:
         for group, rates in zip(groups, self.rates, strict=True):
             group["lr"] = group["lr"].fill_(rates[0]) if self.lr_on_device else rates[0]
         self.weights.copy_(config.loss_weights(self.model.method, self.epoch))
+        if config.mixup is not None:
+            beta, counts = random.Random(self.process_seed).betavariate, self.counts
+            self.shares.copy_(torch.tensor([beta(config.mixup, config.mixup) for _ in counts]))
         self.step_number.zero_()
         train_mode(self.network, freeze_batch_norm=config.freeze_batch_norm)
 
@@ -288,6 +296,12 @@ class Run:
             read_rates(self.optimizer, self.rate_table, self.step_number)
         for parameter in self.parameters:  # Optimizer.zero_grad takes much longer
             parameter.grad = None
+        if config.label_smoothing or config.mixup:
+            target = soft_targets.smoothed(target, self.model.task.size, config.label_smoothing)
+        if config.mixup is not None:
+            share = self.shares.index_select(0, self.step_number)
+            assert isinstance(target, Tensor)
+            x, target = (soft_targets.mixed(values, share) for values in (x, target))
         x = self.train.with_ood(x, self.generator)
         forward = self.forward if count == self.batch_size else self.network
         with self.autocast:

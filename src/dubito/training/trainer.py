@@ -12,7 +12,7 @@ from torch import Tensor
 from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.training import parallel
+from dubito.training import parallel, soft_targets
 from dubito.training.batches import Reader, Samples
 from dubito.training.callbacks import MIN_INTERVAL, Callback, Progress
 from dubito.training.config import TrainConfig
@@ -142,6 +142,7 @@ class Trainer:
             classes = torch.zeros(first.task.size, device=device)
             class_weight = _checks.class_weight(class_weight, classes)
         reader = Reader(train, first, config, device, "training", ood)
+        soft_targets.check(config, first, reader)
         held_out = validation and Reader(validation, first, config, device, "validation")
         graphed = is_graphed(config, reader)
         kind = GraphedRun if graphed else Run
