@@ -16,7 +16,7 @@ This is the loss with `scale="paper"`. The default, `scale="per_class"`, multipl
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -81,6 +81,8 @@ class EDL(EvidentialMethod):
     >>> EDL(likelihood="marginal").weights(epoch=5, epochs=200)
     {'marginal_nll': 1.0, 'label_removed_kl': 0.5}
     """
+
+    ood_score: ClassVar[str] = "vacuity"
 
     likelihood: Literal["mse", "marginal", "cross_entropy"] = "mse"
     """Data term: expected squared error, type II maximum likelihood or expected cross entropy."""
