@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from dubito import fewshot
-from dubito.data.downloads import data_folder
+from dubito.data.known import data_folder
 from dubito.errors import DubitoError
 from dubito.fewshot import Features
 from reproduction import quick

@@ -481,7 +481,7 @@ def _trials(ax: Axes, tuning: Mapping[str, Any], first: int, recipe: Recipe) -> 
 
 def _images(results: Results, dataset: str) -> Iterator[Drawing]:
     """Yield the most and the least uncertain test images, if the images are at hand."""
-    from dubito.data.downloads import data_folder
+    from dubito.data.known import data_folder
 
     for recipe in results.drawn(dataset):
         record = results.by_recipe[recipe.name][0]

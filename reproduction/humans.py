@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dubito.data.downloads import Release, fetch, reading
+from dubito.data.known import Release, fetch, reading
 
 __all__ = ["human_counts"]
 

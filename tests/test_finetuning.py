@@ -12,7 +12,7 @@ from dubito import cli
 from dubito.api import train
 from dubito.backbones import BACKBONES, Backbone, default, efficientnet_lite0
 from dubito.backbones.default import default_for
-from dubito.cli import _display
+from dubito.cli import _progress
 from dubito.config import RunConfig
 from dubito.errors import DubitoError
 from dubito.formats import ImageFormat, Preprocessing
@@ -205,7 +205,7 @@ def test_an_interrupted_run_can_be_finished_with_its_first_model(photos, tmp_pat
 
 def test_an_interrupted_command_says_that_there_is_a_model(photos, tmp_path, capsys, monkeypatch):
     np.savez(tmp_path / "photos.npz", inputs=photos[0], labels=photos[1])
-    monkeypatch.setattr(_display.TrainProgress, "on_epoch_begin", Watch(1).on_epoch_begin)
+    monkeypatch.setattr(_progress.TrainProgress, "on_epoch_begin", Watch(1).on_epoch_begin)
     options = ["--out", f"{tmp_path}/run", "--backbone", "tiny_photo", "--epochs", "1"]
     with pytest.raises(SystemExit) as left:
         cli.main(["train", f"{tmp_path}/photos.npz", *options])

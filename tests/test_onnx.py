@@ -19,8 +19,9 @@ import tests.scores.kinds  # noqa: F401  registers test_residual
 from dubito import methods
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
-from dubito.formats import ArrayFormat, ImageFormat, Preprocessing, TableFormat, TextFormat
+from dubito.formats import ArrayFormat, ImageFormat, Preprocessing, TableFormat
 from dubito.formats.tables import Column
+from dubito.formats.text import TextFormat
 from dubito.model import Model
 from dubito.onnx import Exported, ExportError
 from dubito.policy import REASONS

@@ -23,7 +23,7 @@ PUBLIC = {
     "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
     "predict train uce wrap",
     "dubito.api": "calibrate evaluate export load predict train wrap",
-    "dubito.augmentations": "AUGMENTATIONS Augmentation Photo Shift",
+    "dubito.augmentations": "AUGMENTATIONS Augmentation",
     "dubito.backbones": "BACKBONES Backbone",
     "dubito.config": "RunConfig",
     "dubito.calibration": "Calibration",
@@ -34,7 +34,7 @@ PUBLIC = {
     "dubito.evaluation": "error_detection evaluate ood_detection",
     "dubito.fewshot": "Features features fewshot read_features write_features",
     "dubito.formats": "FORMATS ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
-    "Resize TableFormat TextFormat",
+    "Resize TableFormat",
     "dubito.lightning": "EvidentialModule",
     "dubito.losses": "EDLLoss IEDLLoss Term cross_entropy differential_entropy edl "
     "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
@@ -48,7 +48,7 @@ PUBLIC = {
     "dubito.pipeline": "Pipeline Prepared",
     "dubito.policy": "Policy",
     "dubito.registry": "Entry Registry",
-    "dubito.scores": "SCORES Energy Score",
+    "dubito.scores": "SCORES Score",
     "dubito.serve": "ServeConfig create_app serve",
     "dubito.sklearn": "EvidentialClassifier EvidentialRegressor",
     "dubito.targets": "Target",

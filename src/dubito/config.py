@@ -32,7 +32,6 @@ from dubito.errors import DubitoError
 from dubito.formats import FORMATS, Preprocessing
 from dubito.formats.base import AnyFormat, InputFormat
 from dubito.formats.images import Fit, ImageFormat, Mode
-from dubito.formats.tokens import TokensFormat
 from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
@@ -186,8 +185,8 @@ def _backbone_dict(value: Any) -> Json:
     named = {"name": AUTO, **value} if isinstance(value, Mapping) else value
     named = {"name": named} if named == AUTO else named
     if isinstance(named, dict) and named["name"] == AUTO:
-        known = {"name"}.union(*(signature(BACKBONES[name]).parameters for name in CHOSEN))
-        for option in named:
+        for option in named.keys() - {"name"}:
+            known = {"name"}.union(*(signature(BACKBONES[name]).parameters for name in CHOSEN))
             _checks.one_of(sorted(known), option, "option of the backbone")
         return named
     return BACKBONES.to_dict(BACKBONES.build(named))
@@ -238,7 +237,7 @@ class RunConfig(
             raise ValueError("max_width is for regression: it is about intervals")
         named = {self.policy.score, self.policy.ood_score} - {*self.scores}
         needs_fit = any(score.needs_fit for score in self.posthoc)
-        needs_fit |= any(score.needs_fit for name, score in SCORES.items() if name in named)
+        needs_fit |= any(SCORES[name].needs_fit for name in named if name and name in SCORES)
         if self.data.folds is not None and needs_fit:
             raise ValueError("posthoc scores are fitted to one network: train without folds")
         return self
@@ -253,10 +252,10 @@ class RunConfig(
             if name in own:
                 method = METHODS.name_of(self.method)
                 raise ValueError(f"{method} has the score {name!r}: leave it out of posthoc")
-        others = [name for name, score in SCORES.items() if kind in score.tasks]
         for option in ("score", "ood_score"):
             name = getattr(self.policy, option)
-            if name is not None:
+            if name not in (None, *self.scores):
+                others = [name for name, score in SCORES.items() if kind in score.tasks]
                 _checks.one_of([*dict.fromkeys((*self.scores, *others))], name, option)
         return self
 
@@ -273,8 +272,9 @@ class RunConfig(
             return self.data.open(source, split, format=self._wanted, resize=True)
         wanted = None if self.data.format is not None else self.inputs()
         format = self.data.format if wanted is None else wanted.inputs
-        if wanted is not None and isinstance(format, TokensFormat):  # its length is that of texts
-            return self.data.open(source, split, format=None, tokenizer=format.tokenizer)
+        tokenizer = getattr(wanted and wanted.inputs, "tokenizer", None)
+        if tokenizer is not None:  # the length is that of the texts
+            return self.data.open(source, split, format=None, tokenizer=tokenizer)
         return self.data.open(source, split, format=format and self._shaped(format), resize=True)
 
     def _wanted(self, fitted: InputFormat) -> InputFormat:

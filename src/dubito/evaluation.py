@@ -6,6 +6,7 @@ more confident. Scores whose cost is quadratic in the number of classes are comp
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +24,11 @@ from dubito.types import Json
 __all__ = ["error_detection", "evaluate", "ood_detection"]
 
 Detection = dict[str, dict[str, float]]
-#: numbers, and nested results, by name; written as JSON
-
 #: name -> metric of confidences and a mask of positives
 DETECTION = {"aupr": metrics.aupr, "auroc": metrics.auroc, "fpr95": metrics.fpr95}
 CURVE_POINTS = 101
+#: what the declared scores of an evaluation are for
+PURPOSES = {"errors": "right or wrong", "ood": "foreign"}
 
 
 def ood_detection(
@@ -163,6 +164,36 @@ def neglected(recall: Mapping[str, float]) -> dict[str, float]:
     least = fmean(recall.values()) / 2 if recall else 0
     worst = sorted(recall.items(), key=lambda pair: pair[1])
     return {name: share for name, share in worst if share < least}
+
+
+def chosen_scores(
+    detection: Mapping[str, Mapping[str, Any]], declared: Mapping[str, str]
+) -> dict[str, str]:
+    """Choose scores to show: the declared ones, and the best and the worst of the rest by AUROC.
+
+    Args:
+        detection: Metrics by score; those of several seeds have a mean.
+        declared: Score that is declared for each purpose, as in the result of `Model.evaluate`.
+
+    Returns:
+        What each score is, by its name.
+
+    >>> detection = {name: {"auroc": value} for name, value in zip("abcd", (0.5, 0.9, 0.2, 0.7))}
+    >>> chosen_scores(detection, {"errors": "a", "ood": "d"})
+    {'a': 'right or wrong', 'd': 'foreign', 'b': 'best of the rest', 'c': 'worst of the rest'}
+    """
+
+    def auroc(name: str) -> float:
+        value = detection[name]["auroc"]
+        return float(value["mean"] if isinstance(value, Mapping) else value)
+
+    chosen = {declared[key]: what for key, what in PURPOSES.items() if declared[key] in detection}
+    rest = sorted((name for name in detection if name not in chosen), key=auroc)
+    if rest:
+        chosen |= {rest[-1]: "best of the rest"}
+    if len(rest) > 1:
+        chosen |= {rest[0]: "worst of the rest"}
+    return chosen
 
 
 def _coverage(

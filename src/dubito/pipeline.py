@@ -31,7 +31,7 @@ from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.evaluation import evaluate
 from dubito.formats import FORMATS, ArrayFormat, Encoded, Preprocessing
-from dubito.methods import METHODS, Ensemble
+from dubito.methods import METHODS
 from dubito.methods.base import Network
 from dubito.model import Model, Prediction
 from dubito.model.folder import MODEL, TrainingRecord
@@ -45,7 +45,7 @@ from dubito.training.callbacks import FeatureProgress
 from dubito.training.config import LAST, TrainConfig
 from dubito.training.recipes import HEAD, has_adapters, with_recipe
 from dubito.training.run import CHECKPOINT, merge_adapters
-from dubito.training.speed import seconds_per_sample
+from dubito.training.trainer import seconds_per_sample
 from dubito.types import Json
 
 __all__ = ["Pipeline", "Prepared"]
@@ -280,7 +280,7 @@ class Pipeline:
         """
         method = self.config.method
         if self.config.data.folds is not None:
-            method = Ensemble(member=method, size=self.config.data.folds)
+            method = METHODS.build("ensemble", member=method, size=self.config.data.folds)
         parts = (prepared.task, self._preprocessing(prepared))
         model = Model.build(method, *parts, self.backbone, seed=seed, pretrained=True)
         posthoc = self.config.posthoc

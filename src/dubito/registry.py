@@ -18,6 +18,7 @@ dubito.errors.DubitoError: unknown color 'blue'; known: 'gray'; --import loads a
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from inspect import isabstract
 from typing import Any, ClassVar, Generic, TypeVar, cast, dataclass_transform
 
@@ -77,15 +78,29 @@ class Registry(Mapping[str, type[E]], Generic[E]):
     def __init__(self, what: str, base: Any) -> None:
         self.what, self.base = what, base
         self._entries: dict[str, type[E]] = {}
+        self._modules: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> type[E]:
+        if name not in self._entries and name in self._modules:
+            import_module(self._modules[name])
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._entries))
+        return iter(sorted({*self._modules, *self._entries}))
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len({*self._modules, *self._entries})
+
+    def declare(self, package: str, *names: str, **modules: str) -> None:
+        """Name entries whose modules register them, and are imported when they are first used.
+
+        Args:
+            package: Package of the modules.
+            *names: Names of entries, and of their modules.
+            **modules: Module of each entry whose name is another.
+        """
+        modules |= {name: name for name in names}
+        self._modules |= {name: f"{package}.{module}" for name, module in modules.items()}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Register a class under a name.
@@ -153,7 +168,7 @@ class Registry(Mapping[str, type[E]], Generic[E]):
         Args:
             entry: Entry of this registry.
         """
-        for name, kind in self.items():
+        for name, kind in self._entries.items():
             if type(entry) is kind:
                 return name
         raise DubitoError(

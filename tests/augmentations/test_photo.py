@@ -8,7 +8,8 @@ from PIL import Image, ImageEnhance
 from scipy import stats
 from torch import Tensor
 
-from dubito.augmentations import AUGMENTATIONS, Photo
+from dubito.augmentations import AUGMENTATIONS
+from dubito.augmentations.photo import Photo
 from dubito.errors import DubitoError
 
 IMAGES = torch.rand(5, 3, 24, 30, generator=torch.Generator().manual_seed(0))

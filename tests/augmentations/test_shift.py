@@ -6,7 +6,8 @@ import torch
 from PIL import Image, ImageOps
 from scipy import stats
 
-from dubito.augmentations import AUGMENTATIONS, Shift
+from dubito.augmentations import AUGMENTATIONS
+from dubito.augmentations.shift import Shift
 from dubito.errors import DubitoError
 
 

@@ -275,7 +275,7 @@ def test_folder_beyond_the_memory_limit_is_trained(
     monkeypatch.setattr("dubito.data.folders.READ", 3 * 90)
     monkeypatch.setattr("dubito.pipeline.FITTED_BYTES", 4 * 90)
     monkeypatch.setattr("dubito.training.batches._BATCH", 4)
-    monkeypatch.setattr("dubito.model.batches.MOST", 4)
+    monkeypatch.setattr("dubito.model.prediction.MOST", 4)
     monkeypatch.setattr(ImageFormat, "encode", watched)
     options: Any = {"backbone": {"name": "mlp", "hidden": [4]}, "epochs": 1, "batch_size": 4}
     train(pets, out=tmp_path / "run", device="cpu", report=False, **options)

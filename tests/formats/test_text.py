@@ -10,7 +10,8 @@ import torch
 
 from dubito import data
 from dubito.errors import DubitoError
-from dubito.formats import FORMATS, ArrayFormat, Preprocessing, TextFormat
+from dubito.formats import FORMATS, ArrayFormat, Preprocessing
+from dubito.formats.text import TextFormat
 from dubito.model import Model
 from dubito.tasks import Classification
 

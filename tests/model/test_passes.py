@@ -135,7 +135,7 @@ def test_batches_are_smaller_for_larger_inputs(side, most):
 def test_noise_does_not_depend_on_the_batches(monkeypatch):
     model = models.build()
     first = model.evaluate(X, NAMES, noise=[0.5])["noise"]
-    monkeypatch.setattr("dubito.model.batches.MOST", 64)
+    monkeypatch.setattr("dubito.model.prediction.MOST", 64)
     second = model.evaluate(X, NAMES, noise=[0.5])["noise"]
     assert first["0.5"]["metrics"] == pytest.approx(second["0.5"]["metrics"], rel=1e-6)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dubito.augmentations import Shift
+from dubito.augmentations.shift import Shift
 from dubito.formats import ArrayFormat, Encoded, Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification

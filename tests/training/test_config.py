@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dubito.augmentations import Shift
+from dubito.augmentations.shift import Shift
 from dubito.training import TrainConfig
 
 

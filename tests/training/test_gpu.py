@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito.augmentations import Photo, Shift
+from dubito.augmentations.photo import Photo
+from dubito.augmentations.shift import Shift
 from dubito.formats import ArrayFormat, Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification, Regression

@@ -5,7 +5,7 @@ import copy
 import torch
 
 from dubito import methods
-from dubito.augmentations import Shift
+from dubito.augmentations.shift import Shift
 from dubito.formats import ArrayFormat, Preprocessing
 from dubito.model import Model
 from dubito.tasks import Classification

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dubito.augmentations.base import AUGMENTATIONS, Augmentation
 
-__all__ = ["Photo"]
+__all__: list[str] = []
 
 Share = Annotated[float, Field(ge=0, le=1)]
 #: share of each color in the brightness of a pixel (ITU-R BT.601)

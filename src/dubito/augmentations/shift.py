@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dubito.augmentations.base import AUGMENTATIONS, Augmentation
 
-__all__ = ["Shift"]
+__all__: list[str] = []
 
 
 @AUGMENTATIONS.register("shift")

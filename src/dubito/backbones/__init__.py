@@ -16,18 +16,11 @@
 A method adds its own head. A new backbone is one file like its neighbors.
 """
 
-from dubito.backbones import (  # noqa: F401 - registers the built-in backbones
-    convnet,
-    efficientnet_lite0,
-    embedding,
-    hf,
-    mlp,
-    module,
-    resnet,
-    timm,
-    vgg16,
-    wide_resnet,
-)
 from dubito.backbones.base import BACKBONES, Backbone
 
 __all__ = ["BACKBONES", "Backbone"]
+
+BACKBONES.declare(
+    __name__, "convnet", "efficientnet_lite0", "embedding", "hf", "mlp", "module", "resnet", "timm",
+    "vgg16", "wide_resnet",
+)  # fmt: skip

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from dubito.augmentations import AUGMENTATIONS
 from dubito.backbones import BACKBONES
 from dubito.backbones.default import AUTO, CHOSEN
 from dubito.cli import _display
@@ -28,16 +27,10 @@ from dubito.model.folder import MODEL
 from dubito.plugins import import_plugin, load_plugins
 from dubito.registry import Registry
 from dubito.scores import SCORES
-from dubito.training.config import OPTIMIZERS
 from dubito.types import Options
 
 Run = Callable[..., Any]
 REPORT = "report.html"
-#: settings that name an entry
-REGISTRIES: dict[str, Registry[Any]] = {
-    "data.format": FORMATS, "method": METHODS, "backbone": BACKBONES,
-    "training.augment": AUGMENTATIONS,
-}  # fmt: skip
 #: those that always name one -> name where none is given
 DEFAULTS = {"method": "iedl", "backbone": "auto"}
 SOME_FAILED, INTERRUPTED = 1, 130  # exit statuses
@@ -119,10 +112,10 @@ def _more_settings(name: str, argv: Sequence[str]) -> Iterator[Setting]:
 
         for setting in of_fields(PolicyConfig.model_fields):
             yield replace(setting, default=None)  # that of the training
-        yield from _score_settings()
+        yield from _score_settings(argv)
     elif name == "fewshot":
         named = _option_values(argv, "method") or [DEFAULTS["method"]]
-        yield from _entry_settings("method", named[-1], METHODS)
+        yield from _entry_settings("method", named[-1], METHODS, argv)
     elif name == "serve":
         from dubito.serve import ServeConfig
 
@@ -139,7 +132,7 @@ def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
         if section == POSTHOC:
             text = f"{field.description} {_one_of(section)}"
             yield Setting(section, Sequence[str], (), text, section.capitalize())
-            yield from _score_settings()
+            yield from _score_settings(argv)
         elif isinstance(field.default, BaseModel):
             values = config.get(section)
             for setting in of_fields(type(field.default).model_fields, section):
@@ -154,7 +147,8 @@ def _run_settings(argv: Sequence[str]) -> Iterator[Setting]:
 def _with_options(setting: Setting, value: Any, argv: Sequence[str]) -> Iterator[Setting]:
     """Yield a setting, and the options of the entry that it names, by default `value`."""
     setting = replace(setting, help=f"{setting.help} {_one_of(setting.name)}".strip())
-    if setting.name not in REGISTRIES:
+    registry = _registries().get(setting.name)
+    if registry is None:
         yield setting
         return
     name = value.get("name") if isinstance(value, Mapping) else value
@@ -162,11 +156,16 @@ def _with_options(setting: Setting, value: Any, argv: Sequence[str]) -> Iterator
     kind: Any = str if setting.name in DEFAULTS else str | None
     yield replace(setting, annotation=kind, default=name)
     named = _option_values(argv, spelled(setting.name)) or [name or ""]
-    yield from _entry_settings(setting.name, named[-1], REGISTRIES[setting.name])
+    yield from _entry_settings(setting.name, named[-1], registry, argv)
 
 
-def _entry_settings(section: str, name: str, registry: Registry[Any]) -> Iterator[Setting]:
+def _entry_settings(
+    section: str, name: str, registry: Registry[Any], argv: Sequence[str]
+) -> Iterator[Setting]:
     """Yield the options of an entry, or those of all backbones that "auto" may choose."""
+    field = section.rpartition(".")[2]
+    if not any(word == "--help" or field in word for word in argv):
+        return  # its module need not be imported
     settings: dict[str, Setting] = {}
     for one in CHOSEN if name == AUTO else (name.partition(":")[0],):
         for setting in of_fields(getattr(registry.get(one), "__pydantic_fields__", {}), section):
@@ -175,16 +174,28 @@ def _entry_settings(section: str, name: str, registry: Registry[Any]) -> Iterato
         yield replace(setting, default=None) if setting.default is REQUIRED else setting
 
 
-def _score_settings() -> Iterator[Setting]:
+def _score_settings(argv: Sequence[str]) -> Iterator[Setting]:
     """Yield the options of all post-hoc scores."""
     for name in SCORES:
-        yield from _entry_settings(f"posthoc.{name}", name, SCORES)
+        yield from _entry_settings(f"posthoc.{name}", name, SCORES, argv)
+
+
+def _registries() -> dict[str, Registry[Any]]:
+    """Return the registries of settings that name an entry."""
+    from dubito.augmentations import AUGMENTATIONS
+
+    return {
+        "data.format": FORMATS, "method": METHODS, "backbone": BACKBONES,
+        "training.augment": AUGMENTATIONS,
+    }  # fmt: skip
 
 
 def _one_of(name: str) -> str:
     """List the names that a setting may have."""
+    from dubito.training.config import OPTIMIZERS
+
     names: dict[str, Iterable[str]] = {
-        **REGISTRIES, "backbone": [AUTO, *BACKBONES], "posthoc": SCORES,
+        **_registries(), "backbone": [AUTO, *BACKBONES], "posthoc": SCORES,
         "training.optimizer": OPTIMIZERS,
     }  # fmt: skip
     return f"Known: {', '.join(names[name])}." if name in names else ""
@@ -194,9 +205,11 @@ def _one_of(name: str) -> str:
 
 
 def _train(function: Run, *, out: str, verbose: bool = False, **values: Any) -> None:
+    from dubito.cli._progress import TrainProgress
+
     is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     console = Console(quiet=not is_first, soft_wrap=True)
-    progress = _display.TrainProgress(console, verbose)
+    progress = TrainProgress(console, verbose)
     with progress.bars:
         models = function(out=out, callbacks=[progress], on_start=console.print, **values)
     for model in models if isinstance(models, list) else [models]:
@@ -292,15 +305,19 @@ def _serve(function: Run, **values: Any) -> None:
 
 
 def _fewshot(function: Run, **values: Any) -> None:
+    from dubito.cli._progress import counter
+
     if options := _pop_section(values, "method"):
         values["method"] = {"name": values.get("method", DEFAULTS["method"]), **options}
-    with _display.counter("episodes") as progress:
+    with counter("episodes") as progress:
         result = function(progress=progress, **values)
     Console().print(_display.fewshot_table(result))
 
 
 def _features(function: Run, **values: Any) -> None:
-    with _display.counter("inputs") as progress:
+    from dubito.cli._progress import counter
+
+    with counter("inputs") as progress:
         features = function(progress=progress, **values)
     count, size = features.values.shape
     sys.stdout.write(f"{count} x {size} features of {len(features.classes)} classes\n")

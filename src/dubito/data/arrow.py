@@ -1,7 +1,6 @@
 """Datasets of the package datasets: in memory, or folders that `save_to_disk` has written."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -18,8 +17,6 @@ from dubito.types import Array, Frame
 __all__: list[str] = []
 
 EXTRA = "datasets"
-#: files in the folder of a dataset, and of one with parts
-DATASET, WITH_PARTS = "dataset_info.json", "dataset_dict.json"
 #: columns of classes and of texts, by custom
 LABELS, TEXT = ("label", "labels"), "text"
 
@@ -69,28 +66,15 @@ class Images(Sequence[bytes | Path]):
         return Path(file["path"]) if content is None else content
 
 
-def is_dataset(source: object) -> bool:
-    """Return whether a source is a dataset, several of them by part, or a folder of these.
-
-    Args:
-        source: See `data.open`.
-    """
-    if isinstance(source, str | os.PathLike):
-        place = Path(source).expanduser()
-        return any((place / name).is_file() for name in (DATASET, WITH_PARTS))
-    package: Any = sys.modules.get("datasets")  # what has it was made by it
-    return package is not None and isinstance(source, package.Dataset | package.DatasetDict)
-
-
 def parts(source: Any) -> tuple[str, ...]:
     """Return the parts of a dataset, such as ("train", "test"); empty if it has none.
 
     Args:
-        source: Source that `is_dataset`.
+        source: Dataset, or the folder of one.
     """
     if isinstance(source, str | os.PathLike):
         place = Path(source).expanduser()
-        return tuple(part for part in PARTS if (place / part / DATASET).is_file())
+        return tuple(part for part in PARTS if (place / part / "dataset_info.json").is_file())
     return tuple(part for part in PARTS if isinstance(source, dict) and part in source)
 
 
@@ -102,7 +86,7 @@ def read(
     The inputs are the column of images, that of lists of numbers, or all columns as a table.
 
     Args:
-        source: Source that `is_dataset`.
+        source: Dataset, or the folder of one.
         parts: Parts to read; empty: all of a dataset without parts.
         labeled: Whether to read targets.
         target: Target columns; None: that of classes, `label`, `labels`, or the last.

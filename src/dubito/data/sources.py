@@ -3,6 +3,7 @@
 import copy
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dubito import _checks, plugins
-from dubito.data import arrow, folders, npz
+from dubito.data import folders, npz
 from dubito.data.base import PARTS, Items, Source, take
 from dubito.data.folders import files_below
 from dubito.data.known import DATASETS
@@ -41,10 +42,12 @@ __all__ = ["open"]
 #: options that name columns of a table
 OF_COLUMNS = ("ignore", "categories", "text")
 #: inputs and targets as they are read
-Inputs: TypeAlias = Source | list[Any] | arrow.Images | Array | Frame
+Inputs: TypeAlias = Source | Sequence[Any] | Array | Frame
 Targets: TypeAlias = Array | Frame | None
 #: function of a format that was fitted to data to the one to read it with
 Adapt: TypeAlias = Callable[[InputFormat], InputFormat]
+#: files in the folder of a dataset of the package datasets, and of one with parts
+DATASET_FILES = ("dataset_info.json", "dataset_dict.json")
 #: characters of a value in a message
 LONGEST = 40
 
@@ -115,7 +118,7 @@ def open(
     adapt: Adapt | None = None
     if format is not None and not isinstance(format, InputFormat):
         adapt, format = format, None
-    if arrow.is_dataset(source):
+    if is_dataset(source):
         name, (content, labels, found) = _read_dataset(source, split, labeled, target)
         options = options if found is None else {**options, "text": text or found}
         target = None if labels is not None else target
@@ -142,7 +145,7 @@ def open(
         columns = (target,) if isinstance(target, str) else tuple(target or ())
         parts = content, labels, columns, weight if labeled else None
         return _open_table(name, *parts, options, format, labeled, on_error)
-    if isinstance(content, list | arrow.Images):
+    if isinstance(content, Sequence):
         return _open_list(name, content, labels, options, format, adapt, on_error, stream)
     return _open_array(name, content, labels, options, format, adapt, resize, on_error)
 
@@ -156,6 +159,19 @@ def is_known(source: object) -> bool:
     return isinstance(source, str) and source.partition(":")[0] in DATASETS
 
 
+def is_dataset(source: object) -> bool:
+    """Return whether a source is a dataset, several of them by part, or a folder of these.
+
+    Args:
+        source: See `open`.
+    """
+    if isinstance(source, str | os.PathLike):
+        place = Path(source).expanduser()
+        return any((place / name).is_file() for name in DATASET_FILES)
+    package: Any = sys.modules.get("datasets")  # what has it was made by it
+    return package is not None and isinstance(source, package.Dataset | package.DatasetDict)
+
+
 def parts(source: object) -> tuple[str, ...]:
     """Return the parts of a source, such as ("train", "test"); empty if it has none.
 
@@ -165,7 +181,9 @@ def parts(source: object) -> tuple[str, ...]:
     >>> parts("mnist")
     ('train', 'test')
     """
-    if arrow.is_dataset(source):
+    if is_dataset(source):
+        from dubito.data import arrow
+
         return arrow.parts(source)
     if not isinstance(source, str | os.PathLike):
         return ()
@@ -237,7 +255,9 @@ def _selected(source: Any, split: str) -> list[str]:
 
 def _read_dataset(
     source: Any, split: str, labeled: bool, target: str | Sequence[str] | None
-) -> tuple[str, arrow.Columns]:
+) -> tuple[str, tuple[Inputs, Targets, str | None]]:
+    from dubito.data import arrow
+
     is_path = isinstance(source, str | os.PathLike)
     name = Path(source).expanduser().resolve().name if is_path else "dataset"
     return name, arrow.read(source, _selected(source, split), labeled, target)
@@ -274,7 +294,8 @@ def _read_path(
 
 
 def _accepts(kind: type[InputFormat], items: Inputs) -> bool:
-    return kind is ImageFormat if isinstance(items, arrow.Images) else kind.accepts(items)
+    is_lazy = isinstance(items, Sequence) and not isinstance(items, list)  # images of a dataset
+    return kind is ImageFormat if is_lazy else kind.accepts(items)
 
 
 def _choose(name: str, items: Inputs, options: Options) -> type[InputFormat]:
@@ -320,7 +341,7 @@ def _fitting(kind: type[InputFormat], options: Options) -> Callable[..., InputFo
 
 def _open_list(
     name: str,
-    items: list[Any] | arrow.Images,
+    items: Sequence[Any],
     labels: Targets,
     options: Options,
     format: InputFormat | None,

@@ -3,19 +3,28 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from dubito.errors import DubitoError
 from dubito.registry import Entry, Registry
 
 __all__ = ["FORMATS", "Encoded", "InputFormat"]
 
+T = TypeVar("T")
+R = TypeVar("R")
 
+#: threads that decode inputs, shared by a process
+THREADS = min(8, os.cpu_count() or 1)
+#: items that wait for a thread
+QUEUED = 4096
 #: problems that one message lists
 LISTED = 10
 
@@ -183,6 +192,36 @@ def joined(outside: Tensor, text: Callable[[int, int], str]) -> dict[int, str]:
     for row, column in outside.nonzero().tolist():
         texts[row] = f"{texts[row]}; {text(row, column)}" if row in texts else text(row, column)
     return texts
+
+
+def each(function: Callable[[T], R], items: Sequence[T]) -> list[R | Exception]:
+    """Return function(item) or the error it raised; decoding releases the interpreter's lock.
+
+    Workers of a `DataLoader` use no further threads.
+
+    Args:
+        function: Function of one item.
+        items: Items.
+    """
+
+    def attempt(item: T) -> R | Exception:
+        try:
+            return function(item)
+        except Exception as error:  # decoders raise errors of many kinds for a damaged file
+            return error
+
+    if len(items) == 1 or get_worker_info() is not None:
+        return [attempt(item) for item in items]
+    results: list[R | Exception] = []
+    for start in range(0, len(items), QUEUED):
+        results += _pool(os.getpid()).map(attempt, items[start : start + QUEUED])
+    return results
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process; those of its parent do not exist in it after a fork."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="dubito-decode")
 
 
 FORMATS: Registry[InputFormat] = Registry("format", InputFormat)

@@ -22,8 +22,7 @@ from dubito import _checks
 from dubito._extras import need
 from dubito.errors import DubitoError
 from dubito.formats.arrays import CHANNELS, as_numpy, channels_first
-from dubito.formats.base import FORMATS, Encoded, InputFormat
-from dubito.formats.threads import each
+from dubito.formats.base import FORMATS, Encoded, InputFormat, each
 from dubito.types import Array
 
 if TYPE_CHECKING:

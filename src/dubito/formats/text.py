@@ -14,11 +14,10 @@ from pydantic import Field, Strict
 from torch import Tensor
 
 from dubito.errors import DubitoError
-from dubito.formats.base import FORMATS, Encoded, InputFormat
+from dubito.formats.base import FORMATS, Encoded, InputFormat, each
 from dubito.formats.tables import as_frame
-from dubito.formats.threads import each
 
-__all__ = ["TextFormat"]
+__all__: list[str] = []
 
 WORD = re.compile(r"\w+|[^\w\s]")
 #: index of a word that is not in the vocabulary

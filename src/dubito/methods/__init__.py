@@ -27,31 +27,38 @@
 A new method is one file like its neighbors.
 """
 
-from dubito.methods import (  # noqa: F401 - registers these methods
-    daedl,
-    dappr,
-    gaussian,
-    logit_norm,
-    modex,
-    re_edl,
-    red,
-    sder,
-    t2f_norm,
-)
+from typing import TYPE_CHECKING, Any
+
 from dubito.methods.base import METHODS, Method, MethodLoss, NonNegative, TaskLike
-from dubito.methods.der import DER
-from dubito.methods.edl import EDL
-from dubito.methods.ensemble import Ensemble
-from dubito.methods.fedl import FEDL
-from dubito.methods.iedl import IEDL
-from dubito.methods.mc_dropout import MCDropout
-from dubito.methods.posterior_network import PosteriorNetwork
-from dubito.methods.prior_networks import KLPriorNetwork, ReverseKLPriorNetwork
-from dubito.methods.redl import REDL
-from dubito.methods.softmax import Softmax
+
+if TYPE_CHECKING:
+    from dubito.methods.der import DER
+    from dubito.methods.edl import EDL
+    from dubito.methods.ensemble import Ensemble
+    from dubito.methods.fedl import FEDL
+    from dubito.methods.iedl import IEDL
+    from dubito.methods.mc_dropout import MCDropout
+    from dubito.methods.posterior_network import PosteriorNetwork
+    from dubito.methods.prior_networks import KLPriorNetwork, ReverseKLPriorNetwork
+    from dubito.methods.redl import REDL
+    from dubito.methods.softmax import Softmax
 
 __all__ = [
     "DER", "EDL", "FEDL", "IEDL", "METHODS", "REDL", "Ensemble", "KLPriorNetwork",
     "MCDropout", "Method", "MethodLoss", "NonNegative", "PosteriorNetwork", "ReverseKLPriorNetwork",
     "Softmax", "TaskLike",
 ]  # fmt: skip
+
+METHODS.declare(
+    __name__, "daedl", "dappr", "der", "edl", "ensemble", "fedl", "gaussian", "iedl", "logit_norm",
+    "mc_dropout", "modex",
+    "posterior_network", "re_edl", "red", "redl", "sder", "softmax", "t2f_norm",
+    kl_pn="prior_networks", label_smoothing="softmax", rkl_pn="prior_networks",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for kind in METHODS.values() if name in __all__ else ():
+        if kind.__name__ == name:
+            return kind
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

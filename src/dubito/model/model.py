@@ -19,7 +19,6 @@ from dubito import _checks, evaluation
 from dubito.backbones import BACKBONES, Backbone
 from dubito.backbones.base import BackboneLike
 from dubito.backbones.default import for_method, resolve
-from dubito.backbones.module import UserModule
 from dubito.calibration import Calibration
 from dubito.data import Source
 from dubito.data.base import Items
@@ -31,9 +30,8 @@ from dubito.formats.images import ImageFormat, kind_of
 from dubito.formats.preprocessing import unit_range
 from dubito.methods import METHODS, Method
 from dubito.methods.features import Pass, forward_with_features, linear_head
-from dubito.model.batches import Collector, batch_size, name_of
 from dubito.model.folder import TrainingRecord, fill, read, write
-from dubito.model.prediction import Prediction
+from dubito.model.prediction import Collector, Prediction, batch_size, name_of
 from dubito.policy import REASONS, Policy
 from dubito.scores import SCORES, Score
 from dubito.targets import Target, known_rows, values_and_weight
@@ -706,13 +704,14 @@ class Model(nn.Module):
         content, tensors = read(place)
         try:
             method = METHODS.build(content.method)
-            entry = None if content.backbone is None else BACKBONES.build(content.backbone)
+            entry: Any = None if content.backbone is None else BACKBONES.build(content.backbone)
+            is_users = entry is not None and BACKBONES.name_of(entry) == "module"
             parts = (method, content.task, content.preprocessing)
-            _check_network(entry, network)
+            _check_network(entry, network, is_users)
             if entry is None:
                 model = cls(network if isinstance(network, nn.Module) else network(), *parts)  # type: ignore[misc]
-            elif isinstance(entry, UserModule):
-                model = cls.build(*parts, partial(entry.called, network))  # type: ignore[arg-type]
+            elif is_users:
+                model = cls.build(*parts, partial(entry.called, network))
                 model.backbone = entry
             else:
                 model = cls.build(*parts, entry)
@@ -735,16 +734,16 @@ class Model(nn.Module):
         return import_module("dubito.onnx").export(self, path, **options)
 
 
-def _check_network(entry: Backbone | None, network: Any) -> None:
+def _check_network(entry: Any, network: Any, is_users: bool) -> None:
     """Raise unless there is a network, or a function that builds one, if the folder has none."""
     if entry is None and network is None:
         raise DubitoError("it has a custom network: pass network=... (--network file.py:function)")
-    if isinstance(entry, UserModule) and (network is None or isinstance(network, nn.Module)):
+    if is_users and (network is None or isinstance(network, nn.Module)):
         raise DubitoError(
             f"its backbone is built by your function {entry.path!r}: pass network=..., this "
             f"function (--network {entry.path})"
         )
-    if network is not None and not isinstance(entry, UserModule | None):
+    if network is not None and entry is not None and not is_users:
         raise DubitoError(
             f"it names its backbone, {BACKBONES.name_of(entry)!r}: load it without network"
         )

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -36,8 +36,6 @@ SMALL, LARGE = 64, 192
 MAX_VALUES, MAX_LETTERS = 4, 300
 #: letters of the name of a sample
 MAX_NAME = 20
-#: what the declared scores of an evaluation are for
-PURPOSES = {"errors": "right or wrong", "ood": "foreign"}
 #: decision in words
 DECISIONS = {
     "accepted": "answered",
@@ -105,36 +103,6 @@ def duration(seconds: float) -> str:
     ('0:00:08', '2:01:40')
     """
     return str(timedelta(seconds=round(seconds)))
-
-
-def chosen_scores(
-    detection: Mapping[str, Mapping[str, Any]], declared: Mapping[str, str]
-) -> dict[str, str]:
-    """Choose scores to show: the declared ones, and the best and the worst of the rest by AUROC.
-
-    Args:
-        detection: Metrics by score; those of several seeds have a mean.
-        declared: Score that is declared for each purpose, as in the result of `Model.evaluate`.
-
-    Returns:
-        What each score is, by its name.
-
-    >>> detection = {name: {"auroc": value} for name, value in zip("abcd", (0.5, 0.9, 0.2, 0.7))}
-    >>> chosen_scores(detection, {"errors": "a", "ood": "d"})
-    {'a': 'right or wrong', 'd': 'foreign', 'b': 'best of the rest', 'c': 'worst of the rest'}
-    """
-
-    def auroc(name: str) -> float:
-        value = detection[name]["auroc"]
-        return float(value["mean"] if isinstance(value, Mapping) else value)
-
-    chosen = {declared[key]: what for key, what in PURPOSES.items() if declared[key] in detection}
-    rest = sorted((name for name in detection if name not in chosen), key=auroc)
-    if rest:
-        chosen |= {rest[-1]: "best of the rest"}
-    if len(rest) > 1:
-        chosen |= {rest[0]: "worst of the rest"}
-    return chosen
 
 
 def render(template: Path, **content: Any) -> str:

@@ -14,13 +14,13 @@ from torch import Tensor
 from dubito import sanity
 from dubito._files import atomic_write
 from dubito.data import Source
-from dubito.evaluation import risk_coverage
+from dubito.evaluation import chosen_scores, risk_coverage
 from dubito.methods import Method
 from dubito.model import Model, Prediction
 from dubito.model.card import PERCENT, metric_name
 from dubito.policy import SanityCheck
 from dubito.report import figures
-from dubito.report.html import TEMPLATES, Example, chosen_scores, examples, render
+from dubito.report.html import TEMPLATES, Example, examples, render
 from dubito.targets import known_rows
 from dubito.training import TrainConfig
 from dubito.types import Json

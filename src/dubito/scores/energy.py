@@ -9,7 +9,7 @@ from dubito import _checks
 from dubito.distributions import Categorical
 from dubito.scores.base import SCORES, Score
 
-__all__ = ["Energy"]
+__all__: list[str] = []
 
 
 @SCORES.register("energy")

@@ -22,7 +22,7 @@ from dubito.data.base import Items
 from dubito.errors import DubitoError
 from dubito.formats import Encoded, InputFormat
 from dubito.model import Model, Prediction
-from dubito.model.batches import NOT_FINITE
+from dubito.model.prediction import NOT_FINITE
 
 __all__: list[str] = []
 

@@ -21,8 +21,8 @@ from dubito.api import AnyModel, load_model
 from dubito.distributions import Distribution
 from dubito.methods import METHODS
 from dubito.model import Model
-from dubito.model.batches import NOT_FINITE
 from dubito.model.folder import MODEL
+from dubito.model.prediction import NOT_FINITE
 from dubito.serve.batcher import Batcher, Question
 from dubito.serve.config import ServeConfig
 from dubito.serve.engines import blank, choose, measure

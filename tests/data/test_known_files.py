@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dubito.data.downloads import Release, data_folder, fetch
+from dubito.data.known import Release, data_folder, fetch
 from dubito.errors import DubitoError
 
 CONTENT = bytes(range(256)) * 100

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from dubito.backbones.fourier import FourierConv2d
+from dubito.backbones.convnet import FourierConv2d
 
 
 @pytest.mark.parametrize("size", [(2, 2), (7, 7), (14, 9), (1, 32)])
