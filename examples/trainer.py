@@ -75,7 +75,7 @@ def to_model(folder: Path, source: data.Source, held_out: data.Source) -> Model:
     task = Classification(classes=names or ())
     model = Model.build(METHOD, task, inputs, backbone, pretrained=True)
     model.network.get_submodule("head").load_state_dict(layer.state_dict())
-    model.eval().add_score(FOREIGN, source).calibrate(held_out)
+    model.eval().add_scores([FOREIGN], source).calibrate(held_out)
     return model.fit_policy(held_out, error_rate=ERROR_RATE, ood_score=FOREIGN)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from scipy.stats import energy_distance
 from torch import Tensor
 
 from dubito import __version__, data, evaluation, metrics
@@ -299,7 +300,7 @@ def _densities(sets: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
             counts = torch.histc(values, BINS, 0.0, 1.0)
             densities[name][score] = (counts * (BINS / len(values))).tolist()
         for name, scores in distances.items():
-            scores[score] = metrics.energy_distance(scaled["test"], scaled[name]).item()
+            scores[score] = float(energy_distance(scaled["test"], scaled[name]))
     return {"densities": densities, "energy_distance": distances}
 
 

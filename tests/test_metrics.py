@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from sklearn import metrics as sk
 from torch import Tensor
 
@@ -217,7 +216,7 @@ def test_small_errors_far_from_zero_in_float32() -> None:
     assert m.mae(target - 0.125, target) == 0.125
 
 
-@pytest.mark.parametrize("metric", [m.rmse, m.mae, m.energy_distance])
+@pytest.mark.parametrize("metric", [m.rmse, m.mae])
 def test_dtypes_and_leading_axes_of_numbers(metric: Metric) -> None:
     x, y = torch.randn(2, 3, 5, 8, generator=generator(0))
     rows = zip(x.flatten(0, 1), y.flatten(0, 1), strict=True)
@@ -226,12 +225,6 @@ def test_dtypes_and_leading_axes_of_numbers(metric: Metric) -> None:
     assert metric(x.double(), y).dtype == torch.float64
     half = metric(x.bfloat16(), y.bfloat16())
     assert torch.equal(half, metric(x.bfloat16().float(), y.bfloat16().float()))
-
-
-def test_energy_distance_of_one_distribution_is_zero() -> None:
-    x = torch.randint(-20, 20, (12,), generator=generator(0)) / 4
-    assert m.energy_distance(x, x.flip(0)) == 0
-    assert m.energy_distance(x, x.repeat(3)) == 0  # in another size
 
 
 def test_intervals_are_closed_and_may_be_infinite() -> None:
@@ -251,28 +244,6 @@ def test_regression_errors(metric: Metric) -> None:
         metric(values.long(), values)
     with pytest.raises(ValueError, match=r"lower: got NaN at index \(0,\)"):
         m.coverage(values * math.nan, values, values)
-
-
-# --- energy distance -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 3), (3, 2), (150, 150), (10_000, 777)])
-def test_energy_distance_equals_scipy(n: int, k: int, tied: bool) -> None:
-    g = generator(n)
-    x = torch.randn(4, n, generator=g, dtype=torch.float64)
-    y = 1.5 * torch.randn(4, k, generator=g, dtype=torch.float64) + 0.3
-    x, y = (x.round(), y.round()) if tied else (x, y)
-    expected = [stats.energy_distance(a, b) for a, b in zip(x.numpy(), y.numpy(), strict=True)]
-    close(m.energy_distance(x, y), expected, 1e-9)
-    close(m.energy_distance(x.float(), y.float()), expected)
-
-
-def test_energy_distance_far_from_zero_in_float32() -> None:
-    x = torch.randn(5000, generator=generator(0)) + 1e6  # steps of 1/16 up there
-    y = torch.randn(5000, generator=generator(1)) + 1e6 + 0.125
-    expected = stats.energy_distance(x.double().numpy() - 1e6, y.double().numpy() - 1e6)
-    assert m.energy_distance(x, y).item() == pytest.approx(expected, rel=1e-6)
 
 
 # --- properties of every ranking metric ----------------------------------------------------------
@@ -367,7 +338,6 @@ def test_nothing_carries_a_gradient_or_changes_its_input() -> None:
     copies = scores.clone(), probs.clone()
     values = [metric(scores.requires_grad_(), positive) for metric in SCORED.values()]
     values += [metric(probs.requires_grad_(), target) for metric in LABELLED.values()]
-    values += [m.energy_distance(scores, scores + 1)]
     assert not any(value.requires_grad for value in values)
     assert torch.equal(scores, copies[0])
     assert torch.equal(probs, copies[1])
@@ -379,7 +349,6 @@ def test_cuda_agrees_and_repeats() -> None:
     probs, target = predictions((3, 10_000), 10)
     calls = [(metric, scores, positive) for metric in SCORED.values()]
     calls += [(metric, probs, target) for metric in LABELLED.values()]
-    calls += [(m.energy_distance, scores, 2 * scores)]
     for metric, first, second in calls:
         there = metric(first.cuda(), second.cuda())
         close(there.cpu(), metric(first, second))
@@ -460,19 +429,3 @@ def test_probability_errors(
 def test_ece_rejects_bins(bins: int) -> None:
     with pytest.raises(ValueError, match=rf"bins: got {bins}, expected an integer of at least 1"):
         m.ece(Q, T, bins=bins)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "error", "match"),
-    [
-        (S[:0], S, ValueError, r"x: got shape \(0,\), expected at least one sample"),
-        (S, S[:0], ValueError, r"y: got shape \(0,\), expected at least one sample"),
-        (S, T, TypeError, r"y: got torch.int64, expected a floating point tensor"),
-        (NAN, S, ValueError, r"x: got a value that is not finite at index \(1, 1\)"),
-        (S, S / 0, ValueError, r"y: got a value that is not finite at index \(0,\)"),
-        (NAN[:1], S, ValueError, r"leading axes of x, y: got shapes \(1,\) and"),
-    ],
-)
-def test_energy_distance_errors(x: Tensor, y: Tensor, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        m.energy_distance(x, y)

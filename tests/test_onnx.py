@@ -98,7 +98,7 @@ def test_every_method_equals_torch(name: str, tmp_path: Path) -> None:
     scores: list[str] | None = None
     if name == "edl":  # further scores, one of them post hoc
         scores = ["vacuity", "dissonance", "energy"]
-        model.add_score("energy", draw(model, 10), ["ant"] * 10)
+        model.add_scores(["energy"], draw(model, 10), ["ant"] * 10)
     exported = model.export(tmp_path / "model.onnx", scores=scores)
     assert 0 <= exported.difference <= TOLERANCE
     inputs = draw(model, 50)
@@ -119,7 +119,7 @@ def wrapped() -> Model:
 
 @pytest.mark.parametrize("make", [partial(build, "edl"), wrapped])
 def test_scores_of_features_are_in_the_graph(make: Callable[[], Model], tmp_path: Path) -> None:
-    model = make().add_score("test_residual", draw(make(), 90), ["ant"] * 90)
+    model = make().add_scores(["test_residual"], draw(make(), 90), ["ant"] * 90)
     model.fit_policy(draw(model, 200), coverage=0.5, ood_score="test_residual")
     columns = assert_equals_torch(
         model, model.export(tmp_path / "model.onnx", scores=["test_residual"]),

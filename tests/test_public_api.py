@@ -42,7 +42,7 @@ PUBLIC = {
     "dubito.methods": "DER EDL FEDL IEDL METHODS REDL Ensemble KLPriorNetwork "
     "MCDropout Method MethodLoss NonNegative PosteriorNetwork ReverseKLPriorNetwork Softmax "
     "TaskLike",
-    "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece energy_distance fpr95 mae rmse",
+    "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece fpr95 mae rmse",
     "dubito.model": "Model Prediction",
     "dubito.onnx": "export",
     "dubito.pipeline": "Pipeline Prepared",

@@ -1,4 +1,4 @@
-"""Metrics: ranking, calibration, selective prediction, regression, distance between samples.
+"""Metrics: ranking, calibration, selective prediction, regression.
 
 All functions take batches: they reduce the sample axis and keep leading axes (...). Counts are
 integers and averages float64, so that ten million samples lose nothing. The result is float64 for
@@ -15,7 +15,7 @@ from dubito.errors import DubitoError
 
 __all__ = [
     "accuracy", "aupr", "aurc", "auroc", "brier", "coverage",
-    "ece", "energy_distance", "fpr95", "mae", "rmse",
+    "ece", "fpr95", "mae", "rmse",
 ]  # fmt: skip
 
 # --- ranking: scores (..., N), the higher the more positive --------------------------------------
@@ -287,37 +287,6 @@ def coverage(lower: Tensor, upper: Tensor, target: Tensor, weight: Tensor | None
         _forbid(name, bound.isnan(), "NaN", "comparable numbers")
     inside = (lower <= target) & (target <= upper)
     return mean(inside, weight).to(target.dtype)
-
-
-# --- two samples ---------------------------------------------------------------------------------
-
-
-def energy_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Compute the energy distance between two samples of a number.
-
-        D = sqrt( 2 E|X - Y| - E|X - X'| - E|Y - Y'| ) = sqrt( 2 integral (F - G)^2 )
-
-    The second form is computed from one sort of both samples. It has only the gaps between
-    neighbors, so nothing cancels however far from zero the samples are. It agrees with
-    `scipy.stats.energy_distance`.
-
-    Args:
-        x: First sample, (..., N).
-        y: Second sample, (..., M).
-
-    >>> energy_distance(torch.tensor([0.0, 0.0]), torch.tensor([2.0]))
-    tensor(2.)
-    """
-    (x,), (y,) = _numbers(x=x), _numbers(y=y)
-    _same_shape("leading axes of x", x.shape[:-1], "y", y.shape[:-1])
-    n, m = x.shape[-1], y.shape[-1]
-    values, order = torch.cat([x, y], -1).sort(dim=-1)
-    # With i of the first r values from x, F - G = i/n - (r - i)/m = (i (n + m) - r n) / (n m): the
-    # numerator is a whole number, exactly zero wherever the two samples draw level.
-    rank = torch.arange(1, n + m, device=x.device)
-    height = (order[..., :-1] < n).cumsum(-1).mul_(n + m).sub_(rank * n).double().div_(n * m)
-    area = height.square_().mul_(values.double().diff(dim=-1)).sum(-1)
-    return (2.0 * area).sqrt().to(values.dtype)
 
 
 # --- shared parts --------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from dubito.scores import SCORES, Score
 from dubito.tasks import Classification, Regression, Task
 from dubito.training import Callback, History, JSONLines, TensorBoard, Trainer, parallel
 from dubito.training.batches import Samples
-from dubito.training.callbacks import FeatureProgress
+from dubito.training.callbacks import feature_progress
 from dubito.training.config import LAST, TrainConfig
 from dubito.training.recipes import HEAD, has_adapters, with_recipe
 from dubito.training.run import CHECKPOINT, merge_adapters
@@ -441,7 +441,7 @@ class Pipeline:
         first = prepared.parts[0].train
         source = first.source if len(prepared.parts) == 1 else prepared.source
         callbacks = self.callbacks if parallel.rank() == 0 else ()
-        progress = FeatureProgress(callbacks, seed, training.num_epochs, len(source), network)
+        progress = feature_progress(callbacks, network, seed, training.num_epochs, len(source))
         values = own.features(source, progress=progress).cpu()
         table = Items(
             source.name, ArrayFormat(shape=values.shape[1:]), values.numpy(), source.target,

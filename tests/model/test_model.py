@@ -303,12 +303,12 @@ def test_earlier_prediction_is_read_with_the_present_policy():
 
 def test_score_that_does_not_fit_is_rejected():
     with pytest.raises(DubitoError, match="score 'energy' is not for regression"):
-        models.build("der").add_score("energy", X, models.numbers())
+        models.build("der").add_scores(["energy"], X, models.numbers())
     with pytest.raises(DubitoError, match="already has a score 'energy'"):
-        models.build("softmax").add_score("energy")
-    model = models.build().add_score("energy")
+        models.build("softmax").add_scores(["energy"])
+    model = models.build().add_scores(["energy"])
     with pytest.raises(DubitoError, match="already has a score 'energy'"):
-        model.add_score("energy", temperature=2.0)
+        model.add_scores([{"name": "energy", "temperature": 2.0}])
     assert model.scores["energy"].temperature == 1
 
 

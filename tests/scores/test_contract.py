@@ -34,7 +34,7 @@ def scored(name: str, method: str = "iedl") -> Model:
     """A new model with a score that its policy reads."""
     part = trained(method)
     model = Model(part.network, part.method, part.task, part.preprocessing, backbone=part.backbone)
-    model.eval().add_score(name, X, NAMES)
+    model.eval().add_scores([name], X, NAMES)
     return model.fit_policy(X, NAMES, error_rate=0.2, score=name, ood_score=name)
 
 
@@ -141,4 +141,4 @@ def test_features_that_are_not_finite_are_an_error(name):
     model = models.build()
     next(model.network.parameters()).data[0, 0] = torch.nan
     with pytest.raises(DubitoError, match="features of the training samples are not finite"):
-        model.add_score(name, X, NAMES)
+        model.add_scores([name], X, NAMES)

@@ -93,7 +93,7 @@ def test_score_of_an_ensemble_is_the_mean_over_its_members(name):
 def test_a_head_that_is_not_linear_is_an_error(name):
     model = models.build("posterior_network").eval()
     with pytest.raises(DubitoError, match=f"score '{name}' reads a linear layer.*ends with none"):
-        model.add_score(name, models.samples()[0], models.names())
+        model.add_scores([name], models.samples()[0], models.names())
 
 
 def test_such_a_score_is_refused_before_training(tmp_path):

@@ -26,7 +26,7 @@ def test_options_are_fixed_and_state_is_not():
 
 def test_models_fit_copies_of_a_score():
     score = SCORES.build("test_nearest")
-    model = models.build().add_score(score, X, NAMES)
+    model = models.build().add_scores([score], X, NAMES)
     assert not score.state_dict()
     assert len(model.scores["test_nearest"].bank) == len(X)
 
@@ -34,7 +34,7 @@ def test_models_fit_copies_of_a_score():
 @pytest.mark.parametrize("method", ["iedl", "ensemble", "mc_dropout", "posterior_network"])
 @pytest.mark.parametrize("name", ["test_nearest", "test_density"])
 def test_saved_scores_are_loaded(name, method, tmp_path):
-    model = models.build(method).eval().add_score(name, X, NAMES)
+    model = models.build(method).eval().add_scores([name], X, NAMES)
     loaded = Model.load(model.save(tmp_path))
     for key, value in model.scores[name].state_dict().items():
         assert loaded.scores[name].state_dict()[key].dtype == value.dtype
@@ -65,7 +65,7 @@ SCORES.register("test_recorded")(Recorded)
 
 
 def head_of(model):
-    return model.add_score("test_recorded", X, NAMES).scores["test_recorded"].seen
+    return model.add_scores(["test_recorded"], X, NAMES).scores["test_recorded"].seen
 
 
 def test_head_of_a_plain_network():
@@ -112,7 +112,7 @@ def test_head_that_is_not_linear_is_none():
 
 
 def test_residual_is_zero_where_the_head_reads_all():
-    model = models.build().add_score("test_residual", X, NAMES)
+    model = models.build().add_scores(["test_residual"], X, NAMES)
     head = model.network.head
     inside = model.scores["test_residual"].origin + torch.randn(5, 3) @ head.weight
     score = model.scores["test_residual"](inside, head(inside))
@@ -126,9 +126,12 @@ def test_residual_is_zero_where_the_head_reads_all():
 @pytest.mark.parametrize(
     ("add", "message"),
     [
-        (lambda model: model.add_score("magic"), "unknown score 'magic'; known: .*'energy'"),
-        (lambda model: model.add_score("test_nearest"), "test_nearest are fitted to training data"),
-        (lambda model: model.add_score("test_nearest", X), "these inputs have no targets"),
+        (lambda model: model.add_scores(["magic"]), "unknown score 'magic'; known: .*'energy'"),
+        (
+            lambda model: model.add_scores(["test_nearest"]),
+            "test_nearest are fitted to training data",
+        ),
+        (lambda model: model.add_scores(["test_nearest"], X), "these inputs have no targets"),
     ],
 )
 def test_errors(add, message):
@@ -143,6 +146,6 @@ def test_score_of_a_network_without_features():
     assert head_of(model)[2] is network[1]
     model = Model(nn.Bilinear(4, 4, 3), part.method, part.task, part.preprocessing)
     model.network.forward = lambda x: nn.functional.bilinear(x, x, model.network.weight)
-    assert model.add_score("energy").predict(X[:3]).score("energy").shape == (3,)
+    assert model.add_scores(["energy"]).predict(X[:3]).score("energy").shape == (3,)
     with pytest.raises(DubitoError, match="Bilinear has no features"):
-        model.add_score("test_nearest", X, NAMES)
+        model.add_scores(["test_nearest"], X, NAMES)

@@ -486,23 +486,6 @@ class Model(nn.Module):
         self.policy = policy.as_approximate() if predicted.out_of_fold else policy
         return self
 
-    def add_score(
-        self,
-        score: str | Mapping[str, object] | Score,
-        items: object = None,
-        target: object = None,
-        **options: object,
-    ) -> Self:
-        """Add a post-hoc score, fitted on training data.
-
-        Args:
-            score: Name of a score of `dubito.scores.SCORES`, a dict with its name, or a score.
-            items: Inputs, see `predict`; None: for a score that needs none.
-            target: Targets as users have them; None: those of the source.
-            **options: Options of the score.
-        """
-        return self.add_scores([SCORES.build(score, **options)], items, target)
-
     def add_scores(
         self,
         scores: Iterable[str | Mapping[str, object] | Score],
@@ -613,7 +596,7 @@ class Model(nn.Module):
         """
         if isinstance(items, Prediction) and noise:
             raise DubitoError("noise is added to inputs: pass these, not their prediction")
-        changes = [_Noise(_checks.positive(sigma, "noise"), seed) for sigma in noise]
+        changes = [_noise(_checks.positive(sigma, "noise"), seed) for sigma in noise]
         if isinstance(items, Prediction):
             predicted, noisy = self._predicted(items).reread(self), list[Prediction]()
         else:
@@ -749,25 +732,20 @@ def _check_network(entry: Any, network: Any, is_users: bool) -> None:
         )
 
 
-class _Noise:
-    """Adds normal noise to inputs.
+def _noise(sigma: float, seed: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that adds normal noise to the inputs of one batch after another."""
+    generator = torch.Generator().manual_seed(seed)
 
-    Args:
-        sigma: Standard deviation.
-        seed: Seed of the noise of all batches.
-    """
-
-    def __init__(self, sigma: float, seed: int) -> None:
-        self.sigma, self.generator = sigma, torch.Generator().manual_seed(seed)
-
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def add(inputs: Tensor) -> Tensor:
         if inputs.dtype == torch.int64:
             raise DubitoError(
-                f"noise={self.sigma:g} is for numbers and pixels, but this model reads indices, as "
-                "of words: drop noise"
+                f"noise={sigma:g} is for numbers and pixels, but this model reads indices, as of "
+                "words: drop noise"
             )
         x = unit_range(inputs)
-        return x + self.sigma * torch.randn(x.shape, generator=self.generator)
+        return x + sigma * torch.randn(x.shape, generator=generator)
+
+    return add
 
 
 def _names(items: object) -> list[str] | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, repeat
+from itertools import compress
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,18 +41,6 @@ NOT_FINITE = "the outputs of the network are not finite"
 #: values of a column: numbers, texts, None
 Column = list[Any]
 Cells = dict[str, Column]
-
-
-class _Table(NamedTuple):
-    """Columns of plain values.
-
-    Args:
-        columns: Columns by name, without probabilities.
-        probs: Probabilities by class, empty for regression.
-    """
-
-    columns: Cells
-    probs: Cells
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -217,8 +205,8 @@ class Prediction:
             scores: Names of further scores.
             probs: Include a column of calibrated probabilities for each class.
         """
-        table = self._table(scores)
-        return table.columns | {f"probs.{k}": v for k, v in table.probs.items() if probs}
+        columns, shares = self._table(scores)
+        return columns | {f"probs.{name}": v for name, v in shares.items() if probs}
 
     def rows(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Iterator[Json]:
         """Yield each row without its empty columns; `probs` is a dict from class to probability.
@@ -227,12 +215,11 @@ class Prediction:
             scores: Names of further scores.
             probs: Include the calibrated probabilities of all classes.
         """
-        table = self._table(scores)
-        shares = zip(*table.probs.values(), strict=True) if probs and table.probs else repeat(())
-        for values, share in zip(zip(*table.columns.values(), strict=True), shares, strict=False):
-            row = {k: v for k, v in zip(table.columns, values, strict=True) if v is not None}
-            if share and "error" not in row:
-                row["probs"] = dict(zip(table.probs, share, strict=True))
+        columns, shares = self._table(scores)
+        for place, values in enumerate(zip(*columns.values(), strict=True)):
+            row = {k: v for k, v in zip(columns, values, strict=True) if v is not None}
+            if probs and shares and "error" not in row:
+                row["probs"] = {name: share[place] for name, share in shares.items()}
             yield row
 
     def to_pandas(self, scores: Sequence[str] | None = None, *, probs: bool = True) -> Any:
@@ -244,8 +231,8 @@ class Prediction:
         """
         return need("pandas", "data").DataFrame(self.columns(scores, probs=probs))
 
-    def _table(self, scores: Sequence[str] | None) -> _Table:
-        """Return the columns as plain values, None in rows with an error."""
+    def _table(self, scores: Sequence[str] | None) -> tuple[Cells, Cells]:
+        """Return columns and shares of classes as plain values, None in rows with an error."""
         tensors = self.tensors(scores)
         probs = tensors.pop("probs", None)
         texts = {k: text for k, text in self.notes.items() if k not in self.errors}
@@ -257,7 +244,7 @@ class Prediction:
             for cells in (*values.values(), *shares.values()):
                 cells[row] = None
         notes: Cells = {"note": [*map(texts.get, rows)], "error": [*map(self.errors.get, rows)]}
-        return _Table(named | values | notes, shares)
+        return named | values | notes, shares
 
     def _lists(self, name: str, values: Tensor) -> Iterator[tuple[str, Column]]:
         """Yield a tensor as columns of plain values."""

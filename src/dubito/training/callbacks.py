@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,47 +110,35 @@ class Callback:
         """
 
 
-class FeatureProgress:
-    """Tells callbacks how far a pass over the samples before the first epoch is.
+def feature_progress(
+    callbacks: Sequence[Callback], network: nn.Module, seed: int, epochs: int, count: int
+) -> Callable[[int], None]:
+    """Return a function that tells callbacks how far a pass over the samples before epoch 1 is.
 
     Args:
         callbacks: Callbacks of the training.
+        network: Network of the pass.
         seed: Seed of the training.
         epochs: Its maximum number of epochs.
         count: Number of samples.
-        network: Network of the pass.
     """
+    start = last = time.perf_counter()
+    done = 0
 
-    def __init__(
-        self,
-        callbacks: Sequence[Callback],
-        seed: int,
-        epochs: int,
-        count: int,
-        network: nn.Module,
-    ) -> None:
-        self.callbacks, self.seed, self.epochs = callbacks, seed, epochs
-        self.count, self.network, self.done = count, network, 0
-        self.start = self.last = time.perf_counter()
-
-    def __call__(self, samples: int) -> None:
-        """Count samples of a batch.
-
-        Args:
-            samples: Their number.
-        """
-        self.done += samples
-        now = time.perf_counter()
-        if now - self.last < MIN_INTERVAL:
+    def add(samples: int) -> None:
+        nonlocal last, done
+        done, now = done + samples, time.perf_counter()
+        if now - last < MIN_INTERVAL:
             return
-        self.last, speed = now, self.done / (now - self.start)
+        last, speed = now, done / (now - start)
         progress = Progress(
-            seed=self.seed, epoch=0, epochs=self.epochs, step=self.done, steps=self.count,
-            record=None, samples_per_second=speed, seconds_left=(self.count - self.done) / speed,
-            network=self.network,
+            seed=seed, epoch=0, epochs=epochs, step=done, steps=count, record=None,
+            samples_per_second=speed, seconds_left=(count - done) / speed, network=network,
         )  # fmt: skip
-        for callback in self.callbacks:
+        for callback in callbacks:
             callback.on_progress(progress)
+
+    return add
 
 
 def callback_states(callbacks: Sequence[Callback]) -> list[tuple[str, dict[str, object]]]:
