@@ -366,7 +366,7 @@ def evaluate(
         metrics = loaded.evaluate(items, source, ood=foreign, noise=noise, seed=seed)
         if not results:
             pairs = {name: (inputs, foreign[name]) for name, inputs in unlabeled.items()}
-            shown = loaded, source, prediction, pairs
+            shown = loaded, source, prediction
         results.append({"data": source.name, "part": part, **metrics})
     result: Json = results[0] if len(results) == 1 else averaged(results)
     place = None
@@ -376,10 +376,9 @@ def evaluate(
     if out is not None:
         atomic_write(Path(out), json_text(result))
     if report and place is not None:
-        from dubito.report.page import write
+        from dubito.report.page import View
 
-        first, source, prediction, pairs = shown
-        write(first, place, source, prediction, evaluation=results[0], foreign=pairs)
+        View(*shown, evaluation=results[0], foreign=pairs).write(place)
     return result
 
 

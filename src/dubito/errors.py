@@ -8,3 +8,8 @@ class DubitoError(ValueError):
 
     The command line prints its message in one line. Any other exception is a bug.
     """
+
+
+def reason(error: object) -> str:
+    """Return the message of an error of another package, in one line of at most 200 characters."""
+    return " ".join(str(error).split())[:200]

@@ -232,9 +232,9 @@ class Pipeline:
         samples = prepared.calibration
         model.save(folder)
         if report and prediction is not None and samples is not None:
-            from dubito.report.page import write
+            from dubito.report.page import View
 
-            write(model, folder, samples, prediction, history.records)
+            View(model, samples, prediction, history.records).write(folder)
         (folder / CHECKPOINT).unlink(missing_ok=True)
         for place in folder.glob("fold-*"):
             (place / CHECKPOINT).unlink(missing_ok=True)
@@ -735,10 +735,8 @@ def _has_features(model: Model) -> bool:
         return False
     if isinstance(model.network, nn.ModuleList):
         return False
-    format = model.preprocessing.inputs
-    blank = torch.zeros(2, *format.shape, dtype=getattr(torch, format.dtype))
     try:
-        return model.features(blank).shape[1] <= MAX_FEATURES
+        return model.features(model.preprocessing.inputs.blank(2)).shape[1] <= MAX_FEATURES
     except DubitoError:  # of a network of the user
         return False
 

@@ -162,17 +162,18 @@ class Registry(Mapping[str, type[E]], Generic[E]):
         except ValidationError as error:
             raise DubitoError(f"{self.what} {name!r}: {_summary(kind, error)}") from None
 
-    def name_of(self, entry: E) -> str:
+    def name_of(self, entry: E | type[E]) -> str:
         """Return the name of an entry.
 
         Args:
-            entry: Entry of this registry.
+            entry: Entry of this registry, or its class.
         """
+        own = entry if isinstance(entry, type) else type(entry)
         for name, kind in self._entries.items():
-            if type(entry) is kind:
+            if own is kind:
                 return name
         raise DubitoError(
-            f"{type(entry).__name__} is no registered {self.what}: decorate it with register(name)"
+            f"{own.__name__} is no registered {self.what}: decorate it with register(name)"
         )
 
     def to_dict(self, entry: E) -> Json:

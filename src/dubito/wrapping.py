@@ -21,7 +21,7 @@ from dubito.backbones import BACKBONES, Backbone
 from dubito.config import SHORT, RunConfig
 from dubito.data import Source
 from dubito.data.base import Items, take
-from dubito.errors import DubitoError
+from dubito.errors import DubitoError, reason
 from dubito.formats import Preprocessing
 from dubito.formats.images import ImageFormat, kind_of
 from dubito.methods.base import Network
@@ -29,7 +29,7 @@ from dubito.methods.features import forward_with_features
 from dubito.model import Model
 from dubito.pipeline import Pipeline, Prepared
 from dubito.plugins import import_function
-from dubito.report import page
+from dubito.report.page import View
 from dubito.scores import SCORES
 from dubito.tasks import Classification, class_names
 from dubito.training import History
@@ -135,9 +135,9 @@ def _load_weights(network: nn.Module, file: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise DubitoError(f"cannot read the weights {file}: {error}") from None
     except Exception as error:  # torch's are of several kinds
-        reason = " ".join(str(error).split())[:200]
         raise DubitoError(
-            f"{file} is not what torch.save(network.state_dict()) writes for this network: {reason}"
+            f"{file} is not what torch.save(network.state_dict()) writes for this network: "
+            f"{reason(error)}"
         ) from None
 
 
@@ -207,8 +207,9 @@ def wrap(
     preprocessing = Preprocessing.fit(source.format, torch.empty(0), fitted, mean=mean, std=std)
     network = trained.network(preprocessing.shape).eval()
     features, outputs = _blank(network, preprocessing)
-    if features is not None:
-        run = with_foreign_score(run)
+    if features is not None and run.policy.ood_score is None:
+        posthoc = run.posthoc if FOREIGN in run.scores else (*run.posthoc, FOREIGN)
+        run = RunConfig.merge(run, {"posthoc": posthoc, "policy.ood_score": FOREIGN})
     pipeline = Pipeline(run, device=device)
     names = trained.classes if classes is None else [*map(str, classes)]
     prepared = prepare(pipeline, source, trained.name, names, outputs.shape[1])
@@ -224,7 +225,7 @@ def wrap(
     if out is not None:
         model.save(out)
         if report and prediction is not None and prepared.calibration is not None:
-            page.write(model, out, prepared.calibration, prediction)
+            View(model, prepared.calibration, prediction).write(out)
     return model
 
 
@@ -274,18 +275,6 @@ def open_data(run: RunConfig, data: Any, is_known: bool) -> tuple[RunConfig, Sou
     return run, run.data.open(data, format=format, resize=True)
 
 
-def with_foreign_score(run: RunConfig) -> RunConfig:
-    """Return the configuration with a score of foreign inputs, unless it names one.
-
-    Args:
-        run: Configuration.
-    """
-    if run.policy.ood_score is not None:
-        return run
-    added = () if FOREIGN in run.scores else (FOREIGN,)
-    return RunConfig.merge(run, {"posthoc": (*run.posthoc, *added), "policy.ood_score": FOREIGN})
-
-
 def prepare(
     pipeline: Pipeline, source: Source, network: str, names: Sequence[str] | None, count: int
 ) -> Prepared:
@@ -316,16 +305,17 @@ def prepare(
 def _blank(network: nn.Module, preprocessing: Preprocessing) -> tuple[Tensor | None, Tensor]:
     """Return features and outputs of blank inputs."""
     format, parameter = preprocessing.inputs, next(network.parameters(), torch.empty(0))
-    x = preprocessing.normalize(torch.zeros(2, *format.shape, dtype=getattr(torch, format.dtype)))
+    x = preprocessing.normalize(format.blank(2))
     if x.is_floating_point() and parameter.is_floating_point():
         x = x.to(parameter.dtype)
     try:
         with torch.no_grad():
             features, outputs = forward_with_features(network, x.to(parameter.device))
     except Exception as error:  # networks raise errors of many kinds
-        reason = " ".join(str(error).split())[:200]
         name = type(network).__name__
-        raise DubitoError(f"{name} cannot read inputs of shape {format.shape}: {reason}") from error
+        raise DubitoError(
+            f"{name} cannot read inputs of shape {format.shape}: {reason(error)}"
+        ) from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         raise DubitoError(
             f"{type(network).__name__} returns {type(outputs).__name__}, not logits (N, classes); "

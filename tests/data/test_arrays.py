@@ -3,7 +3,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from dubito import data
 from dubito.data.sources import parts
@@ -103,20 +102,6 @@ def test_npz_parts(tmp_path: Path) -> None:
     assert data.open(path, "all").target.tolist() == ["cat", "dog", "dog", "cat"]
     with pytest.raises(DubitoError, match=r"part of .*: 'valid'; known: 'train', 'test', 'all'"):
         data.open(path, "valid")
-
-
-def test_large_npz_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.data.base.IN_MEMORY", 100)
-    path = tmp_path / "large.npz"
-    x = np.random.default_rng(0).integers(256, size=(20, 6, 5), dtype=np.uint8)
-    np.savez(path, x=np.asfortranarray(x), y=np.arange(20) % 2)
-    source = data.open(path)
-    assert isinstance(source.items, np.memmap)
-    assert torch.equal(source.load(), torch.from_numpy(x[:, None]))
-    assert torch.equal(source.subset([3, 1]).load(), torch.from_numpy(x[[3, 1], None]))
-    before = source.fingerprint()
-    np.savez(path, x=np.zeros((20, 6, 5), np.uint8), y=np.arange(20) % 2)
-    assert data.open(path).fingerprint() != before
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dubito.methods import METHODS
 from dubito.model import Model, Prediction
 from dubito.model.folder import TrainingRecord
 from dubito.policy import SanityCheck
-from dubito.report.page import training_losses, write
+from dubito.report.page import View, training_losses
 from dubito.tasks import Classification, Regression, Task
 
 HISTORY = [
@@ -63,7 +63,7 @@ def text(digits: tuple[Model, Source], tmp_path_factory: pytest.TempPathFactory)
 
 
 def page(model: Model, source: Source, folder: Path) -> str:
-    return write(model, folder, source, model.predict(source), HISTORY).read_text("utf-8")
+    return View(model, source, model.predict(source), HISTORY).write(folder).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def evaluated(model: Model, source: Source, folder: Path, foreign: Any) -> str:
     prediction = model.predict(source)
     ood = {name: other for name, (_, other) in foreign.items()}
     result = {"part": "test", **model.evaluate(prediction, source, ood=ood)}
-    path = write(model, folder, source, prediction, evaluation=result, foreign=foreign)
+    path = View(model, source, prediction, evaluation=result, foreign=foreign).write(folder)
     return path.read_text("utf-8")
 
 

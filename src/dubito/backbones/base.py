@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrizations
@@ -13,6 +14,7 @@ from torch.nn.utils import parametrizations
 from dubito.errors import DubitoError
 from dubito.formats import Preprocessing
 from dubito.registry import Entry, Registry
+from dubito.types import Options
 
 __all__ = ["BACKBONES", "Backbone"]
 
@@ -88,6 +90,40 @@ class Backbone(Entry, ABC):
             shape: Shape of one input.
         """
         return None
+
+
+class Checkpoint(Backbone):
+    """A network of another package, which holds architecture and inputs by value.
+
+    So a saved model needs neither its checkpoint nor a hub. A subclass also defines `read`.
+    """
+
+    argument: ClassVar[str | None] = "path"
+    pretrained: ClassVar[bool] = True
+
+    path: str
+    """Folder of a checkpoint, or its name."""
+    config: Options | None = None
+    """Architecture; None: that of the checkpoint."""
+    expects: Preprocessing | None = Field(default=None, repr=False)
+    """Inputs of the network; with a configuration, None means any."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        """Read and check the checkpoint, unless its configuration is given."""
+        for name, value in self.read().items() if self.config is None else ():
+            object.__setattr__(self, name, value)
+        return self
+
+    @abstractmethod
+    def read(self) -> Options:
+        """Return the values of fields that the checkpoint determines."""
+
+    def inputs(self) -> Preprocessing | None:
+        return self.expects
+
+    def saved(self) -> Self:
+        return replace(self, expects=None)
 
 
 BACKBONES: Registry[Backbone] = Registry("backbone", Backbone)

@@ -8,20 +8,17 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dubito._extras import need
-from dubito.backbones.base import BACKBONES, Backbone, Shape, Size
+from dubito.backbones.base import BACKBONES, Checkpoint, Shape, Size
 from dubito.backbones.processor import image_inputs, text_inputs
-from dubito.errors import DubitoError
-from dubito.formats import Preprocessing
+from dubito.errors import DubitoError, reason
 from dubito.types import Json, Options
 
 __all__: list[str] = []
@@ -37,50 +34,29 @@ TOLERANCE = 1e-3
 
 
 @BACKBONES.register("hf")
-class HuggingFace(Backbone):
+class HuggingFace(Checkpoint):
     """A network of transformers for images or texts; a classifier loses its last layer."""
 
-    argument: ClassVar[str | None] = "path"
-    pretrained: ClassVar[bool] = True
-
-    path: str
-    """Folder of a checkpoint, or its name on the hub."""
     features: Literal["classifier", "pooler", "first", "mean"] | None = None
     """Input of the classifier's last layer; of an encoder its pooled output, the first of its
     tokens, or their mean; None: as the checkpoint is made for."""
     lora: Size | None = None
     """Rank of adapters that are trained in place of the weights, with the package peft."""
-    config: Options | None = None
-    """Configuration of the network; None: that of the checkpoint."""
-    expects: Preprocessing | None = Field(default=None, repr=False)
-    """Inputs of the network; with a configuration, None means any."""
 
-    @model_validator(mode="after")
-    def _read(self) -> Self:
-        """Read and check the checkpoint, unless its configuration is given."""
-        if self.config is None:
-            if self.lora is not None:
-                need("peft", "peft")
-            folder = checkpoint(self.path)
-            config = _read_config(folder)
-            features: str = self.features or _default_features(folder, config)
-            if self.features is not None:
-                _load(folder, config, features)
-            if _network_class(config, features).main_input_name == "pixel_values":
-                expects = image_inputs(folder, config.get("num_channels", 3))
-            else:
-                expects, config["pad_token_id"] = text_inputs(folder, config.get("vocab_size"))
-            path = str(folder) if Path(self.path).expanduser().is_dir() else self.path
-            values = {"path": path, "features": features, "config": config, "expects": expects}
-            for name, value in values.items():
-                object.__setattr__(self, name, value)
-        return self
-
-    def inputs(self) -> Preprocessing | None:
-        return self.expects
-
-    def saved(self) -> Self:
-        return replace(self, expects=None)
+    def read(self) -> Options:
+        if self.lora is not None:
+            need("peft", "peft")
+        folder = checkpoint(self.path)
+        config = _read_config(folder)
+        features: str = self.features or _default_features(folder, config)
+        if self.features is not None:
+            _load(folder, config, features)
+        if _network_class(config, features).main_input_name == "pixel_values":
+            expects = image_inputs(folder, config.get("num_channels", 3))
+        else:
+            expects, config["pad_token_id"] = text_inputs(folder, config.get("vocab_size"))
+        path = str(folder) if Path(self.path).expanduser().is_dir() else self.path
+        return {"path": path, "features": features, "config": config, "expects": expects}
 
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
         config, features = self.config or {}, self.features or "classifier"
@@ -95,9 +71,9 @@ class HuggingFace(Backbone):
         try:
             built = Features(network, features, shape, config.get("pad_token_id"), self.dropout)
         except Exception as error:  # networks raise errors of many kinds
-            reason = " ".join(str(error).split())[:200]
             raise DubitoError(
-                f"the backbone 'hf:{self.path}' cannot read inputs of shape {shape}: {reason}"
+                f"the backbone 'hf:{self.path}' cannot read inputs of shape {shape}: "
+                f"{reason(error)}"
             ) from error
         if pretrained and self.lora is not None:
             built.add_adapters(self.lora)
@@ -235,9 +211,8 @@ def checkpoint(path: str) -> Path:
     except Exception as error:  # the hub's are of many kinds
         if isinstance(error, DubitoError):
             raise
-        reason = " ".join(str(error).split())[:200]
         raise DubitoError(
-            f"{path} is no folder, and cannot be read from the hub; pass a folder: {reason}"
+            f"{path} is no folder, and cannot be read from the hub; pass a folder: {reason(error)}"
         ) from None
 
 
@@ -352,8 +327,7 @@ def _read_weights(folder: Path, config: Json, features: str) -> tuple[Any, list[
                 **_options(kind, features),
             )
     except Exception as error:  # of any kind
-        reason = " ".join(str(error).split())[:200]
-        raise DubitoError(f"cannot read the network of {folder}: {reason}") from error
+        raise DubitoError(f"cannot read the network of {folder}: {reason(error)}") from error
     missing = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
     unexpected = list(info["unexpected_keys"])
     if features != "classifier":  # heads are of no use to an encoder

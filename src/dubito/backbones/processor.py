@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from dubito._extras import need
-from dubito.errors import DubitoError
+from dubito.errors import DubitoError, reason
 from dubito.formats import ImageFormat, Preprocessing, Resize
-from dubito.formats.images import MODES
+from dubito.formats.images import mode_of
 from dubito.formats.text import MOST_TOKENS
 from dubito.formats.tokens import TokensFormat
 from dubito.types import Array
@@ -46,9 +46,7 @@ def image_inputs(folder: Path, channels: int) -> Preprocessing | None:
             stacklevel=2,
         )
         return None
-    mode = next((mode for mode, count in MODES.items() if count == channels), None)
-    if mode is None:
-        raise DubitoError(f"{folder} takes images of {channels} channels: 1 and 3 are known")
+    mode = mode_of(channels)
     processor = _Processor(folder, mode)
     size, mean, std = processor.size(), *processor.normalization()
     pictures = [_picture(shape, mode) for shape in SHAPES]
@@ -70,7 +68,7 @@ def image_inputs(folder: Path, channels: int) -> Preprocessing | None:
         raise DubitoError(text)
     if most > ROUNDING:
         warnings.warn(text, stacklevel=2)
-    format = ImageFormat(size=size, mode=mode, resize=best)  # type: ignore[arg-type]
+    format = ImageFormat(size=size, mode=mode, resize=best)
     rounded = (tuple(np.round(part.flatten(), DIGITS).tolist()) for part in (mean, std))
     return Preprocessing(**dict(zip(("mean", "std"), rounded, strict=True)), inputs=format)
 
@@ -86,8 +84,9 @@ class _Processor:
                 folder, backend="pil", local_files_only=True
             )
         except Exception as error:  # of any kind
-            reason = " ".join(str(error).split())[:200]
-            raise DubitoError(f"cannot read the image processor of {folder}: {reason}") from error
+            raise DubitoError(
+                f"cannot read the image processor of {folder}: {reason(error)}"
+            ) from error
 
     def __call__(self, image: Any) -> Array:
         return np.asarray(self.processor(image, return_tensors="np")["pixel_values"][0], np.float64)
@@ -153,8 +152,7 @@ def text_inputs(folder: Path, vocabulary: int | None) -> tuple[Preprocessing, in
         )
         tokenizer = own.backend_tokenizer
     except Exception as error:  # of any kind
-        reason = " ".join(str(error).split())[:200]
-        raise DubitoError(f"{folder} has no tokenizer that can be read: {reason}") from error
+        raise DubitoError(f"{folder} has no tokenizer that can be read: {reason(error)}") from error
     if vocabulary is not None and tokenizer.get_vocab_size() > vocabulary:
         raise DubitoError(
             f"{folder} has the tokenizer of another network: {tokenizer.get_vocab_size()} tokens, "

@@ -6,19 +6,17 @@ read from a folder.
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from torch import nn
 
 from dubito._extras import need
-from dubito.backbones.base import BACKBONES, Backbone, Shape, chain
-from dubito.errors import DubitoError
+from dubito.backbones.base import BACKBONES, Checkpoint, Shape, chain
+from dubito.errors import DubitoError, reason
 from dubito.formats import ImageFormat, Preprocessing, Resize
-from dubito.formats.images import MODES
+from dubito.formats.images import mode_of
 from dubito.types import Json, Options
 
 __all__: list[str] = []
@@ -29,34 +27,12 @@ FITS = {"center": "crop", "squash": "stretch", "border": "pad"}
 
 
 @BACKBONES.register("timm")
-class Timm(Backbone):
+class Timm(Checkpoint):
     """A network of timm without its classifier."""
 
-    argument: ClassVar[str | None] = "path"
-    pretrained: ClassVar[bool] = True
-
-    path: str
-    """Name, or "local-dir:" and a folder."""
-    config: Options | None = None
-    """Architecture and its arguments; None: those of the checkpoint."""
-    expects: Preprocessing | None = Field(default=None, repr=False)
-    """Inputs of the network; with a configuration, None means any."""
-
-    @model_validator(mode="after")
-    def _read(self) -> Self:
-        """Read and check the checkpoint, unless its configuration is given."""
-        if self.config is None:
-            network = _load(self.path)
-            values = {"config": _config(self.path, network), "expects": _inputs(network)}
-            for name, value in values.items():
-                object.__setattr__(self, name, value)
-        return self
-
-    def inputs(self) -> Preprocessing | None:
-        return self.expects
-
-    def saved(self) -> Self:
-        return replace(self, expects=None)
+    def read(self) -> Options:
+        network = _load(self.path)
+        return {"config": _config(self.path, network), "expects": _inputs(network)}
 
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
         config = self.config or {}
@@ -71,9 +47,9 @@ class Timm(Backbone):
             with torch.no_grad():
                 size = network.eval()(torch.zeros(1, *shape)).shape[1]
         except (RuntimeError, AssertionError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise DubitoError(
-                f"the backbone 'timm:{self.path}' cannot read inputs of shape {shape}: {reason}"
+                f"the backbone 'timm:{self.path}' cannot read inputs of shape {shape}: "
+                f"{reason(error)}"
             ) from error
         parts = {"network": network.train(training)}
         if self.dropout:
@@ -102,8 +78,7 @@ def _load(path: str, **options: Any) -> Any:
             warnings.simplefilter("ignore")
             return timm.create_model(path, pretrained=True, **options)
     except Exception as error:  # of any kind
-        reason = " ".join(str(error).split())[:200]
-        raise DubitoError(f"cannot read the network {path}: {reason}") from error
+        raise DubitoError(f"cannot read the network {path}: {reason(error)}") from error
 
 
 def _config(path: str, network: Any) -> Json:
@@ -125,12 +100,10 @@ def _inputs(network: Any) -> Preprocessing:
     """Return the inputs of a network, as timm transforms them for evaluation."""
     config = need("timm.data", "timm").resolve_data_config({}, model=network)
     channels, *size = config["input_size"]
-    mode = next((mode for mode, count in MODES.items() if count == channels), None)
-    if mode is None:
-        raise DubitoError(f"the network takes {channels} channels: 1 and 3 are known")
+    mode = mode_of(channels)
     fit, share = FITS[config["crop_mode"]], config["crop_pct"]
     if fit == "pad":
         warnings.warn("timm pads images with their mean color, dubito with black", stacklevel=2)
     resize = Resize(fit=fit, crop_pct=share, interpolation=config["interpolation"])  # type: ignore[arg-type]
-    format = ImageFormat(size=tuple(size), mode=mode, resize=resize)  # type: ignore[arg-type]
+    format = ImageFormat(size=tuple(size), mode=mode, resize=resize)
     return Preprocessing(inputs=format, mean=tuple(config["mean"]), std=tuple(config["std"]))

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,8 @@ class Columns(NamedTuple):
     text: str | None = None
 
 
-class Images(Sequence[bytes | Path]):
-    """Images of a dataset, read when they are needed.
+class Images(Sequence[Any]):
+    """Images of a dataset, contents or paths of files, read when they are needed.
 
     Args:
         dataset: Dataset.
@@ -51,13 +51,7 @@ class Images(Sequence[bytes | Path]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, place: int) -> bytes | Path: ...
-
-    @overload
-    def __getitem__(self, place: slice | Array) -> "Images": ...
-
-    def __getitem__(self, place: int | slice | Array) -> "bytes | Path | Images":
+    def __getitem__(self, place: Any) -> Any:
         rows = self.rows[place]
         if isinstance(rows, np.ndarray):
             return Images(self.dataset, self.column, rows)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,10 +192,7 @@ class Items(Source):
         if self.encoded is not None:
             content: Any = np.ascontiguousarray(self.encoded.inputs)
         else:
-            items = self.items
-            if isinstance(items, np.memmap):
-                items = [Path(str(items.filename))]
-            content = str((len(self), [*map(_version, items)])).encode()
+            content = str((len(self), [*map(_version, self.items)])).encode()
         labels = "" if self.target is None else str(np.asarray(self.target).tolist())
         weights = [] if self.weight is None else [str(np.asarray(self.weight).tolist()).encode()]
         return digest(content, labels.encode(), *weights)

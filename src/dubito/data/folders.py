@@ -1,8 +1,6 @@
 """Files with one input each, and folders of them."""
 
 import os
-import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -10,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dubito import _checks
 from dubito.data import base
 from dubito.data.base import Items, Source
 from dubito.errors import DubitoError
-from dubito.formats.base import FORMATS, Encoded, InputFormat, listing, name_of
+from dubito.formats.base import FORMATS, Encoded, InputFormat, listing
 from dubito.formats.images import ImageFormat
 from dubito.plugins import load_plugins
 from dubito.types import Array
@@ -26,8 +23,6 @@ __all__: list[str] = []
 
 #: bytes of inputs that are read at once to find damaged ones
 READ = 1 << 24
-#: seconds without a word
-SILENCE = 5.0
 
 
 def folders(folder: Path) -> list[Path]:
@@ -48,7 +43,7 @@ def class_files(
     classes = [place for part in parts or [""] for place in folders(folder / part)]
     places = {place: _visible(place) for place in classes or [folder]}
     kind = kind or _most_common([file for files in places.values() for file in files])
-    name = name_of(kind)
+    name = FORMATS.name_of(kind)
     places = {place: _of(kind, files) for place, files in places.items()}
     if not classes:
         raise DubitoError(
@@ -125,7 +120,7 @@ def checked(source: Items, on_error: str, stream: bool | None) -> Source:
     """
     if on_error == "report":
         return source
-    is_large = len(source) * _bytes(source.format) > base.IN_MEMORY
+    is_large = len(source) * source.format.blank(1).nbytes > base.IN_MEMORY
     held, errors, notes = _read(source, hold=not (is_large if stream is None else stream))
     rows = [row for row in range(len(source)) if row not in errors]
     if errors:
@@ -139,27 +134,18 @@ def checked(source: Items, on_error: str, stream: bool | None) -> Source:
     return replace(source, encoded=Encoded(held[0], {}, notes)) if held else source
 
 
-def _bytes(format: InputFormat) -> int:
-    """Return the memory of an encoded input."""
-    return torch.empty(format.shape, dtype=getattr(torch, format.dtype), device="meta").nbytes
-
-
 def _read(source: Items, hold: bool) -> tuple[list[Tensor], dict[int, str], dict[int, str]]:
     """Read all inputs; return them in a list if they are held, and the errors and notes."""
-    shape, dtype = (len(source), *source.format.shape), getattr(torch, source.format.dtype)
-    held = [torch.empty(shape, dtype=dtype)] if hold else []
+    held = [source.format.blank(len(source))] if hold else []
     errors: dict[int, str] = {}
     notes: dict[int, str] = {}
-    start, spoken = 0, time.monotonic()
-    for inputs, new_errors, new_notes in source.batches(1 + READ // _bytes(source.format)):
+    start = 0
+    for inputs, new_errors, new_notes in source.batches(1 + READ // source.format.blank(1).nbytes):
         for all_inputs in held:
             all_inputs[start : start + len(inputs)] = inputs
         errors |= {start + row: reason for row, reason in new_errors.items()}
         notes |= {start + row: note for row, note in new_notes.items()}
         start += len(inputs)
-        if time.monotonic() - spoken > SILENCE and sys.stderr.isatty():
-            spoken = time.monotonic()
-            sys.stderr.write(f"{source.name}: {start:,} of {len(source):,} inputs read\n")
     return held, errors, notes
 
 

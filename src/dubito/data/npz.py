@@ -70,25 +70,9 @@ def _read(arrays: Mapping[str, Array], known: Sequence[str], part: str, path: Pa
             f"it has {', '.join(sorted(arrays)) or 'none'}"
         )
     try:
-        values = _values(arrays, key, path)
+        values = arrays[key]
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
         raise DubitoError(
             f"{path}: array {key!r} cannot be read: {error}. Store numbers, and classes as text"
         ) from error
     return np.char.decode(values) if values.dtype.kind == "S" else values
-
-
-def _values(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
-    """Read an array; a large one that is not compressed is mapped, to be streamed from the file."""
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        info = archive.getinfo(f"{key}.npy")
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size <= base.IN_MEMORY:
-            return arrays[key]
-        file.seek(info.header_offset + 26)
-        name, extra = np.fromfile(file, "<u2", 2).tolist()  # lengths of these fields
-        file.seek(name + extra, 1)
-        if np.lib.format.read_magic(file) == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            if not dtype.hasobject:
-                return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-        return arrays[key]

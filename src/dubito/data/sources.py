@@ -22,7 +22,6 @@ from dubito.data.known import DATASETS
 from dubito.errors import DubitoError
 from dubito.formats import FORMATS, ArrayFormat, InputFormat, TableFormat
 from dubito.formats.arrays import as_array, as_numpy, channels_first
-from dubito.formats.base import name_of
 from dubito.formats.images import Fit, ImageFormat, Mode
 from dubito.formats.tables import (
     TABLES,
@@ -127,27 +126,32 @@ def open(
     if format is not None:
         options = {}
     _check(name, content, labels, {"target": target, "weight": weight}, labeled)
-    labels = labels if labeled else None
+    labels, weights = labels if labeled else None, None
     if labels is not None and not isinstance(content, Source):
         absent = np.all(missing(labels).reshape(len(labels), -1), 1)
         content, labels = without_rows(name, absent, content, labels)
     if isinstance(content, Source):
         wanted = content.format if adapt is None else adapt(content.format)
         if format in (None, content.format) and wanted == content.format and not options:
-            opened = copy.copy(content)
-            opened.target = labels
-            return opened
-        array = content.load().numpy()
-        opened = _open_array(name, array, labels, options, format, adapt, resize, on_error)
-        opened.weight = content.weight
-        return opened
+            known = copy.copy(content)
+            known.target = labels
+            return known
+        weights, content = content.weight, content.load().numpy()
     if hasattr(content, "iloc"):
         columns = (target,) if isinstance(target, str) else tuple(target or ())
         parts = content, labels, columns, weight if labeled else None
         return _open_table(name, *parts, options, format, labeled, on_error)
-    if isinstance(content, Sequence):
-        return _open_list(name, content, labels, options, format, adapt, on_error, stream)
-    return _open_array(name, content, labels, options, format, adapt, resize, on_error)
+    items: Any = channels_first(content) if isinstance(content, np.ndarray) else content
+    fitting = None
+    if format is None:
+        format, fitting = _fitted(name, items, options, adapt)
+    else:
+        _check_accepted(name, items, format, resize)
+    names = folders.file_names(items) if _all_are(items, os.PathLike) else None
+    opened = Items(name, format, items, labels, names, fit=fitting, weight=weights)
+    if isinstance(items, np.ndarray):
+        return _without_errors(opened.in_memory(), on_error)
+    return folders.checked(opened, on_error, stream)
 
 
 def is_known(source: object) -> bool:
@@ -306,7 +310,7 @@ def _choose(name: str, items: Inputs, options: Options) -> type[InputFormat]:
     if found is None:
         option, value = next(item for item in options.items() if item[0] not in _options(kinds[0]))
         others = [repr(other) for other, kind in FORMATS.items() if option in _options(kind)]
-        own = name_of(kinds[0])
+        own = FORMATS.name_of(kinds[0])
         shown = shorten(repr(value), LONGEST)
         raise DubitoError(
             f"{option}={shown} is for the format {' or '.join(others)}, but {name} has {own!r}"
@@ -337,53 +341,6 @@ def _fitted(
 def _fitting(kind: type[InputFormat], options: Options) -> Callable[..., InputFormat] | None:
     """Return a function that fits a format to training rows again, if it depends on them."""
     return partial(kind.fit, **options) if "rows" in _options(kind) else None
-
-
-def _open_list(
-    name: str,
-    items: Sequence[Any],
-    labels: Targets,
-    options: Options,
-    format: InputFormat | None,
-    adapt: Adapt | None,
-    on_error: str,
-    stream: bool | None,
-) -> Source:
-    """Open files, texts, or contents of files."""
-    names = None
-    if isinstance(items, list) and _all_are(items, os.PathLike):
-        names = folders.file_names(items)
-    if format is not None:
-        _check_accepted(name, items, format)
-        return folders.checked(Items(name, format, items, labels, names), on_error, stream)
-    fitted, fit = _fitted(name, items, options, adapt)
-    return folders.checked(Items(name, fitted, items, labels, names, fit=fit), on_error, stream)
-
-
-def _open_array(
-    name: str,
-    values: Array,
-    labels: Targets,
-    options: Options,
-    format: InputFormat | None,
-    adapt: Adapt | None,
-    resize: bool,
-    on_error: str,
-) -> Source:
-    values, fit = channels_first(values), None
-    if format is None:
-        format, fit = _fitted(name, values, options, adapt)
-    else:
-        _check_accepted(name, values, format)
-        if format.resizes and values.shape[1:] != format.shape and not resize:
-            own = type(format).fit(values)
-            raise DubitoError(
-                f"{name} has {own}, but the model takes {format}: convert them with resize=True"
-            )
-    opened = Items(name, format, values, labels, fit=fit)
-    if isinstance(values, np.memmap):
-        return opened
-    return _without_errors(opened.in_memory(), on_error)
 
 
 def _open_table(
@@ -453,12 +410,18 @@ def _without_errors(source: Items, on_error: str) -> Source:
     return source
 
 
-def _check_accepted(name: str, items: Inputs, format: InputFormat) -> None:
-    """Raise if a model takes inputs of another kind."""
+def _check_accepted(name: str, items: Inputs, format: InputFormat, resize: bool = True) -> None:
+    """Raise if a model takes inputs of another kind, or arrays of images of another size."""
     if not _accepts(type(format), items):
-        own = repr(name_of(_choose(name, items, {})))
+        own = repr(FORMATS.name_of(_choose(name, items, {})))
         shape = f" of shape {items.shape}" if isinstance(items, np.ndarray) else ""
         raise DubitoError(f"{name} has the format {own}{shape}, but the model takes {format}")
+    is_other = isinstance(items, np.ndarray) and items.shape[1:] != format.shape
+    if is_other and format.resizes and not resize:
+        own = str(type(format).fit(items))
+        raise DubitoError(
+            f"{name} has {own}, but the model takes {format}: convert them with resize=True"
+        )
 
 
 def _are_paths(source: Any) -> bool:

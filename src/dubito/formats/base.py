@@ -91,6 +91,14 @@ class InputFormat(Entry, ABC):
         """Whether inputs are encoded as pixels."""
         return self.dtype == "uint8"
 
+    def blank(self, count: int) -> Tensor:
+        """Return encoded inputs of zeros, (count, *shape).
+
+        Args:
+            count: Number of inputs.
+        """
+        return torch.zeros(count, *self.shape, dtype=getattr(torch, self.dtype))
+
     @classmethod
     def accepts(cls, items: object) -> bool:
         """Return whether the format reads such inputs; here, files with one of `extensions`.
@@ -225,11 +233,6 @@ def _pool(process: int) -> ThreadPoolExecutor:
 
 
 FORMATS: Registry[InputFormat] = Registry("format", InputFormat)
-
-
-def name_of(kind: type[InputFormat]) -> str:
-    """Return the name of a registered format."""
-    return next(name for name, entry in FORMATS.items() if entry is kind)
 
 
 #: field for a format: a format, or a dict with its name

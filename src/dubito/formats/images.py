@@ -290,6 +290,13 @@ class ImageFormat(InputFormat):
         return f"{self.size[0]} x {self.size[1]} {self.mode} images"
 
 
+def mode_of(channels: int) -> Mode:
+    """Return the mode of images that a network takes."""
+    if channels not in (1, 3):
+        raise DubitoError(f"the network takes images of {channels} channels: 1 and 3 are known")
+    return "L" if channels == 1 else "RGB"
+
+
 def _reduced(image: Image, side: int) -> Image:
     """Average blocks of a large image, whose shorter side remains at least `side`."""
     factor = min(image.size) // side

@@ -523,10 +523,8 @@ class Model(nn.Module):
         scores = [score for score in scores if score.needs_features]
         if not scores:
             return
-        format = self.preprocessing.inputs
-        blank = torch.zeros(2, *format.shape, dtype=getattr(torch, format.dtype))
         with self._evaluating():
-            features, outputs = self.run(blank, with_features=True)
+            features, outputs = self.run(self.preprocessing.inputs.blank(2), with_features=True)
             assert features is not None
             head = linear_head(self.network, features, outputs)
         for score in scores:

@@ -15,16 +15,7 @@ from dubito._files import json_text
 from dubito.backbones import BACKBONES
 from dubito.data import Source
 from dubito.methods import METHODS
-from dubito.model import Prediction
-from dubito.model.card import (
-    coverage_text,
-    failure_text,
-    format_metric,
-    metric_name,
-    policy_text,
-    recall_text,
-    weights_text,
-)
+from dubito.model import Prediction, card
 from dubito.types import Json
 
 __all__: list[str] = []
@@ -120,23 +111,9 @@ def render(template: Path, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = (
-        percent,
-        number,
-        duration,
-        shortened,
-        json_text,
-        metric_name,
-        format_metric,
-        policy_text,
-        coverage_text,
-        weights_text,
-        recall_text,
-        failure_text,
-    )
+    texts = (percent, number, duration, shortened, json_text)
     environment.filters |= {function.__name__: function for function in texts}
-    environment.filters |= {"method_name": METHODS.name_of, "method_dict": METHODS.to_dict}
-    environment.filters |= {"backbone_name": BACKBONES.name_of, "backbone_dict": BACKBONES.to_dict}
+    environment.globals |= {"card": card, "METHODS": METHODS, "BACKBONES": BACKBONES}
     page: str = environment.get_template(template.name).render(**content)
     return page
 

@@ -49,31 +49,6 @@ RELIABILITY_AXES = {
 }
 
 
-def write(
-    model: Model,
-    folder: Path,
-    source: Source,
-    prediction: Prediction,
-    history: Records = (),
-    *,
-    evaluation: Json | None = None,
-    foreign: Foreign | None = None,
-) -> Path:
-    """Write report.html, a page that needs no other file.
-
-    Args:
-        model: Any model; training record, calibration and policy are optional.
-        folder: Folder of the page.
-        source: Labeled samples.
-        prediction: Prediction of these samples.
-        history: Records of the epochs, for the report of a training.
-        evaluation: Result of `dubito.evaluate`, for the report of an evaluation.
-        foreign: Inputs unlike the training data by name, with their predictions.
-    """
-    view = View(model, source, prediction, history, evaluation, foreign or {})
-    return atomic_write(folder / REPORT, render(TEMPLATES / "report.html", view=view))
-
-
 def training_losses(method: Method, history: Records, epochs: int) -> list[float]:
     """Return the loss of each epoch with the weights of the last one.
 
@@ -95,8 +70,8 @@ class View:
         model: Any model; training record, calibration and policy are optional.
         source: Labeled samples.
         prediction: Prediction of these samples.
-        history: Records of the epochs; empty for an evaluation.
-        evaluation: Result of `dubito.evaluate`; None for a training.
+        history: Records of the epochs, for the report of a training.
+        evaluation: Result of `dubito.evaluate`, for the report of an evaluation.
         foreign: Inputs unlike the training data by name, with their predictions.
     """
 
@@ -105,15 +80,15 @@ class View:
         model: Model,
         source: Source,
         prediction: Prediction,
-        history: Records,
-        evaluation: Json | None,
-        foreign: Foreign,
+        history: Records = (),
+        evaluation: Json | None = None,
+        foreign: Foreign | None = None,
     ) -> None:
         self.model, self.record, self.history = model, model.record, history
         self.part = None if evaluation is None else evaluation["part"]
         self.evaluation = model.evaluate(prediction, source) if evaluation is None else evaluation
         task, policy = model.task, model.policy
-        self.foreign, self.sanity = dict(foreign), {} if policy is None else policy.sanity
+        self.foreign, self.sanity = dict(foreign or {}), {} if policy is None else policy.sanity
         failed = [name for name, part in self.sanity.items() if part.fails]
         if failed and evaluation is None:
             made = sanity.sources(model, source)
@@ -126,6 +101,10 @@ class View:
         self.dist, self.target = prediction.distribution, task.encode(source.target)
         self.errors = task.errors(prediction.point, self.target) if task.defines_errors else None
         self.score = model.method.error_score if policy is None else policy.threshold.score
+
+    def write(self, folder: Path) -> Path:
+        """Write report.html to a folder, a page that needs no other file."""
+        return atomic_write(folder / REPORT, render(TEMPLATES / "report.html", view=self))
 
     # --- charts ---
 

@@ -13,6 +13,9 @@ from dubito.registry import Entry, Registry
 
 __all__ = ["SCORES", "Score"]
 
+#: last layer of a network, those of the members of an ensemble, or None if it is not linear
+Head = nn.Linear | nn.ModuleList | None
+
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
 class Score(Entry, nn.Module, ABC, frozen=False):
@@ -51,13 +54,7 @@ class Score(Entry, nn.Module, ABC, frozen=False):
         def __getattr__(self, name: str) -> Tensor:
             """Return a buffer."""
 
-    def fit(
-        self,
-        features: Tensor,
-        outputs: Tensor,
-        target: Tensor,
-        head: nn.Linear | nn.ModuleList | None,
-    ) -> None:
+    def fit(self, features: Tensor, outputs: Tensor, target: Tensor, head: Head) -> None:
         """Fit to training data; default: nothing.
 
         Args:
@@ -69,7 +66,7 @@ class Score(Entry, nn.Module, ABC, frozen=False):
                 members, of MC Dropout the layer from mean to mean. None if there is none.
         """
 
-    def check_head(self, head: nn.Linear | nn.ModuleList | None) -> None:
+    def check_head(self, head: Head) -> None:
         """Raise if the score reads the last layer, and there is no linear one.
 
         Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dubito.scores.base import SCORES
-from dubito.scores.head import HeadScore
+from dubito.scores.head import HeadScore, State
 
 __all__: list[str] = []
 
@@ -26,9 +26,7 @@ class FDBD(HeadScore):
     weights have no boundary, and count as one at distance zero.
     """
 
-    def state(
-        self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor
-    ) -> dict[str, Tensor]:
+    def state(self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> State:
         exact = weight.double()
         lengths = torch.stack([(exact - row).norm(dim=-1) for row in exact])
         factors = torch.where(lengths > 0, 1 / lengths, 0) / (len(weight) - 1)

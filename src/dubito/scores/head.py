@@ -7,9 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from dubito import _checks
-from dubito.scores.base import Score
+from dubito.scores.base import Head, Score
 
 __all__: list[str] = []
+
+#: buffers of a member by name
+State = dict[str, Tensor]
 
 
 class HeadScore(Score):
@@ -22,13 +25,7 @@ class HeadScore(Score):
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     needs_head: ClassVar[bool] = True
 
-    def fit(
-        self,
-        features: Tensor,
-        outputs: Tensor,
-        target: Tensor,
-        head: nn.Linear | nn.ModuleList | None,
-    ) -> None:
+    def fit(self, features: Tensor, outputs: Tensor, target: Tensor, head: Head) -> None:
         self.check_head(head)
         layers = list[Any](head if isinstance(head, nn.ModuleList) else [head])
         weights = torch.stack([layer.weight.detach().float() for layer in layers])
@@ -52,9 +49,7 @@ class HeadScore(Score):
         each = _checks.at_least_float32(features).unflatten(1, (members, size)).transpose(0, 1)
         return each, torch.baddbmm(self.bias.unsqueeze(1), each, self.weight.mT)
 
-    def state(
-        self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor
-    ) -> dict[str, Tensor]:
+    def state(self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> State:
         """Return the buffers of one member; default: none.
 
         Args:

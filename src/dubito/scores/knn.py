@@ -9,11 +9,11 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from dubito import _checks
-from dubito.scores.base import SCORES, Score
+from dubito.scores.base import SCORES, Head, Score
 
 __all__: list[str] = []
 
@@ -33,9 +33,7 @@ class KNN(Score):
     k: Annotated[int, Field(ge=1)] = 50
     """Neighbor; at most a twentieth of the training samples."""
 
-    def fit(
-        self, features: Tensor, outputs: Tensor, target: Tensor, head: nn.Module | None
-    ) -> None:
+    def fit(self, features: Tensor, outputs: Tensor, target: Tensor, head: Head) -> None:
         self.register_buffer("bank", normalize(_checks.at_least_float32(features)))
 
     def forward(self, features: Tensor, outputs: Tensor) -> Tensor:

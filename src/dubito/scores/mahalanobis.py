@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from dubito import _checks
 from dubito.numerics.covariance import shrunk
-from dubito.scores.base import SCORES, Score
+from dubito.scores.base import SCORES, Head, Score
 
 __all__: list[str] = []
 
@@ -92,9 +92,7 @@ class Mahalanobis(Score):
     normalize: bool = True
     """Whether features are scaled to length 1, as in Mahalanobis++."""
 
-    def fit(
-        self, features: Tensor, outputs: Tensor, target: Tensor, head: nn.Module | None
-    ) -> None:
+    def fit(self, features: Tensor, outputs: Tensor, target: Tensor, head: Head) -> None:
         found = ClassNormals.fit(self.scaled(features), target)
         self.keep(found.center, found.whitening, found.means, torch.zeros_like(found.shares))
 

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from dubito.distributions import Categorical
 from dubito.scores.base import SCORES
-from dubito.scores.head import HeadScore
+from dubito.scores.head import HeadScore, State
 
 __all__: list[str] = []
 
@@ -33,9 +33,7 @@ class NNGuide(HeadScore):
     k: Annotated[int, Field(ge=1)] = 100
     """Neighbors; at most a fifth of the samples that are kept."""
 
-    def state(
-        self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor
-    ) -> dict[str, Tensor]:
+    def state(self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> State:
         kept = min(len(features), max(LEAST, round(SHARE * len(features))))
         rows = torch.linspace(0, len(features) - 1, kept, device=features.device).round().long()
         energy = Categorical(logits[rows]).energy

@@ -14,9 +14,9 @@ in which nothing cancels far from all classes.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dubito.scores.base import SCORES
+from dubito.scores.base import SCORES, Head
 from dubito.scores.mahalanobis import ClassNormals, Mahalanobis
 
 __all__: list[str] = []
@@ -32,9 +32,7 @@ class RMDS(Mahalanobis):
     Features of an ensemble are those of its members side by side.
     """
 
-    def fit(
-        self, features: Tensor, outputs: Tensor, target: Tensor, head: nn.Module | None
-    ) -> None:
+    def fit(self, features: Tensor, outputs: Tensor, target: Tensor, head: Head) -> None:
         found = ClassNormals.fit(self.scaled(features), target)
         mean = found.shares @ found.means
         apart = found.means - mean

@@ -14,7 +14,7 @@ from torch import Tensor
 from dubito.distributions import Categorical
 from dubito.errors import DubitoError
 from dubito.scores.base import SCORES
-from dubito.scores.head import HeadScore
+from dubito.scores.head import HeadScore, State
 
 __all__: list[str] = []
 
@@ -29,9 +29,7 @@ class Scale(HeadScore):
     percentile: Annotated[float, Field(ge=0, lt=100)] = 85.0
     """Percentage of the features that are not among the largest ones."""
 
-    def state(
-        self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor
-    ) -> dict[str, Tensor]:
+    def state(self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> State:
         if bool((features < 0).any()):
             raise DubitoError(
                 "the score 'scale' needs features >= 0, such as those behind a ReLU: use another "

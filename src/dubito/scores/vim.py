@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dubito.distributions import Categorical
 from dubito.scores.base import SCORES
-from dubito.scores.head import HeadScore
+from dubito.scores.head import HeadScore, State
 from dubito.scores.mahalanobis import ROWS, exceeds_rounding
 
 __all__: list[str] = []
@@ -28,9 +28,7 @@ class ViM(HeadScore):
     dimensions: Annotated[int, Field(ge=1)] = 256
     """Principal directions; half of those that training features have, if these are no more."""
 
-    def state(
-        self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor
-    ) -> dict[str, Tensor]:
+    def state(self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> State:
         count, size = features.shape
         origin = -torch.linalg.pinv(weight.double()) @ bias.double()
         origin = origin.float().double()

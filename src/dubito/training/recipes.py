@@ -86,7 +86,10 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
     has_photos = is_photo(format.shape, FORMATS.name_of(format))
     if entry is None or not entry.pretrained:
         is_resnet = entry is not None and BACKBONES.name_of(entry) == "resnet"
-        return _from_nothing(count, device) if is_resnet and has_photos else {}
+        if not (is_resnet and has_photos):
+            return {}
+        epochs = max(round(PHOTO_SAMPLES / count), FEWEST_PHOTO_EPOCHS)
+        return PHOTOS | ({"epochs": epochs} if device == "cpu" else {})
     modules = dict(model.network.named_modules())
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in modules.values())
     kind = "batch norm" if has_batch_norm else "layer norm"
@@ -116,10 +119,3 @@ def has_adapters(model: Model) -> bool:
         model: Model.
     """
     return getattr(model.backbone, "lora", None) is not None
-
-
-def _from_nothing(count: int, device: str) -> Options:
-    """Return the recipe for photos and a ResNet without pretrained weights."""
-    if device != "cpu":
-        return PHOTOS
-    return PHOTOS | {"epochs": max(round(PHOTO_SAMPLES / count), FEWEST_PHOTO_EPOCHS)}

@@ -5,10 +5,8 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -166,9 +164,8 @@ class Run:
         self.optimizer = build_optimizer(config, model.network, device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         #: precision of the network; losses are computed in float32
-        self.autocast: AbstractContextManager[Any] = nullcontext()
-        if config.precision == "bfloat16":
-            self.autocast = torch.autocast(device.type, torch.bfloat16)
+        is_half = config.precision == "bfloat16"
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
         #: network that is validated and saved
         self.evaluated: nn.Module = model.network if self.average is None else self.average.module
         # Functions of tensors that a graph replaces by compiled ones.

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -291,13 +291,13 @@ def seconds_per_sample(
     if config.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     is_training = network.training
-    autocast = torch.autocast(device.type, torch.bfloat16)
+    is_half = config.precision == "bfloat16"
     gpus = [device] if device.type == "cuda" else []
     try:
         with (
             torch.random.fork_rng(gpus),
             frozen(config, [network]),
-            autocast if config.precision == "bfloat16" else nullcontext(),
+            torch.autocast(device.type, torch.bfloat16, enabled=is_half),
         ):
             network.eval()  # batch norm keeps its statistics
             with torch.no_grad():
