@@ -32,7 +32,7 @@ from dubito import Model, __version__, data, train
 from dubito.api import averaged
 from dubito.data import Source
 from dubito.report import figures
-from dubito.report.html import Example, examples, render
+from dubito.report.page import Example, examples, render
 
 #: name in tables -> method, the baseline first
 METHODS = {"EDL": {"name": "edl"}, "I-EDL": {"name": "iedl", "fisher_weight": 0.05}}

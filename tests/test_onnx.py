@@ -19,11 +19,12 @@ import tests.scores.kinds  # noqa: F401  registers test_residual
 from dubito import methods
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
+from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, ImageFormat, Preprocessing, TableFormat
 from dubito.formats.tables import Column
 from dubito.formats.text import TextFormat
 from dubito.model import Model
-from dubito.onnx import Exported, ExportError
+from dubito.onnx import Exported
 from dubito.policy import REASONS
 from dubito.tasks import Classification, Regression, Task
 
@@ -296,7 +297,7 @@ def test_a_file_that_differs_is_not_written(
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     path = tmp_path / "model.onnx"
     path.write_bytes(b"old")
-    with pytest.raises(ExportError, match="no file was written"):
+    with pytest.raises(DubitoError, match="no file was written"):
         Model(nn.Linear(5, 3), methods.Softmax(), CLASSES, FLAT).export(path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
@@ -316,7 +317,7 @@ class Branching(nn.Module):
 
 def test_a_network_without_a_graph(tmp_path: Path) -> None:
     model = Model(Branching(), methods.Softmax(), CLASSES, FLAT)
-    with pytest.raises(ExportError, match="torch cannot export Branching as a graph: ") as caught:
+    with pytest.raises(DubitoError, match="torch cannot export Branching as a graph: ") as caught:
         model.export(tmp_path / "model.onnx")
     assert "\n" not in str(caught.value)
 

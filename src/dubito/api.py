@@ -269,7 +269,6 @@ def write_rows(
         format: "csv" or "jsonl".
         scores: Further scores.
     """
-    _checks.one_of(FORMATS, format, "format")
     writer = csv.writer(file, lineterminator="\n")
     for start in range(0, len(prediction), PORTION):
         part = prediction[start : start + PORTION]

@@ -62,10 +62,6 @@ COLUMNS = {
 }
 
 
-class ExportError(DubitoError):
-    """A network that has no graph, or a file that would differ from torch."""
-
-
 @dataclass(frozen=True)
 class Exported:
     """A written file.
@@ -99,7 +95,7 @@ def export(
         floats: Take images as float32 from 0 to 1 in place of uint8 from 0 to 255.
 
     Raises:
-        ExportError: If the network has no graph, or if the file would differ from torch.
+        DubitoError: If the network has no graph, or if the file would differ from torch.
     """
     path = Path(path)
     if path.suffix.lower() != ".onnx":
@@ -180,7 +176,7 @@ def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
     except Exception as error:  # torch raises errors of many kinds, with many lines
         text = next(filter(str.strip, str(error).splitlines()), type(error).__name__)
         network = type(graph.model.network).__name__
-        raise ExportError(f"torch cannot export {network} as a graph: {text[:200]}") from error
+        raise DubitoError(f"torch cannot export {network} as a graph: {text[:200]}") from error
     size = proto.ByteSize()
     if size > MAX_BYTES:
         raise DubitoError(f"the network takes {size} bytes, but an .onnx file at most {MAX_BYTES}")
@@ -356,7 +352,7 @@ def _check_invalid(session: Any, inputs: Tensor) -> None:
     for name in columns.keys() - {"outputs"}:
         expected = _marked(name, columns[name], torch.zeros(2, dtype=torch.bool))
         if not columns[name].allclose(expected, equal_nan=True):
-            raise ExportError(f"no file was written: its {name!r} hides inputs that are not finite")
+            raise DubitoError(f"no file was written: its {name!r} hides inputs that are not finite")
 
 
 def _compare(session: Any, graph: _Graph, inputs: Tensor) -> float:
@@ -365,7 +361,7 @@ def _compare(session: Any, graph: _Graph, inputs: Tensor) -> float:
     # At the edge of float32 rounding decides what is finite: compare where both are.
     valid = ~columns["total"].isnan() & ~graph(inputs)["total"].isnan()
     if not bool(valid[:EACH].any()):
-        raise ExportError("no file was written: its columns are not finite for ordinary inputs")
+        raise DubitoError("no file was written: its columns are not finite for ordinary inputs")
     inputs, expected = inputs[valid], expected[valid]
     features = None if features is None else features[valid]
     columns = {name: values[valid] for name, values in columns.items()}
@@ -379,7 +375,7 @@ def _compare(session: Any, graph: _Graph, inputs: Tensor) -> float:
         if values.is_floating_point():
             largest = max(largest, _difference(name, values, expected, expected.abs()))
         elif not torch.equal(values[clear], expected[clear]):
-            raise ExportError(f"no file was written: its {name!r} would differ from torch")
+            raise DubitoError(f"no file was written: its {name!r} would differ from torch")
     return largest
 
 
@@ -388,7 +384,7 @@ def _difference(name: str, values: Tensor, expected: Tensor, scale: Tensor) -> f
     gap = (values - expected).abs() / scale.clamp_min(1)
     difference = torch.where(values == expected, 0.0, gap).max().item()
     if not difference <= TOLERANCE:
-        raise ExportError(
+        raise DubitoError(
             f"no file was written: its {name!r} would differ from torch by {difference:.2g}, more "
             f"than {TOLERANCE:g}"
         )

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dubito.report.html import image
+from dubito.report.page import image
 
 
 def decoded(pixels: Tensor) -> Image.Image:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import TrainConfig, Trainer
-from dubito.training.average import averaged, moving_average, update_moving_average
+from dubito.training.optimizer import averaged, moving_average, update_moving_average
 from tests.training.helpers import (
     SHORT,
     TRAIN,

@@ -96,6 +96,8 @@ def _most_common(files: Sequence[Path]) -> type[InputFormat]:
     def count(kind: type[InputFormat]) -> int:
         return sum(counts[extension] for extension in kind.extensions)
 
+    if 2 * count(ImageFormat) > len(files):
+        return ImageFormat
     if not any(map(count, FORMATS.values())):
         load_plugins()
     kinds: list[type[InputFormat]] = [ImageFormat, *FORMATS.values()]

@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -304,18 +304,23 @@ def _accepts(kind: type[InputFormat], items: Inputs) -> bool:
 
 def _choose(name: str, items: Inputs, options: Options) -> type[InputFormat]:
     """Return the format that accepts items and takes the options; arrays are what others leave."""
-    kinds = [kind for kind in FORMATS.values() if kind is not ArrayFormat and _accepts(kind, items)]
-    kinds.append(ArrayFormat)
-    found = next((kind for kind in kinds if options.keys() <= _options(kind)), None)
+    found = next((kind for kind in _kinds(items) if options.keys() <= _options(kind)), None)
     if found is None:
-        option, value = next(item for item in options.items() if item[0] not in _options(kinds[0]))
+        first = next(_kinds(items))
+        option, value = next(item for item in options.items() if item[0] not in _options(first))
         others = [repr(other) for other, kind in FORMATS.items() if option in _options(kind)]
-        own = FORMATS.name_of(kinds[0])
+        own = FORMATS.name_of(first)
         shown = shorten(repr(value), LONGEST)
         raise DubitoError(
             f"{option}={shown} is for the format {' or '.join(others)}, but {name} has {own!r}"
         )
     return found
+
+
+def _kinds(items: Inputs) -> Iterator[type[InputFormat]]:
+    """Yield the formats that accept items, arrays last."""
+    yield from (kind for kind in FORMATS.values() if kind != ArrayFormat and _accepts(kind, items))
+    yield ArrayFormat
 
 
 def _options(kind: type[InputFormat]) -> set[str]:

@@ -51,8 +51,8 @@ __all__ = [
 
 METHODS.declare(
     __name__, "daedl", "dappr", "der", "edl", "ensemble", "fedl", "gaussian", "iedl", "logit_norm",
-    "mc_dropout", "modex",
-    "posterior_network", "re_edl", "red", "redl", "sder", "softmax", "t2f_norm",
+    "mc_dropout", "modex", "posterior_network", "re_edl", "red", "redl", "sder", "softmax",
+    "t2f_norm",
     kl_pn="prior_networks", label_smoothing="softmax", rkl_pn="prior_networks",
 )  # fmt: skip
 

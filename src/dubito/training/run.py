@@ -20,11 +20,16 @@ from dubito.methods import Method
 from dubito.model import Model
 from dubito.targets import Target
 from dubito.training import checkpoint, parallel, soft_targets
-from dubito.training.average import averaged, moving_average, update_moving_average
 from dubito.training.batches import Reader
 from dubito.training.callbacks import Callback, callback_states, load_callback_states
 from dubito.training.config import LAST, TrainConfig
-from dubito.training.optimizer import build_optimizer, read_rates
+from dubito.training.optimizer import (
+    averaged,
+    build_optimizer,
+    moving_average,
+    read_rates,
+    update_moving_average,
+)  # fmt: skip
 from dubito.types import Json
 
 __all__: list[str] = []
