@@ -100,8 +100,6 @@ def export(
     path = Path(path)
     if path.suffix.lower() != ".onnx":
         raise DubitoError(f"path must end with .onnx, but is {str(path)!r}")
-    if path.is_dir():
-        raise DubitoError(f"cannot write {path}: a folder is in the way")
     if any(isinstance(module, Sampled) for module in model.network.modules()):
         raise DubitoError(
             "mc_dropout samples its predictions, which an ONNX file cannot repeat: use an ensemble"

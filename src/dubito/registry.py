@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import CoreSchema, core_schema
 
 from dubito.errors import DubitoError
 from dubito.plugins import load_plugins
@@ -79,6 +80,8 @@ class Registry(Mapping[str, type[E]], Generic[E]):
         self.what, self.base = what, base
         self._entries: dict[str, type[E]] = {}
         self._modules: dict[str, str] = {}
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # not by the entries, as of a mapping
 
     def __getitem__(self, name: str) -> type[E]:
         if name not in self._entries and name in self._modules:
@@ -184,6 +187,11 @@ class Registry(Mapping[str, type[E]], Generic[E]):
         """
         options = entry.__pydantic_serializer__.to_python(entry, mode="json")  # type: ignore[attr-defined]
         return {"name": self.name_of(entry), **options}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Make `Annotated[Base, REGISTRY]` a field for an entry, its name, or a dict with it."""
+        to_dict = core_schema.plain_serializer_function_ser_schema(self.to_dict)
+        return core_schema.no_info_plain_validator_function(self.build, serialization=to_dict)
 
 
 def _summary(kind: Any, error: ValidationError) -> str:

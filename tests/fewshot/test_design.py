@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dubito.fewshot._design import factorize, to_weights
+from dubito.fewshot._engine import factorize, to_weights
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 12), (3, 20, 12)], ids=["narrow", "tall"])

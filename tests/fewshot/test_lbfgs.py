@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dubito.fewshot._design import factorize, to_weights
-from dubito.fewshot._engine import Engine
+from dubito.fewshot._engine import Engine, factorize, to_weights
 from dubito.fewshot._episodes import Setting
 from dubito.fewshot._lbfgs import Solver, minimize
 from dubito.losses import weighted_sums

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import BeforeValidator, InstanceOf, PlainSerializer
 from torch import Tensor
 
 from dubito.errors import DubitoError
@@ -64,8 +63,4 @@ class Augmentation(Entry, ABC):
 AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation", Augmentation)
 
 #: field for an augmentation: an augmentation, its name, or a dict with its name
-AnyAugmentation = Annotated[
-    InstanceOf[Augmentation],
-    BeforeValidator(AUGMENTATIONS.build),
-    PlainSerializer(AUGMENTATIONS.to_dict),
-]
+AnyAugmentation = Annotated[Augmentation, AUGMENTATIONS]

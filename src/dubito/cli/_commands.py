@@ -68,11 +68,13 @@ def add(app: typer.Typer, name: str, argv: Sequence[str]) -> None:
         try:
             show(function, **values)
         except KeyboardInterrupt:
-            resumes = name in ("train", "fewshot") and "out" in values
-            hint = ": run the same command again to resume" if resumes else ""
-            hint += ", or with --finish to use what is there" if name == "train" else ""
-            if name == "train" and any(Path(values["out"]).glob(f"**/{MODEL}")):
-                hint += f"; {values['out']} has a first model that can be used already"
+            hint = ""
+            if name == "train":
+                hint = (
+                    ": run the same command again to resume, or with --finish to use what is there"
+                )
+                if any(Path(values["out"]).glob(f"**/{MODEL}")):
+                    hint += f"; {values['out']} has a first model that can be used already"
             sys.stderr.write(f"interrupted{hint}\n")
             raise typer.Exit(INTERRUPTED) from None
 

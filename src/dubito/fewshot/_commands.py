@@ -81,7 +81,10 @@ def fewshot(
     with ThreadPoolExecutor() as pool:
         # Initializing a GPU and reading files take about as long.
         pool.submit(lambda: torch.zeros(1, device=place))
-        inside, outside, known = pool.map(_open, (features, ood, reference))
+        inside, outside, known = (
+            one if isinstance(one, Features | None) else read_features(one)
+            for one in (features, ood, reference)
+        )
     assert inside is not None
     inside = scale(inside, scaling, known)
     outside = None if outside is None else scale(outside, scaling, known)
@@ -151,10 +154,6 @@ def features(
     if out is not None:
         write_features(result, out)
     return result
-
-
-def _open(source: AnyPath | Features | None) -> Features | None:
-    return source if isinstance(source, Features | None) else read_features(source)
 
 
 def _network(model: Any, network: Factory | None) -> nn.Module:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
-from pydantic import BeforeValidator, InstanceOf, PlainSerializer
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -236,6 +235,4 @@ FORMATS: Registry[InputFormat] = Registry("format", InputFormat)
 
 
 #: field for a format: a format, or a dict with its name
-AnyFormat = Annotated[
-    InstanceOf[InputFormat], BeforeValidator(FORMATS.build), PlainSerializer(FORMATS.to_dict)
-]
+AnyFormat = Annotated[InputFormat, FORMATS]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, ClassVar, Protocol, Unpack
 
 import torch
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
+from pydantic import Field
 from torch import Tensor, nn
 
 from dubito import _checks
@@ -241,6 +241,4 @@ class MethodLoss(LossModule):
 METHODS: Registry[Method] = Registry("method", Method)
 
 #: field for a method: a method, its name, or a dict with its name
-AnyMethod = Annotated[
-    InstanceOf[Method], BeforeValidator(METHODS.build), PlainSerializer(METHODS.to_dict)
-]
+AnyMethod = Annotated[Method, METHODS]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, dataclass_transform
 
 import torch
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
+from pydantic import Field
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError
@@ -111,6 +111,4 @@ class Score(Entry, nn.Module, ABC, frozen=False):
 SCORES: Registry[Score] = Registry("score", Score)
 
 #: field for a score: a score, its name, or a dict with its name
-AnyScore = Annotated[
-    InstanceOf[Score], BeforeValidator(SCORES.build), PlainSerializer(SCORES.to_dict)
-]
+AnyScore = Annotated[Score, SCORES]
