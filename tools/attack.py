@@ -5,11 +5,12 @@
     python tools/attack.py --sigterm 20     stop an instance under load, 20 times
     python tools/attack.py --json a.json    the same rows as JSON
 
-Two instances serve a digits model (images of 8 x 8). The attacker is at 127.0.0.1, the polite
-client at 127.0.0.2; it sends one request after the other, each on a new connection.
+Two instances serve a model of images of 8 x 8: "fast", or "slow", which takes some milliseconds for
+each. The attacker is at 127.0.0.1, the polite client at 127.0.0.2; it sends one request after the
+other, each on a new connection.
 
-Columns of an attack: peak memory of an instance and its growth since the start; requests, failures
-and p99 of the polite client; requests of the attacker that were answered with 200, per second;
+Columns of an attack: peak memory of an instance and its growth since the start; requests, failures,
+median and p99 of the polite client; requests of the attacker that were answered with 200, per second;
 seconds until the polite client gets fast answers again. "goodput" is the answers to
 `impolite_clients` as a share of those to `allowed_load`.
 
@@ -58,15 +59,18 @@ images = (digits.images * 15.9).astype(np.uint8)
 format = ImageFormat(size=(8, 8), mode="L")
 source = data.open((images, digits.target.astype(str)), format=format)
 task = Classification.from_target(source.target)
-model = Model.build("iedl", task, Preprocessing.fit(format, source.load()))
+model = Model.build("iedl", task, Preprocessing.fit(format, source.load()), sys.argv[2])
 model.calibrate(source).fit_policy(source, coverage=0.9).save(sys.argv[1])
 """
 SERVE = """
 import sys
 from dubito.serve import ServeConfig, serve
-config = ServeConfig(engine=sys.argv[2])
+config = ServeConfig(engine=sys.argv[2], trusted_proxies=["127.0.0.1"])
 serve(sys.argv[1], port=0, config=config, on_start=lambda url: print(url, flush=True))
 """
+BACKBONES = {"fast": "convnet", "slow": "wide_resnet"}
+#: attacks that make sense with a slow model: inputs that it has to predict
+LOADS = ("allowed_load", "impolite_clients")
 HEAD = "POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: {}\r\n"
 
 
@@ -218,15 +222,17 @@ async def chunked_trailers(port: int, seconds: float) -> None:
 
 @attack
 async def large_json(port: int, seconds: float) -> None:
-    """Send 8 MB of JSON: deep, wide, with many keys, numbers or a long text."""
-    size = 8_000_000
-    bodies = [
-        b"[" * size,
-        b'{"inputs": [' + b"[]," * (size // 3) + b"[]]}",
-        b"{" + b",".join(b'"%d":1' % k for k in range(size // 12)) + b"}",
-        b'{"inputs": [[[' + b"1," * (size // 2) + b"1]]]}",
-        b'"' + b"x" * size + b'"',
-    ]
+    """Send 1 or 8 MB of JSON: deep, wide, with many keys, numbers or a long text."""
+    bodies = []
+    for size in (1_000_000, 8_000_000):
+        bodies += [
+            b"[" * size,
+            b'{"inputs": [' + b"[]," * (size // 3) + b"[]]}",
+            b"{" + b",".join(b'"%d":1' % k for k in range(size // 14)) + b"}",
+            b'{"inputs": [' + b'{"a":1},' * (size // 8) + b"1]}",
+            b'{"inputs": [[[' + b"1," * (size // 2 - 10) + b"1]]]}",
+            b'"' + b"x" * size + b'"',
+        ]
     requests = [request("application/json", body) for body in bodies]
     await crowd(8, lambda: send(port, random.choice(requests)), seconds)
 
@@ -385,36 +391,46 @@ async def recovery(port: int) -> float:
 
 def run_attacks(names: list[str], seconds: float, engine: str) -> Iterator[Row]:
     """Run attacks behind nginx and without it; yield a row for each."""
-    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
-        folder = Path(place)
-        build_model(folder / "model")
-        instances = [stack.enter_context(instance(folder / "model", engine)) for _ in range(2)]
-        ports, pids = map(list, zip(*instances, strict=True))
-        proxy = stack.enter_context(nginx(folder, *ports, limits=True))
-        for front, port, watched in (("nginx", proxy, pids), ("none", ports[0], pids[:1])):
-            asyncio.run(recovery(port))
-            before, allowed = max(map(resident, watched)), None
-            for name in (None, *names):
-                outcome = asyncio.run(measure(name, port, watched, seconds))
-                allowed = outcome.goodput if name == "allowed_load" else allowed
-                overload = name == "impolite_clients" and allowed
-                yield {
-                    "proxy": front,
-                    "attack": name or "none",
-                    "peak MB": round(outcome.peak),
-                    "growth MB": round(outcome.peak - before),
-                    "requests": len(outcome.latencies),
-                    "failures": outcome.failures,
-                    "p99 ms": round(1000 * float(np.quantile(outcome.latencies, 0.99))),
-                    "answers/s": round(outcome.goodput),
-                    "goodput": round(outcome.goodput / allowed, 2) if overload else "",
-                    "recovery s": round(asyncio.run(recovery(port)), 1),
-                }
+    for model, backbone in BACKBONES.items():
+        chosen = [name for name in names if model == "fast" or name in LOADS]
+        with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+            folder = Path(place)
+            build_model(folder / "model", backbone)
+            instances = [stack.enter_context(instance(folder / "model", engine)) for _ in range(2)]
+            ports, pids = map(list, zip(*instances, strict=True))
+            proxy = stack.enter_context(nginx(folder, *ports, limits=True))
+            for front, port, watched in (("nginx", proxy, pids), ("none", ports[0], pids[:1])):
+                for row in attack_all(chosen, port, watched, seconds):
+                    yield {"model": model, "proxy": front, **row}
 
 
-def build_model(folder: Path) -> None:
+def attack_all(names: list[str], port: int, pids: list[int], seconds: float) -> Iterator[Row]:
+    """Run no attack, then each one; yield a row for each."""
+    asyncio.run(recovery(port))
+    before, allowed = max(map(resident, pids)), None
+    for name in (None, *names):
+        outcome = asyncio.run(measure(name, port, pids, seconds))
+        allowed = outcome.goodput if name == "allowed_load" else allowed
+        overload = name == "impolite_clients" and allowed
+        median, p99 = np.quantile(outcome.latencies, [0.5, 0.99])
+        yield {
+            "attack": name or "none",
+            "peak MB": round(outcome.peak),
+            "growth MB": round(outcome.peak - before),
+            "requests": len(outcome.latencies),
+            "failures": outcome.failures,
+            "median ms": round(1000 * float(median)),
+            "p99 ms": round(1000 * float(p99)),
+            "answers/s": round(outcome.goodput),
+            "goodput": round(outcome.goodput / allowed, 2) if overload else "",
+            "recovery s": round(asyncio.run(recovery(port)), 1),
+        }
+
+
+def build_model(folder: Path, backbone: str = BACKBONES["fast"]) -> None:
     """Save a model with random weights."""
-    subprocess.run([sys.executable, "-c", MODEL, str(folder)], env=environment(), check=True)
+    command = [sys.executable, "-c", MODEL, str(folder), backbone]
+    subprocess.run(command, env=environment(), check=True)
 
 
 def instance(model: Path, engine: str) -> AbstractContextManager[tuple[int, int]]:

@@ -25,13 +25,18 @@ async def stays() -> bool:
     return False
 
 
-async def submit_while_busy(double: Doubler, *requests: list[int]) -> list[object]:
-    """Submit requests while a first batch runs."""
-    batcher = Batcher(double, 4)
-    first = asyncio.create_task(batcher.submit([0], stays))
+async def submit_while_busy(
+    double: Doubler, *requests: list[int], clients: str = "aaaa", short: int = 4
+) -> list[object]:
+    """Submit requests, each of one of the clients, while a first batch runs."""
+    batcher = Batcher(double, 4, short)
+    first = asyncio.create_task(batcher.submit([0], "a", stays))
     while not double.batches:
         await asyncio.sleep(0)
-    tasks = [asyncio.create_task(batcher.submit(items, stays)) for items in requests]
+    tasks = [
+        asyncio.create_task(batcher.submit(items, client, stays))
+        for items, client in zip(requests, clients, strict=False)
+    ]
     await asyncio.sleep(0)
     double.gate.set()
     await first
@@ -45,6 +50,23 @@ def test_requests_share_batches_of_limited_size() -> None:
     assert double.batches == [[0], [1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
 
 
+def test_clients_take_turns() -> None:
+    double = Doubler()
+    requests = ([1, 1, 1, 1], [2, 2, 2, 2], [3, 3], [4], [5, 5])
+    asyncio.run(submit_while_busy(double, *requests, clients="aaabc"))
+    assert double.batches[1:] == [[1, 1, 1, 1], [4, 5, 5], [2, 2, 2, 2], [3, 3]]
+
+
+def test_batches_are_short_while_there_are_several_clients() -> None:
+    double = Doubler()
+    results = asyncio.run(submit_while_busy(double, [1, 2, 3, 4], [5], clients="ab", short=2))
+    assert results == [[2, 4, 6, 8], [10]]
+    assert double.batches[1:] == [[1, 2], [5], [3, 4]]
+    alone = Doubler()
+    asyncio.run(submit_while_busy(alone, [1, 2, 3, 4], [5], clients="aa", short=2))
+    assert alone.batches[1:] == [[1, 2, 3, 4], [5]]
+
+
 def test_a_failing_request_does_not_fail_its_batch() -> None:
     double = Doubler()
     good, bad = asyncio.run(submit_while_busy(double, [1], [-1]))
@@ -56,16 +78,16 @@ def test_a_cancelled_request_is_withdrawn() -> None:
     double = Doubler()
 
     async def run() -> None:
-        batcher = Batcher(double, 4)
-        first = asyncio.create_task(batcher.submit([0], stays))
+        batcher = Batcher(double, 4, 4)
+        first = asyncio.create_task(batcher.submit([0], "a", stays))
         while not double.batches:
             await asyncio.sleep(0)
-        second = asyncio.create_task(batcher.submit([1], stays))
+        second = asyncio.create_task(batcher.submit([1], "a", stays))
         await asyncio.sleep(0)
         second.cancel()
         double.gate.set()
         await first
-        assert await batcher.submit([2], stays) == [4]
+        assert await batcher.submit([2], "a", stays) == [4]
 
     asyncio.run(run())
     assert double.batches == [[0], [2]]
@@ -79,8 +101,10 @@ def test_a_brief_function_runs_in_the_loop() -> None:
         return [2 * item for item in items]
 
     async def run() -> list[list[int]]:
-        batcher = Batcher(double, 2, in_thread=False)
-        return await asyncio.gather(batcher.submit([1, 2, 3], stays), batcher.submit([5], stays))
+        batcher = Batcher(double, 2, 2, in_thread=False)
+        return await asyncio.gather(
+            batcher.submit([1, 2, 3], "a", stays), batcher.submit([5], "b", stays)
+        )
 
     assert asyncio.run(run()) == [[2, 4, 6], [10]]
     assert threads == [threading.current_thread()] * 2

@@ -66,6 +66,27 @@ def test_sigterm_answers_every_request_whose_headers_were_read(
     running.wait(600)
 
 
+@pytest.mark.parametrize("proxies", [["127.0.0.1"], []])
+def test_clients_behind_a_trusted_proxy(
+    array_model: Model, tmp_path: Path, process: Callable[..., Any], proxies: list[str]
+) -> None:
+    """A client that fills its memory does not affect others, unless they have one address."""
+    folder = array_model.save(tmp_path / "model")
+    _, port = process(folder, memory=400, trusted_proxies=proxies)
+
+    def post(client: str) -> int:
+        headers = {"x-forwarded-for": client}
+        url = f"http://127.0.0.1:{port}/v1/predict"
+        return httpx.post(url, json=BODY, headers=headers, timeout=600).status_code
+
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as heavy:
+        head = "POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        more = "content-length: 1000\r\nx-forwarded-for: 10.0.0.1\r\n\r\n"
+        heavy.sendall((head + more).encode() + b" " * 200)
+        wait_until(lambda: post("10.0.0.1") == 503)
+        assert post("10.0.0.2") == (200 if proxies else 503)
+
+
 def test_sighup_reloads_the_model(
     array_model: Model, tmp_path: Path, process: Callable[..., Any], log: Path
 ) -> None:

@@ -24,9 +24,10 @@ from dubito import __version__
 from dubito.api import AnyModel, AnyPath
 from dubito.serve.config import ServeConfig
 from dubito.serve.gallery import Gallery, Group, read
-from dubito.serve.inputs import media_type
+from dubito.serve.inputs import JSON, media_type
+from dubito.serve.limits import Lease
 from dubito.serve.schema import REFUSALS, ModelInfo, Predictions, Refusal, describe_request
-from dubito.serve.service import BUSY_DELAY, Lease, Network, Service
+from dubito.serve.service import BUSY_DELAY, Network, Service
 from dubito.types import Json, Options
 
 __all__: list[str] = []
@@ -151,20 +152,23 @@ async def _predict(service: Service, request: Request) -> bytes:
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise HTTPException(415, "encoded bodies are not supported")
     content_type = headers.get(b"content-type", b"").decode("latin-1")
-    if media_type(content_type) not in loaded.reader.media_types:
+    kind = media_type(content_type)
+    if kind not in loaded.reader.media_types:
         known = ", ".join(loaded.reader.media_types)
         raise HTTPException(415, f"the type of the body must be one of {known}")
     evidence = b"evidence=true" in request.scope["query_string"]
+    most = min(config.max_json, config.max_body) if kind == JSON else config.max_body
     length = int(headers.get(b"content-length", 0))
+    client, _ = request.scope.get("client") or ("", 0)
     try:
-        with Lease(service) as memory:
+        with Lease(service.memory, client) as memory:
             async with asyncio.timeout(config.body_timeout) as deadline:
-                body = await _read_body(request, length, config.max_body, memory)
+                body = await _read_body(request, length, most, memory)
                 deadline.reschedule(asyncio.get_running_loop().time() + config.timeout)
-                async with service.slots:
-                    items = await service.read(loaded.reader, content_type, body)
+                async with service.slots.take(client):
+                    items = await service.read(loaded.reader, content_type, body, client)
                     memory.take(len(items) * loaded.input_bytes)
-                    rows = await loaded.predict(items, evidence, request.is_disconnected)
+                    rows = await loaded.predict(items, evidence, client, request.is_disconnected)
     except TimeoutError:
         if body is not None:
             raise HTTPException(504, "the model did not answer in time") from None
@@ -184,7 +188,7 @@ async def _read_body(request: Request, length: int, most: int, memory: Lease) ->
         body += chunk
         length = max(length, len(body))
     if length > most:
-        raise HTTPException(413, f"a body may have at most {most} bytes")
+        raise HTTPException(413, f"such a body may have at most {most} bytes")
     return bytes(body)
 
 

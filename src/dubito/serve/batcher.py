@@ -1,10 +1,11 @@
 """Dynamic batching: one call of the model answers many requests."""
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
+
+from dubito.serve.limits import Turns
 
 __all__: list[str] = []
 
@@ -13,6 +14,8 @@ R = TypeVar("R")
 Question = Callable[[], Awaitable[bool]]
 #: Seconds in the queue after which a request may have lost its client.
 IMPATIENT = 0.5
+#: Seconds without a second client after which batches are long again.
+SHARED = 10.0
 
 
 class _Part(NamedTuple, Generic[T, R]):
@@ -36,37 +39,48 @@ class Batcher(Generic[T, R]):
     One batch runs at a time. Requests that have arrived by its end form the next one: an idle
     service answers at once, and batches grow with the load.
 
+    Clients take turns. While there are several, batches are short, because a request has to wait
+    for the end of the batch that runs.
+
     Args:
         compute: Function from a list of items to their results.
         batch_size: Maximum number of items in a batch.
+        short: Maximum number while there are several clients.
         in_thread: Compute in a thread. A function that takes little time is faster without one;
             its results are the same.
     """
 
     def __init__(
-        self, compute: Callable[[list[T]], Sequence[R]], batch_size: int, in_thread: bool = True
+        self,
+        compute: Callable[[list[T]], Sequence[R]],
+        batch_size: int,
+        short: int,
+        in_thread: bool = True,
     ) -> None:
-        self._compute, self._batch_size, self._in_thread = compute, batch_size, in_thread
-        self._queue: deque[_Part[T, R]] = deque()
+        self._compute, self._in_thread = compute, in_thread
+        self._batch_size, self._short, self._shared = batch_size, short, -SHARED
+        self._queue: Turns[_Part[T, R]] = Turns()
         self._thread = ThreadPoolExecutor(1, "dubito-model")
         self._worker: asyncio.Task[None] | None = None  # while there is something to compute
 
-    async def submit(self, items: Sequence[T], is_gone: Question) -> list[R]:
+    async def submit(self, items: Sequence[T], client: str, is_gone: Question) -> list[R]:
         """Return the results of some items; cancel the call to withdraw them.
 
         Args:
             items: Items of one request.
+            client: Address of its client.
             is_gone: Returns whether the client has left; then the items are not computed.
 
         Raises:
             ConnectionError: If the client has left.
         """
-        loop, size = asyncio.get_running_loop(), self._batch_size
+        loop, size = asyncio.get_running_loop(), self._short
         parts: list[_Part[T, R]] = [
             _Part(items[start : start + size], loop.create_future(), is_gone, loop.time())
             for start in range(0, len(items), size)
         ]
-        self._queue.extend(parts)
+        for part in parts:
+            self._queue.push(client, part)
         if self._worker is None:
             self._worker = loop.create_task(self._work())
         try:
@@ -98,8 +112,11 @@ class Batcher(Generic[T, R]):
             waiting = len(self._queue)
             await asyncio.sleep(0)  # send responses, receive requests
             await asyncio.sleep(0)  # read these
-        while self._queue and count + len(self._queue[0].items) <= self._batch_size:
-            part = self._queue.popleft()
+        if self._queue.clients > 1:
+            self._shared = loop.time()
+        most = self._short if loop.time() - self._shared < SHARED else self._batch_size
+        while self._queue and count + len(self._queue.peek().items) <= most:
+            part = self._queue.pop()
             if loop.time() - part.since > IMPATIENT and await part.is_gone():
                 part.fail(ConnectionError("the client has left"))
             if not part.results.done():

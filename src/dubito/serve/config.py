@@ -28,10 +28,12 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Maximum number of inputs in a request."""
     max_body: PositiveInt = 8 << 20
     """Maximum size of a request's body in bytes."""
+    max_json: PositiveInt = 1 << 20
+    """Maximum size of a body of JSON in bytes; nothing else runs while it is parsed."""
     max_pixels: PositiveInt = 16_000_000
     """Maximum number of pixels in a request; for a JPEG, at the size it is decoded to."""
     memory: PositiveInt = 128 << 20
-    """Bytes that the bodies and inputs of all requests may take together."""
+    """Bytes that the bodies and inputs of all requests may take together; a client, half of it."""
     max_requests: PositiveInt = 256
     """Maximum number of requests that are read or computed at a time."""
     max_connections: PositiveInt = 1024
@@ -42,6 +44,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """Seconds from the end of a body to its answer."""
     allowed_hosts: tuple[Host, ...] = ("localhost", "127.0.0.1", "[::1]")
     """Host names that requests may ask for, such as "*.example.com"; "*" allows all."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose header X-Forwarded-For names the client."""
     token: str | None = Field(default=None, pattern=TOKEN, repr=False)
     """Bearer token that clients must send; `serve` takes the environment variable DUBITO_TOKEN."""
     log_json: bool = False

@@ -29,6 +29,8 @@ __all__: list[str] = []
 Name = Literal["torch", "onnx"]
 #: seconds of calls that measure an engine
 MEASURED = 0.1
+#: Seconds that a short batch should take, and how much more an input may cost than in a long one.
+SHORT, DEARER = 0.03, 1.3
 
 
 class Engine(Protocol):
@@ -140,12 +142,30 @@ def blank(format: InputFormat, count: int) -> Encoded:
     return Encoded(torch.zeros(count, *format.shape, dtype=dtype), {}, {})
 
 
+def plan(engine: Engine, format: InputFormat, most: int) -> tuple[float, int]:
+    """Return the seconds of the largest batch, and the size of a short one.
+
+    Args:
+        engine: Engine of the model.
+        format: Inputs of the model.
+        most: Size of the largest batch.
+    """
+    longest = takes = measure(engine, blank(format, most))
+    size = most
+    while takes > SHORT and size > 1:
+        takes = measure(engine, blank(format, size // 2))
+        if takes / (size // 2) > DEARER * longest / most:
+            break
+        size //= 2
+    return longest, size
+
+
 def measure(engine: Engine, batch: Encoded) -> float:
     """Return the processor time of a prediction, the least of several after a first one."""
     least, end = math.inf, math.inf
     while time.perf_counter() < end:
-        start = time.process_time()  # does not depend on other processes
+        start = time.thread_time()  # does not depend on other processes and threads
         list(engine(batch).rows())
-        least = min(least, time.process_time() - start)
+        least = min(least, time.thread_time() - start)
         end = min(end, time.perf_counter() + MEASURED)
     return least

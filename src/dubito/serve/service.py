@@ -8,11 +8,9 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 
-import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from starlette.exceptions import HTTPException
 from torch import nn
@@ -25,8 +23,9 @@ from dubito.model.folder import MODEL
 from dubito.model.prediction import NOT_FINITE
 from dubito.serve.batcher import Batcher, Question
 from dubito.serve.config import ServeConfig
-from dubito.serve.engines import blank, choose, measure
+from dubito.serve.engines import blank, choose, plan
 from dubito.serve.inputs import JSON, InputReader, Item, media_type
+from dubito.serve.limits import Memory, Slots
 from dubito.serve.schema import ModelInfo
 from dubito.types import Json
 
@@ -84,50 +83,6 @@ def _labels(row: Json) -> tuple[str, str]:
     return label if isinstance(label, str) else "", row.get("reason", "")
 
 
-class Lease:
-    """Memory of the service that one request has taken, until the end of a `with` block.
-
-    Args:
-        service: Service.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self._service, self._taken = service, 0
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._service.free_memory += self._taken
-
-    def take(self, size: int) -> None:
-        """Take more, or refuse the request.
-
-        Args:
-            size: Bytes.
-        """
-        if size > self._service.free_memory:
-            raise _busy("bytes")
-        self._service.free_memory -= size
-        self._taken += size
-
-
-class Slots(asyncio.Semaphore):
-    """Requests that are read or computed at a time; further ones wait for a while."""
-
-    async def __aenter__(self) -> None:
-        try:
-            # Only if no slot is free: a timeout costs more than the rest of this method.
-            async with asyncio.timeout(BUSY_DELAY) if self.locked() else nullcontext():
-                await self.acquire()
-        except TimeoutError:
-            raise _busy("requests") from None
-
-
-def _busy(unit: str) -> HTTPException:
-    return HTTPException(503, f"too many {unit} at once; try again later", {"retry-after": "1"})
-
-
 class LoadedModel:
     """A model with its engine, the reader of its inputs and the batcher of its requests.
 
@@ -149,20 +104,23 @@ class LoadedModel:
             self.version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         self.engine = choose(self.model, config.engine, config.threads)
         self.reader = InputReader(self.model.preprocessing.inputs, config)
-        takes = measure(self.engine, blank(self.reader.format, config.batch_size))
-        self.batcher = Batcher(self._predict, config.batch_size, in_thread=takes > BRIEF)
-        self.input_bytes = 4 * torch.Size(self.model.preprocessing.shape).numel()
+        takes, short = plan(self.engine, self.reader.format, config.batch_size)
+        self.batcher = Batcher(self._predict, config.batch_size, short, in_thread=takes > BRIEF)
+        self.input_bytes = blank(self.reader.format, 1).inputs.nbytes
         self.info = self._info(config)
 
-    async def predict(self, items: Sequence[Item], evidence: bool, is_gone: Question) -> list[Json]:
+    async def predict(
+        self, items: Sequence[Item], evidence: bool, client: str, is_gone: Question
+    ) -> list[Json]:
         """Return a row for each input.
 
         Args:
             items: Inputs, as the reader returns them.
             evidence: Whether to add the evidence of a Dirichlet.
+            client: Address of the client.
             is_gone: Returns whether the client has left.
         """
-        rows = await self.batcher.submit([(item, evidence) for item in items], is_gone)
+        rows = await self.batcher.submit([(item, evidence) for item in items], client, is_gone)
         for index, row in enumerate(rows):
             if row.get("error", NOT_FINITE) != NOT_FINITE:
                 raise HTTPException(422, f"{self.reader.key}.{index}: {row['error']}")
@@ -181,7 +139,7 @@ class LoadedModel:
         return rows
 
     def _info(self, config: ServeConfig) -> ModelInfo:
-        model, limits = self.model, ("max_body", "max_inputs", "max_pixels")
+        model, limits = self.model, ("max_body", "max_json", "max_inputs", "max_pixels")
         example = self.engine(blank(self.reader.format, 1))
         names = (name.partition("probs.")[1].strip(".") or name for name in example.columns())
         return ModelInfo(
@@ -226,11 +184,11 @@ class Service:
 
     def __init__(self, model: AnyModel, network: Network, config: ServeConfig) -> None:
         self.config, self.metrics = config, Metrics()
-        self.free_memory = config.memory
-        self.slots = Slots(config.max_requests)
+        self.memory = Memory(config.memory)
+        self.slots = Slots(config.max_requests, BUSY_DELAY)
         self._load = partial(LoadedModel, model, network, self)
         self.loaded = self._load()
-        self._readers = ThreadPoolExecutor(READERS, "dubito-reader")
+        self._reading, self._readers = Slots(READERS), ThreadPoolExecutor(READERS, "dubito-reader")
 
     def reload(self) -> None:
         """Load the folder again; keep the present model if that fails."""
@@ -240,9 +198,12 @@ class Service:
         except Exception as error:  # of any kind: the present model still works
             log.error("the model was not reloaded: %s", error)
 
-    async def read(self, reader: InputReader, content_type: str, body: bytes) -> Sequence[Item]:
+    async def read(
+        self, reader: InputReader, content_type: str, body: bytes, client: str
+    ) -> Sequence[Item]:
         """Read inputs, in a thread if that may take long; see `InputReader.read`."""
         if media_type(content_type) == JSON and len(body) <= SMALL:
             return reader.read(content_type, body)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, reader.read, content_type, body)
+        async with self._reading.take(client):
+            return await loop.run_in_executor(self._readers, reader.read, content_type, body)

@@ -1,0 +1,61 @@
+"""Limits that clients share."""
+
+import asyncio
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from dubito.serve.limits import Lease, Memory, Slots
+
+
+def test_clients_take_turns_for_slots() -> None:
+    slots, order = Slots(1), []
+
+    async def use(client: str) -> None:
+        async with slots.take(client):
+            order.append(client)
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        await asyncio.gather(*map(use, "aaaabbc"))
+
+    asyncio.run(run())
+    assert "".join(order) == "aabcaba"
+    assert slots.free == 1
+
+
+def test_a_request_that_gives_up_leaves_its_slot_to_others() -> None:
+    slots = Slots(1, patience=0.01)
+
+    async def use(client: str) -> None:
+        async with slots.take(client):
+            pass
+
+    async def run() -> None:
+        async with slots.take("a"):
+            with pytest.raises(HTTPException, match="too many requests") as refused:
+                await use("b")
+            assert refused.value.headers == {"retry-after": "1"}
+            late = asyncio.create_task(use("c"))
+            await asyncio.sleep(0)
+        late.cancel()  # it has the slot already
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        await use("d")
+
+    asyncio.run(run())
+    assert slots.free == 1
+
+
+def test_a_client_takes_at_most_half_of_the_memory() -> None:
+    memory = Memory(100)
+    with Lease(memory, "a") as first, Lease(memory, "a") as second, Lease(memory, "b") as other:
+        first.take(30)
+        with pytest.raises(HTTPException) as busy:
+            second.take(21)
+        with pytest.raises(HTTPException) as large:
+            first.take(21)
+        other.take(50)
+        second.take(20)
+        assert (busy.value.status_code, large.value.status_code, memory.free) == (503, 413, 0)
+    assert (memory.free, dict(memory.taken)) == (100, {})
