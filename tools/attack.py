@@ -10,7 +10,7 @@ each. The attacker is at 127.0.0.1, the polite client at 127.0.0.2; it sends one
 other, each on a new connection.
 
 Columns of an attack: peak memory of an instance and its growth since the start; requests, failures,
-median and p99 of the polite client; requests of the attacker that were answered with 200, per second;
+median and p99 of the polite client; requests of the attacker with the answer 200, per second;
 seconds until the polite client gets fast answers again. "goodput" is the answers to
 `impolite_clients` as a share of those to `allowed_load`.
 
@@ -361,17 +361,19 @@ async def largest_memory(pids: list[int], stop: asyncio.Event) -> float:
 
 async def measure(name: str | None, port: int, pids: list[int], seconds: float) -> Outcome:
     """Run an attack, or none, in another process, and ask politely meanwhile."""
-    stop = asyncio.Event()
-    polite = asyncio.create_task(ask_politely(port, stop))
-    memory = asyncio.create_task(largest_memory(pids, stop))
-    answered = 0
-    if name is None:
-        await asyncio.sleep(seconds)
-    else:
+    stop, attacker, answered = asyncio.Event(), None, 0
+    if name is not None:
         arguments = [__file__, "--attacker", name, str(port), "--seconds", str(seconds)]
         attacker = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
         )
+        assert attacker.stdout is not None
+        await attacker.stdout.readline()  # it starts
+    polite = asyncio.create_task(ask_politely(port, stop))
+    memory = asyncio.create_task(largest_memory(pids, stop))
+    if attacker is None:
+        await asyncio.sleep(seconds)
+    else:
         answered = int((await attacker.communicate())[0])
     stop.set()
     outcome = await polite
@@ -510,6 +512,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.attacker:
         name, port = options.attacker
+        print(flush=True)
         asyncio.run(ATTACKS[name](int(port), options.seconds))
         print(STATUSES.count(200))
     elif options.sigterm:

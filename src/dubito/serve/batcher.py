@@ -15,7 +15,7 @@ Question = Callable[[], Awaitable[bool]]
 #: Seconds in the queue after which a request may have lost its client.
 IMPATIENT = 0.5
 #: Seconds without a second client after which batches are long again.
-SHARED = 10.0
+SHARED = 60.0
 
 
 class _Part(NamedTuple, Generic[T, R]):

@@ -52,13 +52,17 @@ export class Bars {
       this.doubt.head.append(" ", name);
     }
     document.getElementById("beliefs-title").textContent = evidential ? "Belief" : "Probability";
-    document.getElementById("beliefs-about").textContent = evidential
-      ? "Shares of the evidence; the rest is vacuity. In brackets: not calibrated for such inputs."
-      : "In brackets: not calibrated for such inputs.";
     this.clear();
   }
 
+  #explain(unfamiliar) {
+    const shares = this.evidential ? "Shares of the evidence; the rest is vacuity." : "";
+    const brackets = unfamiliar ? "In brackets: not calibrated for such inputs." : "";
+    document.getElementById("beliefs-about").textContent = `${shares} ${brackets}`.trim() || "\u00a0";
+  }
+
   clear() {
+    this.#explain(false);
     const all = [...this.rows, this.others, this.doubt].filter(Boolean);
     for (const one of all) {
       fill(one, 0, "–", one === this.doubt ? "" : "–");
@@ -71,6 +75,7 @@ export class Bars {
     const evidential = belief !== null && vacuity !== null;
     if (evidential !== this.evidential) this.#build(evidential);
     const unfamiliar = reason === "unfamiliar" || reason === "out_of_range";
+    this.#explain(unfamiliar);
     const probable = (share) => (unfamiliar ? `(${percent(share)})` : percent(share));
     const shares = evidential ? belief : probs;
     const best = probs.indexOf(Math.max(...probs));
