@@ -413,7 +413,7 @@ def attack_all(names: list[str], port: int, pids: list[int], seconds: float) -> 
     for name in (None, *names):
         outcome = asyncio.run(measure(name, port, pids, seconds))
         allowed = outcome.goodput if name == "allowed_load" else allowed
-        overload = name == "impolite_clients" and allowed
+        overloaded = allowed is not None and name == "impolite_clients"
         median, p99 = np.quantile(outcome.latencies, [0.5, 0.99])
         yield {
             "attack": name or "none",
@@ -424,7 +424,7 @@ def attack_all(names: list[str], port: int, pids: list[int], seconds: float) -> 
             "median ms": round(1000 * float(median)),
             "p99 ms": round(1000 * float(p99)),
             "answers/s": round(outcome.goodput),
-            "goodput": round(outcome.goodput / allowed, 2) if overload else "",
+            "goodput": round(outcome.goodput / (allowed or 1), 2) if overloaded else "",
             "recovery s": round(asyncio.run(recovery(port)), 1),
         }
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.exceptions import HTTPException
 
-from dubito.serve.limits import Lease, Memory, Slots
+from dubito.serve.limits import Memory, Slots
 
 
 def test_clients_take_turns_for_slots() -> None:
@@ -49,13 +49,13 @@ def test_a_request_that_gives_up_leaves_its_slot_to_others() -> None:
 
 def test_a_client_takes_at_most_half_of_the_memory() -> None:
     memory = Memory(100)
-    with Lease(memory, "a") as first, Lease(memory, "a") as second, Lease(memory, "b") as other:
-        first.take(30)
+    with memory.lease("a") as first, memory.lease("a") as second, memory.lease("b") as other:
+        first(30)
         with pytest.raises(HTTPException) as busy:
-            second.take(21)
+            second(21)
         with pytest.raises(HTTPException) as large:
-            first.take(21)
-        other.take(50)
-        second.take(20)
+            first(21)
+        other(50)
+        second(20)
         assert (busy.value.status_code, large.value.status_code, memory.free) == (503, 413, 0)
-    assert (memory.free, dict(memory.taken)) == (100, {})
+    assert memory.free == 100

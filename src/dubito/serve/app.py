@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from dubito.api import AnyModel, AnyPath
 from dubito.serve.config import ServeConfig
 from dubito.serve.gallery import Gallery, Group, read
 from dubito.serve.inputs import JSON, media_type
-from dubito.serve.limits import Lease
 from dubito.serve.schema import REFUSALS, ModelInfo, Predictions, Refusal, describe_request
 from dubito.serve.service import BUSY_DELAY, Network, Service
 from dubito.types import Json, Options
@@ -161,14 +160,14 @@ async def _predict(service: Service, request: Request) -> bytes:
     length = int(headers.get(b"content-length", 0))
     client, _ = request.scope.get("client") or ("", 0)
     try:
-        with Lease(service.memory, client) as memory:
+        with service.memory.lease(client) as take:
             async with asyncio.timeout(config.body_timeout) as deadline:
-                body = await _read_body(request, length, most, memory)
+                body = await _read_body(request, length, most, take)
                 deadline.reschedule(asyncio.get_running_loop().time() + config.timeout)
                 async with service.slots.take(client):
                     items = await service.read(loaded.reader, content_type, body, client)
-                    memory.take(len(items) * loaded.input_bytes)
-                    rows = await loaded.predict(items, evidence, client, request.is_disconnected)
+                    take(len(items) * loaded.input_bytes)
+                    rows = await loaded.predict(items, evidence, client)
     except TimeoutError:
         if body is not None:
             raise HTTPException(504, "the model did not answer in time") from None
@@ -176,7 +175,9 @@ async def _predict(service: Service, request: Request) -> bytes:
     return to_json({"model": loaded.version, "predictions": rows}, inf_nan_mode="strings")
 
 
-async def _read_body(request: Request, length: int, most: int, memory: Lease) -> bytes:
+async def _read_body(
+    request: Request, length: int, most: int, take: Callable[[int], None]
+) -> bytes:
     """Read a body within its limits; memory is taken as it arrives."""
     body, more = bytearray(), True
     while more and length <= most:
@@ -184,7 +185,7 @@ async def _read_body(request: Request, length: int, most: int, memory: Lease) ->
         if message["type"] == "http.disconnect":
             raise ConnectionError
         chunk, more = message.get("body", b""), message.get("more_body", False)
-        memory.take(len(chunk))
+        take(len(chunk))
         body += chunk
         length = max(length, len(body))
     if length > most:
@@ -201,7 +202,7 @@ def _add_routes(app: FastAPI, service: Service, gallery: Gallery) -> None:
     async def predict(request: Request) -> Response:
         return await _answer(service, request)
 
-    route = PredictionRoute(
+    app.router.add_api_route(
         "/v1/predict",
         predict,
         methods=["POST"],
@@ -209,9 +210,9 @@ def _add_routes(app: FastAPI, service: Service, gallery: Gallery) -> None:
         response_model=Predictions,
         dependencies=guarded["dependencies"],
         responses={status: {"model": Refusal} for status in REFUSALS},
-        dependency_overrides_provider=app,
+        route_class_override=PredictionRoute,
     )
-    app.router.routes.append(route)
+    route: Any = app.routes[-1]
 
     @app.get("/v1/model", summary="Describe the model", **guarded)
     async def model() -> ModelInfo:

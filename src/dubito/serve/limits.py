@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Generic, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -107,45 +107,31 @@ class Memory:
     """
 
     def __init__(self, size: int) -> None:
-        self.free, self.most = size, size // 2
-        self.taken: Counter[str] = Counter()
+        self.free, self._most = size, size // 2
+        self._taken: Counter[str] = Counter()
 
+    @contextmanager
+    def lease(self, client: str) -> Iterator[Callable[[int], None]]:
+        """Return a function that takes bytes until the end of a `with` block."""
+        own = 0
 
-class Lease:
-    """Memory that one request has taken, until the end of a `with` block.
+        def take(size: int) -> None:
+            nonlocal own
+            if own + size > self._most:
+                raise HTTPException(413, f"a request may take at most {self._most} bytes of memory")
+            if size > self.free or self._taken[client] + size > self._most:
+                raise busy("bytes")
+            self.free -= size
+            self._taken[client] += size
+            own += size
 
-    Args:
-        memory: Memory of all requests.
-        client: Client of the request.
-    """
-
-    def __init__(self, memory: Memory, client: str) -> None:
-        self._memory, self._client, self._size = memory, client, 0
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        memory, client = self._memory, self._client
-        memory.free += self._size
-        memory.taken[client] -= self._size
-        if not memory.taken[client]:
-            del memory.taken[client]
-
-    def take(self, size: int) -> None:
-        """Take more, or refuse the request.
-
-        Args:
-            size: Bytes.
-        """
-        memory, client = self._memory, self._client
-        if self._size + size > memory.most:
-            raise HTTPException(413, f"a request may take at most {memory.most} bytes of memory")
-        if size > memory.free or memory.taken[client] + size > memory.most:
-            raise busy("bytes")
-        memory.free -= size
-        memory.taken[client] += size
-        self._size += size
+        try:
+            yield take
+        finally:
+            self.free += own
+            self._taken[client] -= own
+            if not self._taken[client]:
+                del self._taken[client]
 
 
 def busy(unit: str) -> HTTPException:

@@ -7,7 +7,6 @@ import collections
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.folder import MODEL
 from dubito.model.prediction import NOT_FINITE
-from dubito.serve.batcher import Batcher, Question
+from dubito.serve.batcher import Batcher
 from dubito.serve.config import ServeConfig
 from dubito.serve.engines import blank, choose, plan
 from dubito.serve.inputs import JSON, InputReader, Item, media_type
@@ -32,8 +31,8 @@ from dubito.types import Json
 __all__: list[str] = []
 
 log = logging.getLogger(__name__)
-#: threads that read large bodies and images
-READERS = 2
+#: Files that are decoded at a time. Large JSON is parsed one at a time: it keeps the interpreter.
+DECODERS = 2
 #: JSON bodies up to this size are read without a thread, which would take longer to wake
 SMALL = 1 << 15
 #: Seconds that a request waits for a slot, and then for its refusal: clients that try again at once
@@ -109,18 +108,15 @@ class LoadedModel:
         self.input_bytes = blank(self.reader.format, 1).inputs.nbytes
         self.info = self._info(config)
 
-    async def predict(
-        self, items: Sequence[Item], evidence: bool, client: str, is_gone: Question
-    ) -> list[Json]:
+    async def predict(self, items: Sequence[Item], evidence: bool, client: str) -> list[Json]:
         """Return a row for each input.
 
         Args:
             items: Inputs, as the reader returns them.
             evidence: Whether to add the evidence of a Dirichlet.
             client: Address of the client.
-            is_gone: Returns whether the client has left.
         """
-        rows = await self.batcher.submit([(item, evidence) for item in items], client, is_gone)
+        rows = await self.batcher.submit([(item, evidence) for item in items], client)
         for index, row in enumerate(rows):
             if row.get("error", NOT_FINITE) != NOT_FINITE:
                 raise HTTPException(422, f"{self.reader.key}.{index}: {row['error']}")
@@ -188,7 +184,7 @@ class Service:
         self.slots = Slots(config.max_requests, BUSY_DELAY)
         self._load = partial(LoadedModel, model, network, self)
         self.loaded = self._load()
-        self._reading, self._readers = Slots(READERS), ThreadPoolExecutor(READERS, "dubito-reader")
+        self._parsing, self._decoding = Slots(1), Slots(DECODERS)
 
     def reload(self) -> None:
         """Load the folder again; keep the present model if that fails."""
@@ -202,8 +198,8 @@ class Service:
         self, reader: InputReader, content_type: str, body: bytes, client: str
     ) -> Sequence[Item]:
         """Read inputs, in a thread if that may take long; see `InputReader.read`."""
-        if media_type(content_type) == JSON and len(body) <= SMALL:
+        is_json = media_type(content_type) == JSON
+        if is_json and len(body) <= SMALL:
             return reader.read(content_type, body)
-        loop = asyncio.get_running_loop()
-        async with self._reading.take(client):
-            return await loop.run_in_executor(self._readers, reader.read, content_type, body)
+        async with (self._parsing if is_json else self._decoding).take(client):
+            return await asyncio.to_thread(reader.read, content_type, body)
