@@ -278,7 +278,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(images: httpx.Client)
 
 def test_bodies_that_cost_too_much(array_model: Model) -> None:
     html, gzip = {"content-type": "text/html"}, {**JSON, "content-encoding": "gzip"}
-    limits = {"max_body": 10_000, "max_json": 8000, "memory": 20_000}
+    limits = {"max_body": 10_000, "max_json": 8000, "memory": 20_000, "max_inputs": 64}
     with served(array_model, **limits) as client:
 
         def post(content: Any, headers: dict[str, str] = JSON) -> httpx.Response:
@@ -288,6 +288,7 @@ def test_bodies_that_cost_too_much(array_model: Model) -> None:
         assert refused.status_code == 413
         assert "at most 8000 bytes" in refused.json()["detail"]
         assert post(b" " * 6000 for _ in range(2)).status_code == 413  # chunked
+        assert "brackets and commas" in post(b"[" * 7000).json()["detail"]
         assert {post(b"1", kind).status_code for kind in (html, gzip)} == {415}
         assert client.get("/v1/predict").status_code == 405
         assert client.service.memory.free == 20_000

@@ -1,9 +1,10 @@
 """Read request bodies: JSON, files and forms of files.
 
-Bodies are not trusted. Their cost is bounded before they are parsed: the size of JSON, the number
-of files, and what their format says about each.
+Bodies are not trusted. Their cost is bounded before they are parsed: the brackets and commas of
+JSON, the number of files, and what their format says about each.
 """
 
+import math
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -88,6 +89,11 @@ class InputReader:
     # --- JSON ---
 
     def _read_json(self, body: bytes) -> Sequence[Item]:
+        marks = sum(map(body.count, (b"[", b"{", b",")))
+        # Rows may have further columns, and texts with commas.
+        allowed = self.config.max_inputs * (4 * math.prod(self.format.shape) + 64)
+        if marks > allowed:
+            raise HTTPException(413, f"{marks} brackets and commas; at most {allowed} are allowed")
         try:
             values: list[Any] = getattr(self.body.model_validate_json(body), self.key)
         except ValidationError as error:
