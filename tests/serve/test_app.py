@@ -137,7 +137,7 @@ def test_batches_have_the_same_rows_in_the_loop_and_in_a_thread(
         loaded = create_app(model, ServeConfig(engine="torch")).state.service.loaded
         body = BODIES[inputs]
         items = loaded.reader.read("application/json", json.dumps(body).encode())
-        answers.append(asyncio.run(loaded.predict(items, False, "a")))
+        answers.append(asyncio.run(loaded.predict(items, False, "a", stays)))
     assert answers[0] == answers[1]
 
 
@@ -146,6 +146,10 @@ BODIES = {
     "image_model": {"inputs": [[[[7] * 8] * 8]] * 3},
     "table_model": {"rows": [{"height": 2.5, "bark": "grey"}] * 3},
 }
+
+
+async def stays() -> bool:
+    return False
 
 
 def test_dependencies_and_handlers_apply_to_predictions(array_model: Model) -> None:
@@ -360,6 +364,25 @@ def test_a_failing_model(gate: Gate, gated_model: Model) -> None:
         failed = client.post("/v1/predict", json={"inputs": [[-1, 2]]})
         assert (failed.status_code, failed.json()) == (500, {"detail": "the model failed"})
         assert client.post("/v1/predict", json={"inputs": [[1, 2]]}).status_code == 200
+
+
+def test_a_client_that_has_left_is_dropped(
+    gate: Gate, gated_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dubito.serve.batcher.IMPATIENT", -1.0)
+    body = {"inputs": [[1, 2]]}
+    with served(gated_model, max_requests=2) as client:
+        first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
+        first.start()
+        gate.entered.acquire()
+        with connect(client) as second:
+            second.sendall(raw_request(json.dumps(body).encode()))
+            wait_until(lambda: not client.service.slots.free)
+        wait_until(lambda: len(client.connections) == 1)
+        gate.open.set()
+        first.join()
+        client.post("/v1/predict", json=body)
+        assert gate.sizes == [1, 1]
 
 
 # --- access ---

@@ -21,16 +21,20 @@ class Doubler:
         return [2 * item for item in items]
 
 
+async def stays() -> bool:
+    return False
+
+
 async def submit_while_busy(
     double: Doubler, *requests: list[int], clients: str = "aaaa", short: int = 4
 ) -> list[object]:
     """Submit requests, each of one of the clients, while a first batch runs."""
     batcher = Batcher(double, 4, short)
-    first = asyncio.create_task(batcher.submit([0], "a"))
+    first = asyncio.create_task(batcher.submit([0], "a", stays))
     while not double.batches:
         await asyncio.sleep(0)
     tasks = [
-        asyncio.create_task(batcher.submit(items, client))
+        asyncio.create_task(batcher.submit(items, client, stays))
         for items, client in zip(requests, clients, strict=False)
     ]
     await asyncio.sleep(0)
@@ -75,15 +79,15 @@ def test_a_cancelled_request_is_withdrawn() -> None:
 
     async def run() -> None:
         batcher = Batcher(double, 4, 4)
-        first = asyncio.create_task(batcher.submit([0], "a"))
+        first = asyncio.create_task(batcher.submit([0], "a", stays))
         while not double.batches:
             await asyncio.sleep(0)
-        second = asyncio.create_task(batcher.submit([1], "a"))
+        second = asyncio.create_task(batcher.submit([1], "a", stays))
         await asyncio.sleep(0)
         second.cancel()
         double.gate.set()
         await first
-        assert await batcher.submit([2], "a") == [4]
+        assert await batcher.submit([2], "a", stays) == [4]
 
     asyncio.run(run())
     assert double.batches == [[0], [2]]
@@ -98,7 +102,9 @@ def test_a_brief_function_runs_in_the_loop() -> None:
 
     async def run() -> list[list[int]]:
         batcher = Batcher(double, 2, 2, in_thread=False)
-        return await asyncio.gather(batcher.submit([1, 2, 3], "a"), batcher.submit([5], "b"))
+        return await asyncio.gather(
+            batcher.submit([1, 2, 3], "a", stays), batcher.submit([5], "b", stays)
+        )
 
     assert asyncio.run(run()) == [[2, 4, 6], [10]]
     assert threads == [threading.current_thread()] * 2

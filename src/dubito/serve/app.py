@@ -167,7 +167,8 @@ async def _predict(service: Service, request: Request) -> bytes:
                 async with service.slots.take(client):
                     items = await service.read(loaded.reader, content_type, body, client)
                     take(len(items) * loaded.input_bytes)
-                    rows = await loaded.predict(items, evidence, client)
+                    gone = request.is_disconnected
+                    rows = await loaded.predict(items, evidence, client, gone)
     except TimeoutError:
         if body is not None:
             raise HTTPException(504, "the model did not answer in time") from None

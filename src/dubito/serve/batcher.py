@@ -1,7 +1,7 @@
 """Dynamic batching: one call of the model answers many requests."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
 
@@ -11,6 +11,9 @@ __all__: list[str] = []
 
 T = TypeVar("T")
 R = TypeVar("R")
+Question = Callable[[], Awaitable[bool]]
+#: Seconds in the queue after which a request may have lost its client.
+IMPATIENT = 0.5
 #: Seconds without a second client after which batches are long again.
 SHARED = 60.0
 
@@ -20,6 +23,8 @@ class _Part(NamedTuple, Generic[T, R]):
 
     items: Sequence[T]
     results: asyncio.Future[Sequence[R]]
+    is_gone: Question
+    since: float
 
     def fail(self, error: Exception) -> None:
         if not self.results.done():
@@ -58,16 +63,20 @@ class Batcher(Generic[T, R]):
         self._thread = ThreadPoolExecutor(1, "dubito-model")
         self._worker: asyncio.Task[None] | None = None  # while there is something to compute
 
-    async def submit(self, items: Sequence[T], client: str) -> list[R]:
+    async def submit(self, items: Sequence[T], client: str, is_gone: Question) -> list[R]:
         """Return the results of some items; cancel the call to withdraw them.
 
         Args:
             items: Items of one request.
             client: Address of its client.
+            is_gone: Returns whether the client has left; then the items are not computed.
+
+        Raises:
+            ConnectionError: If the client has left.
         """
         loop, size = asyncio.get_running_loop(), self._short
         parts: list[_Part[T, R]] = [
-            _Part(items[start : start + size], loop.create_future())
+            _Part(items[start : start + size], loop.create_future(), is_gone, loop.time())
             for start in range(0, len(items), size)
         ]
         for part in parts:
@@ -108,6 +117,8 @@ class Batcher(Generic[T, R]):
         most = self._short if loop.time() - self._shared < SHARED else self._batch_size
         while self._queue and count + len(self._queue.peek().items) <= most:
             part = self._queue.pop()
+            if loop.time() - part.since > IMPATIENT and await part.is_gone():
+                part.fail(ConnectionError("the client has left"))
             if not part.results.done():
                 batch.append(part)
                 count += len(part.items)

@@ -20,7 +20,7 @@ from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.folder import MODEL
 from dubito.model.prediction import NOT_FINITE
-from dubito.serve.batcher import Batcher
+from dubito.serve.batcher import Batcher, Question
 from dubito.serve.config import ServeConfig
 from dubito.serve.engines import blank, choose, plan
 from dubito.serve.inputs import JSON, InputReader, Item, media_type
@@ -108,15 +108,18 @@ class LoadedModel:
         self.input_bytes = blank(self.reader.format, 1).inputs.nbytes
         self.info = self._info(config)
 
-    async def predict(self, items: Sequence[Item], evidence: bool, client: str) -> list[Json]:
+    async def predict(
+        self, items: Sequence[Item], evidence: bool, client: str, is_gone: Question
+    ) -> list[Json]:
         """Return a row for each input.
 
         Args:
             items: Inputs, as the reader returns them.
             evidence: Whether to add the evidence of a Dirichlet.
             client: Address of the client.
+            is_gone: Returns whether the client has left.
         """
-        rows = await self.batcher.submit([(item, evidence) for item in items], client)
+        rows = await self.batcher.submit([(item, evidence) for item in items], client, is_gone)
         for index, row in enumerate(rows):
             if row.get("error", NOT_FINITE) != NOT_FINITE:
                 raise HTTPException(422, f"{self.reader.key}.{index}: {row['error']}")
