@@ -117,7 +117,8 @@ def test_the_model_has_the_inputs_of_the_backbone_and_all_options(trained):
     content = json.loads((trained / "model.json").read_text())
     assert content["preprocessing"] == WANTED.model_dump(mode="json")
     assert content["method"] == {"name": "my_modex", "tau_weight": 0.2}
-    assert content["backbone"] == {"name": "tiny_cnn", "dropout": None, "width": 8}
+    common = {"dropout": None, "spectral_norm": False}
+    assert content["backbone"] == {"name": "tiny_cnn", **common, "width": 8}
     assert content["scores"] == [{"name": "vim_like", "dimensions": 3}]
     assert content["policy"]["ood_threshold"]["score"] == "vim_like"
     augment = content["training"]["config"]["training"]["augment"]

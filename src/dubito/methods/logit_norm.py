@@ -35,6 +35,7 @@ class NormMethod(MemberMethod):
     """Base of methods that change the head of a method for classes in training."""
 
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    ood_score: ClassVar[str] = "max_prob"
 
     member: Annotated[AnyMethod, AfterValidator(_of_classes)] = "softmax"  # type: ignore[assignment]
     """Method to train: a method, its name, or a dict with its name."""
@@ -84,5 +85,5 @@ class OneLength(nn.Module):
         if not self.training:
             return x
         x = _checks.at_least_float32(x)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / (self.temperature * (length + LEAST))
