@@ -41,10 +41,3 @@ def test_equals_transformers(depth, blocks):
     for mode in (True, False):  # the first updates the statistics
         expected = other.train(mode)(x).pooler_output.flatten(1)
         torch.testing.assert_close(network.train(mode)(x), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_zero_init_starts_as_the_identity():
-    network = BACKBONES.build("resnet", width=4, zero_init=True).build((3, 16, 16))
-    maps = torch.rand(2, 4, 16, 16)
-    torch.testing.assert_close(network.stages[0](maps), maps)
-    assert not torch.equal(network.stages[1](maps), torch.zeros(2, 8, 8, 8))

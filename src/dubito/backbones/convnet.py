@@ -1,7 +1,5 @@
 """The network of Deng et al. (ICML 2023, https://arxiv.org/abs/2303.02045) for MNIST."""
 
-from typing import Literal
-
 from torch import nn
 
 from dubito.backbones.base import BACKBONES, Backbone, Shape, chain, image_shape
@@ -22,11 +20,6 @@ class ConvNet(Backbone):
     Linear(in_features=576, out_features=64, bias=True)
     """
 
-    init: Literal["torch", "he"] = "torch"
-    """Initialization: "torch", as published, lets the signal fade by the seventh layer, so that
-    some losses do not start to learn on small images or little data; "he" (He et al. 2015) keeps
-    its size."""
-
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
         """Build the network for images from 8x8."""
         channels, height, width = image_shape(shape, 8, "convnet")
@@ -37,11 +30,4 @@ class ConvNet(Backbone):
             convolutions.extend([convolution, nn.MaxPool2d(2), nn.ReLU()])
         pooled = 64 * (height // 8) * (width // 8)  # three poolings by two
         last = dense((pooled, 64, 64, FEATURES), self.dropout)
-        network = chain(FEATURES, convolutions=convolutions, flatten=nn.Flatten(), dense=last)
-        return network.apply(_he_init) if self.init == "he" else network
-
-
-def _he_init(module: nn.Module) -> None:
-    if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
-        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        nn.init.zeros_(module.bias)
+        return chain(FEATURES, convolutions=convolutions, flatten=nn.Flatten(), dense=last)

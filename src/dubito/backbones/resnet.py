@@ -38,8 +38,6 @@ class ResNet(Backbone):
     """Number of layers, 18 or 34."""
     width: Size = 64
     """Channels of the first stage; each further stage doubles them."""
-    zero_init: bool = False
-    """Whether each block starts as the identity: the weight of its last batch norm is zero."""
 
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
         """Build the network for images from 8x8."""
@@ -49,7 +47,7 @@ class ResNet(Backbone):
             outputs, stage = self.width * 2**number, nn.Sequential()
             for place in range(count):
                 stride = 2 if number and not place else 1
-                stage.append(_Block(inputs, outputs, stride, self.zero_init))
+                stage.append(_Block(inputs, outputs, stride))
                 inputs = outputs
             stages.append(stage)
         parts = {"stem": _stem(channels, self.width, max(size)), "stages": stages}
@@ -74,21 +72,18 @@ def _he_init(module: nn.Module) -> None:
 class _Block(nn.Module):
     """3x3 convolution, norm, ReLU, 3x3 convolution and norm, added to the input; then ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, zero_init: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         shortcut: list[nn.Module] = []
         if inputs != outputs or stride != 1:
             shortcut = [nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)]
         self.shortcut = nn.Sequential(*shortcut)
-        last = nn.BatchNorm2d(outputs)
-        if zero_init:
-            nn.init.zeros_(last.weight)
         self.residual = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
             nn.BatchNorm2d(outputs),
             nn.ReLU(inplace=True),
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            last,
+            nn.BatchNorm2d(outputs),
         )
         self.relu = nn.ReLU(inplace=True)
 

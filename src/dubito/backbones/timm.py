@@ -42,7 +42,6 @@ class Timm(Checkpoint):
         else:
             options = {**config["model_args"], **sized, "num_classes": 0}
             network = need("timm", "timm").create_model(config["architecture"], **options)
-        training = network.training
         try:
             with torch.no_grad():
                 size = network.eval()(torch.zeros(1, *shape)).shape[1]
@@ -51,7 +50,7 @@ class Timm(Checkpoint):
                 f"the backbone 'timm:{self.path}' cannot read inputs of shape {shape}: "
                 f"{reason(error)}"
             ) from error
-        parts = {"network": network.train(training)}
+        parts = {"network": network.train()}
         if self.dropout:
             parts["dropout"] = nn.Dropout(self.dropout)
         return chain(size, **parts)
