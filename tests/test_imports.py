@@ -23,6 +23,9 @@ dubito.EvidentialClassifier()
 look()
 import rich
 look()
+from dubito.methods import METHODS
+assert "fedl" in [*METHODS] and "dubito.methods.fedl" not in sys.modules
+METHODS.build("fedl")  # an entry of a registry is imported when it is used, too
 print(json.dumps(seen))
 """
 

@@ -207,23 +207,14 @@ class Model(nn.Module):
         """
         return self.distribution(*self.run(inputs))
 
-    def features(
-        self,
-        items: object,
-        *,
-        batch_size: int | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Tensor:
+    def features(self, items: object, *, progress: Callable[[int], None] | None = None) -> Tensor:
         """Return the features, inputs of the last layer: (N, D).
 
         Args:
             items: Inputs; see `predict`.
-            batch_size: Inputs per batch; None: as many as fit into memory.
             progress: Function that is called with the number of inputs of each batch.
         """
-        features, _ = self._outputs(
-            items, with_features=True, batch_size=batch_size, progress=progress
-        )
+        features, _ = self._outputs(items, with_features=True, progress=progress)
         assert features is not None
         return features
 
@@ -344,13 +335,12 @@ class Model(nn.Module):
         items: object,
         *,
         with_features: bool = False,
-        batch_size: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Pass:
         """Return features, if wanted, and outputs of all inputs."""
         parts = []
         with self._evaluating():
-            for batch in self._batches(items, batch_size):
+            for batch in self._batches(items):
                 parts.append(self.run(batch.inputs, with_features=with_features))
                 if progress is not None:
                     progress(len(batch.inputs))
