@@ -332,13 +332,9 @@ def _read_weights(folder: Path, config: Json, features: str) -> tuple[Any, list[
     unexpected = list(info["unexpected_keys"])
     if features != "classifier":  # heads are of no use to an encoder
         own = {name for name, _ in network.named_children()}
-        unexpected = [name for name in unexpected if _part(name, network) in own]
+        prefix = f"{network.base_model_prefix}."
+        unexpected = [k for k in unexpected if k.removeprefix(prefix).partition(".")[0] in own]
     return network, sorted(missing), sorted(unexpected)
-
-
-def _part(name: str, network: Any) -> str:
-    """Return the part of an encoder that a weight belongs to."""
-    return name.removeprefix(f"{network.base_model_prefix}.").partition(".")[0]
 
 
 def _default_features(folder: Path, config: Json) -> str:

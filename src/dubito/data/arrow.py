@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,20 +19,6 @@ __all__: list[str] = []
 EXTRA = "datasets"
 #: columns of classes and of texts, by custom
 LABELS, TEXT = ("label", "labels"), "text"
-
-
-class Columns(NamedTuple):
-    """Columns of a dataset.
-
-    Attributes:
-        inputs: Images; or an array; or a table with the targets in its last columns.
-        targets: Targets of images and arrays.
-        text: Column of texts: the only input, or `text`.
-    """
-
-    inputs: "Images | Array | Frame"
-    targets: Frame | None = None
-    text: str | None = None
 
 
 class Images(Sequence[Any]):
@@ -74,7 +60,7 @@ def parts(source: Any) -> tuple[str, ...]:
 
 def read(
     source: Any, parts: Sequence[str], labeled: bool, target: str | Sequence[str] | None
-) -> Columns:
+) -> tuple[Any, Frame | None, str | None]:
     """Return inputs and targets; images are not read yet.
 
     The inputs are the column of images, that of lists of numbers, or all columns as a table.
@@ -84,6 +70,10 @@ def read(
         parts: Parts to read; empty: all of a dataset without parts.
         labeled: Whether to read targets.
         target: Target columns; None: that of classes, `label`, `labels`, or the last.
+
+    Returns:
+        Images, an array, or a table with the targets in its last columns; targets of images and
+        arrays; and the column of texts: the only input, or `text`.
     """
     package = need("datasets", EXTRA)
     if isinstance(source, str | os.PathLike):
@@ -113,12 +103,12 @@ def read(
             targets = target_columns(_frame(dataset.select_columns(columns)), columns)
         if images:
             undecoded = dataset.cast_column(found[0], package.Image(decode=False))
-            return Columns(Images(undecoded, found[0]), targets)
-        return Columns(dataset.with_format("numpy")[found[0]][:], targets)
+            return Images(undecoded, found[0]), targets, None
+        return dataset.with_format("numpy")[found[0]][:], targets, None
     frame = _frame(dataset.select_columns([*inputs, *columns]))
     texts = [name for name in inputs if frame[name].map(type).eq(str).all()]
     text = texts[0] if len(inputs) == len(texts) == 1 else TEXT if TEXT in texts else None
-    return Columns(frame, None, text)
+    return frame, None, text
 
 
 def _frame(dataset: Any) -> Frame:
