@@ -9,8 +9,7 @@ with the predicted class, the logits z = W f + b and the mean mu of the training
 import torch
 from torch import Tensor
 
-from dubito.scores.base import SCORES
-from dubito.scores.head import HeadScore, State
+from dubito.scores.base import SCORES, HeadScore, State
 
 __all__: list[str] = []
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dubito.distributions import Categorical
-from dubito.scores.base import SCORES
-from dubito.scores.head import HeadScore, State
+from dubito.scores.base import SCORES, HeadScore, State
 
 __all__: list[str] = []
 

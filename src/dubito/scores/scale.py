@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dubito.distributions import Categorical
 from dubito.errors import DubitoError
-from dubito.scores.base import SCORES
-from dubito.scores.head import HeadScore, State
+from dubito.scores.base import SCORES, HeadScore, State
 
 __all__: list[str] = []
 

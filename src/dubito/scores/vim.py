@@ -14,8 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dubito.distributions import Categorical
-from dubito.scores.base import SCORES
-from dubito.scores.head import HeadScore, State
+from dubito.scores.base import SCORES, HeadScore, State
 from dubito.scores.mahalanobis import ROWS, exceeds_rounding
 
 __all__: list[str] = []
