@@ -8,14 +8,14 @@ samples whose variance is large at first; b = 1 fits them as a squared error doe
 """
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from dubito.distributions.normal import Normal
-from dubito.distributions.regression import takes_bounds
+from dubito.distributions.regression import RealDistribution
 from dubito.losses import Term
 from dubito.methods.base import METHODS, Method, TaskLike
 from dubito.targets import Target
@@ -23,10 +23,23 @@ from dubito.targets import Target
 __all__: list[str] = []
 
 
-@takes_bounds
-def weighted_nll(dist: Normal, target: Tensor | Target, *, exponent: float) -> Tensor:
-    """Negative log-likelihood times sigma^(2 exponent), of which there is no gradient: (..., T)."""
-    return dist.sigma.detach() ** (2 * exponent) * dist.nll(target)
+@dataclass(frozen=True)
+class Weighted:
+    """A term times scale^(2 exponent) of the predictive, of which there is no gradient.
+
+    Attributes:
+        term: Term of a distribution about numbers, which reads bounds.
+        exponent: Exponent b of the squared scale.
+    """
+
+    term: Term
+    exponent: float
+    takes_bounds: ClassVar[bool] = True
+
+    def __call__(self, dist: RealDistribution, target: Tensor | Target) -> Tensor:
+        """Compute the weighted term: (..., T)."""
+        scale: Tensor = dist.predictive.scale.detach()
+        return scale ** (2 * self.exponent) * self.term(dist, target)
 
 
 @METHODS.register("gaussian")
@@ -51,6 +64,4 @@ class Gaussian(Method):
     @property
     def terms(self) -> Mapping[str, Term]:
         """The negative log-likelihood, weighted or not."""
-        if self.beta == 0:
-            return {"nll": Normal.nll}
-        return {"nll": takes_bounds(partial(weighted_nll, exponent=self.beta))}
+        return {"nll": Weighted(Normal.nll, self.beta) if self.beta else Normal.nll}
