@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Dirichlet, kl_divergence
 from torch.nn.functional import one_hot, softplus
 
-from dubito.methods import EDL, IEDL, METHODS, REDL, Method
+from dubito.methods import EDL, IEDL, METHODS, Method
 from dubito.methods.edl import fisher_limit
 from tests.methods.digits import task_of
 
@@ -67,7 +67,7 @@ def test_edl_is_the_textbook_loss(likelihood):
 def test_redl_is_the_textbook_loss():
     alpha = softplus(LOGITS) + 0.1
     expected = squared_error(alpha)[0] + 0.5 * removed_kl(alpha, 0.1)
-    torch.testing.assert_close(loss(REDL(scale="paper")), expected.sum())
+    torch.testing.assert_close(loss(METHODS.build("redl", scale="paper")), expected.sum())
 
 
 def test_re_edl_is_the_squared_error_alone():

@@ -35,18 +35,14 @@ if TYPE_CHECKING:
     from dubito.methods.der import DER
     from dubito.methods.edl import EDL
     from dubito.methods.ensemble import Ensemble
-    from dubito.methods.fedl import FEDL
     from dubito.methods.iedl import IEDL
     from dubito.methods.mc_dropout import MCDropout
     from dubito.methods.posterior_network import PosteriorNetwork
-    from dubito.methods.prior_networks import KLPriorNetwork, ReverseKLPriorNetwork
-    from dubito.methods.redl import REDL
     from dubito.methods.softmax import Softmax
 
 __all__ = [
-    "DER", "EDL", "FEDL", "IEDL", "METHODS", "REDL", "Ensemble", "KLPriorNetwork",
-    "MCDropout", "Method", "MethodLoss", "NonNegative", "PosteriorNetwork", "ReverseKLPriorNetwork",
-    "Softmax", "TaskLike",
+    "DER", "EDL", "IEDL", "METHODS", "Ensemble", "MCDropout", "Method", "MethodLoss",
+    "NonNegative", "PosteriorNetwork", "Softmax", "TaskLike",
 ]  # fmt: skip
 
 METHODS.declare(

@@ -19,7 +19,7 @@ from dubito.distributions import FlexibleDirichlet
 from dubito.losses import Term
 from dubito.methods.base import METHODS, Method, TaskLike
 
-__all__ = ["FEDL"]
+__all__: list[str] = []
 
 
 @METHODS.register("fedl")

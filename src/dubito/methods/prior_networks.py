@@ -24,7 +24,7 @@ from dubito.distributions import Dirichlet
 from dubito.losses import ClosedForm, Term
 from dubito.methods.base import METHODS, Method, NonNegative
 
-__all__ = ["KLPriorNetwork", "ReverseKLPriorNetwork"]
+__all__: list[str] = []
 
 
 class PriorNetwork(Method):

@@ -19,7 +19,7 @@ from dubito.losses import Term
 from dubito.methods.base import METHODS, Positive
 from dubito.methods.edl import EvidentialMethod
 
-__all__ = ["REDL"]
+__all__: list[str] = []
 
 
 @METHODS.register("redl")
