@@ -39,7 +39,7 @@ PUBLIC = {
     "dubito.losses": "EDLLoss IEDLLoss Term cross_entropy differential_entropy edl "
     "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
     "label_removed_kl marginal_nll mse_bias mse_variance reverse_kl uce",
-    "dubito.methods": "DER EDL IEDL METHODS Ensemble MCDropout Method MethodLoss NonNegative "
+    "dubito.methods": "DER EDL IDER IEDL METHODS Ensemble MCDropout Method MethodLoss NonNegative "
     "PosteriorNetwork Softmax TaskLike",
     "dubito.metrics": "accuracy aupr aurc auroc brier coverage ece fpr95 mae rmse",
     "dubito.model": "Model Prediction",

@@ -235,6 +235,7 @@ def test_defaults():
         "red": {**evidential, "evidence": "exp", "likelihood": "marginal"},
         "dappr": {"evidence_weight": 2e-4, "ramp": 10}, "der": {"evidence_weight": 0.01},
         "sder": {"evidence_weight": 0.01}, "gaussian": {"beta": 0.0},
+        "ider": {"fisher_weight": 0.02, "beta": 0.5},
         "label_smoothing": {"smoothing": 0.1}, "fedl": {"hidden": 64},
         "daedl": {"kl_weight": 0.05, "spectral_norm": True},
         "modex": {"tau_weight": 0.1, "hidden": 64, "spectral_norm": True},

@@ -14,6 +14,7 @@ from dubito import _checks
 from dubito.distributions.base import cached_tensor, confidence_score, uncertainty_score
 from dubito.distributions.regression import RealDistribution, StudentT, takes_bounds
 from dubito.errors import DubitoError
+from dubito.numerics import student
 from dubito.numerics.gamma import Gamma, bregman_excess, log_gap
 from dubito.targets import Target
 
@@ -133,6 +134,22 @@ class NormalInverseGamma(RealDistribution):
     # --- loss terms ---
 
     @takes_bounds
+    def expected_nll(self, target: Tensor | Target) -> Tensor:
+        """Negative log-likelihood expected over mean and variance, a bound on `nll`: (..., T).
+
+        The squared error is weighted by the Fisher information alpha/beta of one observation.
+        Censored targets have the probability of their bounds under the expected noise.
+
+        Args:
+            target: Targets, (..., T).
+        """
+        normal = torch.full_like(self.gamma, student.NORMAL)
+        error = StudentT(normal, self.gamma, self._precision.rsqrt()).log_probs(target)
+        # The mean of 1/(sigma^2 nu), and ln alpha - psi(alpha).
+        alpha = Gamma(self.alpha)
+        return 0.5 * (self.nu.reciprocal() + 0.5 * alpha.reciprocal + alpha.delta) - error
+
+    @takes_bounds
     def evidence_penalty(self, target: Tensor | Target) -> Tensor:
         """Absolute error times the total evidence, |y - gamma| (2 nu + alpha): (..., T).
 
@@ -180,13 +197,14 @@ class NormalInverseGamma(RealDistribution):
         return gamma, nu, Gamma(self.alpha).trigamma, self._precision / self.beta
 
     def fisher_log_det(self) -> Tensor:
-        """Log-determinant of the Fisher information in the four parameters: (..., T).
+        """Log-determinant of the Fisher information in the evidence, nu and alpha: (..., T).
 
-        The determinant is alpha (alpha psi_1(alpha) - 1)/(2 nu beta^3).
+        It is ln(psi_1(alpha) - 1/alpha) - ln(2 nu^2) at a given mean gamma and noise beta/alpha, to
+        which nu and alpha are orthogonal.
         """
-        # The numerator is 1/2 + alpha^2 tau ~ 1/2, with which nothing cancels.
+        # The excess times alpha^2 is 1/2 + alpha^2 tau ~ 1/2, with which nothing cancels.
         numerator = 0.5 + self.alpha * (self.alpha * Gamma(self.alpha).tau)
-        return numerator.log() - (math.log(2) + self.nu.log() + 3 * self.beta.log())
+        return numerator.log() - (math.log(2) + 2 * (self.nu.log() + self.alpha.log()))
 
     @property
     def _precision(self) -> Tensor:

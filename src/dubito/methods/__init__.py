@@ -23,6 +23,7 @@
 | gaussian | mean and variance, beta-NLL (Seitzer et al. 2022) as an option | normal |
 | der | deep evidential regression (Amini et al. 2020) | normal-inverse-gamma |
 | sder | the same, simplified (Meinert et al. 2023) | normal-inverse-gamma |
+| ider | I-EDL carried over to numbers | normal-inverse-gamma |
 
 A new method is one file like its neighbors.
 """
@@ -35,20 +36,21 @@ if TYPE_CHECKING:
     from dubito.methods.der import DER
     from dubito.methods.edl import EDL
     from dubito.methods.ensemble import Ensemble
+    from dubito.methods.ider import IDER
     from dubito.methods.iedl import IEDL
     from dubito.methods.mc_dropout import MCDropout
     from dubito.methods.posterior_network import PosteriorNetwork
     from dubito.methods.softmax import Softmax
 
 __all__ = [
-    "DER", "EDL", "IEDL", "METHODS", "Ensemble", "MCDropout", "Method", "MethodLoss",
+    "DER", "EDL", "IDER", "IEDL", "METHODS", "Ensemble", "MCDropout", "Method", "MethodLoss",
     "NonNegative", "PosteriorNetwork", "Softmax", "TaskLike",
 ]  # fmt: skip
 
 METHODS.declare(
-    __name__, "daedl", "dappr", "der", "edl", "ensemble", "fedl", "gaussian", "iedl", "logit_norm",
-    "mc_dropout", "modex", "posterior_network", "re_edl", "red", "redl", "sder", "softmax",
-    "t2f_norm",
+    __name__, "daedl", "dappr", "der", "edl", "ensemble", "fedl", "gaussian", "ider", "iedl",
+    "logit_norm", "mc_dropout", "modex", "posterior_network", "re_edl", "red", "redl", "sder",
+    "softmax", "t2f_norm",
     kl_pn="prior_networks", label_smoothing="softmax", rkl_pn="prior_networks",
 )  # fmt: skip
 
