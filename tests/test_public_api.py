@@ -29,7 +29,8 @@ PUBLIC = {
     "dubito.calibration": "Calibration",
     "dubito.data": "DATASETS Dataset Source open split",
     "dubito.distributions": "Categorical ClassDistribution Dirichlet Distribution "
-    "FlexibleDirichlet NormalInverseGamma RealDistribution confidence_score uncertainty_score",
+    "FlexibleDirichlet NormalInverseGamma NormalInverseWishart RealDistribution confidence_score "
+    "uncertainty_score",
     "dubito.errors": "DubitoError",
     "dubito.evaluation": "error_detection evaluate ood_detection",
     "dubito.fewshot": "Features features fewshot read_features write_features",

@@ -11,6 +11,7 @@ from dubito.distributions import (
     Distribution,
     FlexibleDirichlet,
     NormalInverseGamma,
+    NormalInverseWishart,
 )
 from dubito.distributions.dirichlet_mixture import DirichletMixture
 from dubito.distributions.normal import Normal
@@ -27,6 +28,7 @@ KINDS: dict[str, tuple[int, Callable[[Tensor], Distribution]]] = {
     "categorical": (CLASSES, Categorical.from_logits),
     "normal": (4, Normal.from_outputs),
     "normal_inverse_gamma": (8, NormalInverseGamma.from_outputs),
+    "normal_inverse_wishart": (6, NormalInverseWishart.from_outputs),
 }
 
 

@@ -7,6 +7,7 @@
 | `FlexibleDirichlet` | class probabilities | variance of the probabilities |
 | `Normal` | a number, without uncertainty about mean and variance | variance |
 | `NormalInverseGamma` | mean and variance of a number | variance |
+| `NormalInverseWishart` | mean and covariance of several numbers | variance |
 
 `dist.mixture()` mixes members of an ensemble or samples of MC Dropout, of any of these.
 """
@@ -17,6 +18,7 @@ from dubito.distributions.classification import ClassDistribution
 from dubito.distributions.dirichlet import Dirichlet
 from dubito.distributions.flexible_dirichlet import FlexibleDirichlet
 from dubito.distributions.normal_inverse_gamma import NormalInverseGamma
+from dubito.distributions.normal_inverse_wishart import NormalInverseWishart
 from dubito.distributions.regression import RealDistribution
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Distribution",
     "FlexibleDirichlet",
     "NormalInverseGamma",
+    "NormalInverseWishart",
     "RealDistribution",
     "confidence_score",
     "uncertainty_score",

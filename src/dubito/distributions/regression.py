@@ -57,9 +57,7 @@ class RealDistribution(Distribution):
 
     def calibrated(self, theta: Tensor) -> Any:
         """Multiply the scale of the predictive by exp(theta_0)."""
-        raw = self.predictive
-        excess, loc, scale = (v.to(theta.dtype) for v in (raw.df_minus_two, raw.loc, raw.scale))
-        return StudentT(excess, loc, scale * theta[0].exp())
+        return self.predictive.scaled(theta[0].exp())
 
     @takes_bounds
     def nll(self, target: Tensor | Target) -> Tensor:
@@ -185,6 +183,11 @@ class StudentT(td.Distribution):
     def variance(self) -> Tensor:
         """Variance of each value: (..., T)."""
         return self.scale.square() * (1 + 2 / self.df_minus_two)
+
+    def scaled(self, factor: Tensor) -> StudentT:
+        """Return the distribution whose scale is multiplied, in the dtype of the factor."""
+        excess, loc, scale = (v.to(factor.dtype) for v in (self.df_minus_two, self.loc, self.scale))
+        return StudentT(excess, loc, scale * factor)
 
     def log_prob(self, value: Tensor | Target) -> Tensor:
         """Log density of a target (..., T), summed over its known values: (...).

@@ -24,6 +24,7 @@
 | der | deep evidential regression (Amini et al. 2020) | normal-inverse-gamma |
 | sder | the same, simplified (Meinert et al. 2023) | normal-inverse-gamma |
 | ider | I-EDL carried over to numbers | normal-inverse-gamma |
+| niw | several correlated numbers (Meinert and Lavin 2021) | normal-inverse-Wishart |
 
 A new method is one file like its neighbors.
 """
@@ -49,8 +50,8 @@ __all__ = [
 
 METHODS.declare(
     __name__, "daedl", "dappr", "der", "edl", "ensemble", "fedl", "gaussian", "ider", "iedl",
-    "logit_norm", "mc_dropout", "modex", "posterior_network", "re_edl", "red", "redl", "sder",
-    "softmax", "t2f_norm",
+    "logit_norm", "mc_dropout", "modex", "niw", "posterior_network", "re_edl", "red", "redl",
+    "sder", "softmax", "t2f_norm",
     kl_pn="prior_networks", label_smoothing="softmax", rkl_pn="prior_networks",
 )  # fmt: skip
 
