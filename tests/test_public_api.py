@@ -19,9 +19,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "dubito"
 
 #: name -> names in its `__all__`; modules inside a package export nothing that the package does not
 PUBLIC = {
-    "dubito": "Categorical Dirichlet DubitoError EDLLoss EvidentialClassifier EvidentialRegressor "
-    "FlexibleDirichlet IEDLLoss Model NormalInverseGamma calibrate edl evaluate export iedl load "
-    "predict train uce wrap",
+    "dubito": "Categorical DERLoss Dirichlet DubitoError EDLLoss EvidentialClassifier "
+    "EvidentialRegressor FlexibleDirichlet IDERLoss IEDLLoss Model NormalInverseGamma "
+    "NormalInverseWishart calibrate edl evaluate export iedl load predict train uce wrap",
     "dubito.api": "calibrate evaluate export load predict train wrap",
     "dubito.augmentations": "AUGMENTATIONS Augmentation",
     "dubito.backbones": "BACKBONES Backbone",
@@ -37,8 +37,8 @@ PUBLIC = {
     "dubito.formats": "FORMATS ArrayFormat Encoded ImageFormat InputFormat Preprocessing "
     "Resize TableFormat",
     "dubito.lightning": "EvidentialModule",
-    "dubito.losses": "EDLLoss IEDLLoss Term cross_entropy differential_entropy edl "
-    "expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
+    "dubito.losses": "DERLoss EDLLoss IDERLoss IEDLLoss Term cross_entropy differential_entropy "
+    "edl expected_cross_entropy fisher_bias fisher_penalty fisher_variance forward_kl iedl "
     "label_removed_kl marginal_nll mse_bias mse_variance reverse_kl uce",
     "dubito.methods": "DER EDL IDER IEDL METHODS Ensemble MCDropout Method MethodLoss NonNegative "
     "PosteriorNetwork Softmax TaskLike",

@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dubito.api import calibrate, evaluate, export, load, predict, train, wrap
-    from dubito.distributions import Categorical, Dirichlet, FlexibleDirichlet, NormalInverseGamma
+    from dubito.distributions import (
+        Categorical,
+        Dirichlet,
+        FlexibleDirichlet,
+        NormalInverseGamma,
+        NormalInverseWishart,
+    )
     from dubito.errors import DubitoError
-    from dubito.losses import EDLLoss, IEDLLoss, edl, iedl, uce
+    from dubito.losses import DERLoss, EDLLoss, IDERLoss, IEDLLoss, edl, iedl, uce
     from dubito.model import Model
     from dubito.sklearn import EvidentialClassifier, EvidentialRegressor
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
-    "Categorical", "Dirichlet", "DubitoError", "EDLLoss", "EvidentialClassifier",
-    "EvidentialRegressor", "FlexibleDirichlet", "IEDLLoss", "Model", "NormalInverseGamma",
-    "calibrate", "edl", "evaluate", "export", "iedl", "load", "predict", "train", "uce", "wrap",
+    "Categorical", "DERLoss", "Dirichlet", "DubitoError", "EDLLoss", "EvidentialClassifier",
+    "EvidentialRegressor", "FlexibleDirichlet", "IDERLoss", "IEDLLoss", "Model",
+    "NormalInverseGamma", "NormalInverseWishart", "calibrate", "edl", "evaluate", "export", "iedl",
+    "load", "predict", "train", "uce", "wrap",
 ]  # fmt: skip
 
 #: modules that these names come from; each imports those before it

@@ -20,13 +20,14 @@ psi_1 the trigamma function.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from dubito import _checks, kernels
-from dubito.distributions import Categorical, Dirichlet, Distribution
+from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma
+from dubito.distributions.normal import LEAST_OUTPUT
 from dubito.distributions.regression import RealDistribution
 from dubito.errors import DubitoError
 from dubito.numerics import torch_backend
@@ -35,9 +36,10 @@ from dubito.numerics.tracing import constant, eager_cache
 from dubito.targets import Target, values_and_weight
 
 __all__ = [
-    "EDLLoss", "IEDLLoss", "Term", "cross_entropy", "differential_entropy", "edl",
-    "expected_cross_entropy", "fisher_bias", "fisher_penalty", "fisher_variance", "forward_kl",
-    "iedl", "label_removed_kl", "marginal_nll", "mse_bias", "mse_variance", "reverse_kl", "uce",
+    "DERLoss", "EDLLoss", "IDERLoss", "IEDLLoss", "Term", "cross_entropy", "differential_entropy",
+    "edl", "expected_cross_entropy", "fisher_bias", "fisher_penalty", "fisher_variance",
+    "forward_kl", "iedl", "label_removed_kl", "marginal_nll", "mse_bias", "mse_variance",
+    "reverse_kl", "uce",
 ]  # fmt: skip
 
 Reduction = Literal["mean", "sum", "none"]
@@ -147,6 +149,25 @@ def cross_entropy(dist: Categorical, target: Tensor, *, smoothing: float = 0.0) 
     if smoothing == 0:
         return -target_logs
     return -(1 - smoothing) * target_logs - smoothing * logs.mean(-1)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A term of numbers times scale^(2 exponent) of the predictive, of which there is no gradient.
+
+    Attributes:
+        term: Term of a distribution about numbers, which reads bounds.
+        exponent: Exponent of the squared scale.
+    """
+
+    term: Term
+    exponent: float
+    takes_bounds: ClassVar[bool] = True
+
+    def __call__(self, dist: RealDistribution, target: Tensor | Target) -> Tensor:
+        """Compute the weighted term: (..., T)."""
+        scale: Tensor = dist.predictive.scale.detach()
+        return scale ** (2 * self.exponent) * self.term(dist, target)
 
 
 # --- weighted sums of terms ---
@@ -454,6 +475,24 @@ EDL_TERMS: Mapping[str, Mapping[str, Term]] = {
     "cross_entropy": named(expected_cross_entropy, label_removed_kl),
 }
 _UCE = named(expected_cross_entropy, differential_entropy)
+DER_TERMS: Mapping[str, Term] = {
+    "nll": NormalInverseGamma.nll,
+    "evidence_penalty": NormalInverseGamma.evidence_penalty,
+}
+
+
+def ider_terms(beta: float) -> dict[str, Term]:
+    """Return the terms of evidential regression by Fisher information.
+
+    Args:
+        beta: Exponent of the squared scale in the weight of a sample.
+    """
+    terms = NormalInverseGamma.expected_nll, NormalInverseGamma.fisher_penalty
+    return {term.__name__: Weighted(term, beta) for term in terms}
+
+
+#: reads outputs (..., 4T), of which a squared error in units of the noise stays finite
+ider_distribution = partial(NormalInverseGamma.from_outputs, least=LEAST_OUTPUT)
 
 
 def _loss(
@@ -685,3 +724,47 @@ class EDLLoss(LossModule):
         terms = _checks.entry(EDL_TERMS, likelihood, "likelihood")
         weights = (*[1.0] * (len(terms) - 1), _checks.non_negative(kl_weight, "kl_weight"))
         super().__init__(terms, *_evidential(weights, kl_ramp, evidence, scale), **options)
+
+
+class DERLoss(LossModule):
+    """Loss of deep evidential regression (Amini et al., NeurIPS 2020) of outputs (..., 4T).
+
+    `NormalInverseGamma.from_outputs` reads the outputs. Targets are (..., T), or a `Target` with
+    weights, missing or censored values.
+
+    Args:
+        evidence_weight: Weight of the penalty on evidence for wrong predictions.
+        **options: reduction and class_dim; see `LossModule`.
+
+    >>> DERLoss()(torch.zeros(8, 4), torch.ones(8, 1))
+    tensor(1.5901)
+    """
+
+    def __init__(self, evidence_weight: float = 0.01, **options: Unpack[LossOptions]) -> None:
+        weights = (1.0, _checks.non_negative(evidence_weight, "evidence_weight"))
+        read = NormalInverseGamma.from_outputs
+        super().__init__(DER_TERMS, _constant(weights), read, False, **options)
+
+
+class IDERLoss(LossModule):
+    """Loss of the method `ider` of outputs (..., 4T), with the arguments of `DERLoss`.
+
+    Args:
+        fisher_weight: Weight of the log-determinant, less than 1/8.
+        beta: Exponent of the squared scale in the weight of a sample.
+        **options: reduction and class_dim; see `LossModule`.
+
+    >>> IDERLoss()(torch.zeros(8, 4), torch.ones(8, 1))
+    tensor(2.6076)
+    """
+
+    def __init__(
+        self, fisher_weight: float = 0.02, beta: float = 0.5, **options: Unpack[LossOptions]
+    ) -> None:
+        weights = (1.0, _checks.non_negative(fisher_weight, "fisher_weight"))
+        read = ider_distribution
+        super().__init__(ider_terms(beta), _constant(weights), read, False, **options)
+
+
+def _constant(weights: tuple[Weight, ...]) -> Callable[[int], Tensor]:
+    return lambda epoch: torch.tensor(weights)

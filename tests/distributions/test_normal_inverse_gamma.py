@@ -31,6 +31,14 @@ def evidence_penalty(gamma, nu, alpha_minus_one, beta, y):
     return abs(d) * evidence, ([-MP.sign(d) * evidence], [2 * abs(d)], [abs(d)], [MP.mpf(0)])
 
 
+def expected_nll(gamma, nu, alpha_minus_one, beta, y):
+    alpha, d = 1 + alpha_minus_one, y - gamma
+    error = alpha / beta * d * d / 2
+    value = (MP.log(2 * MP.pi * beta) - MP.psi(0, alpha) + 1 / nu) / 2 + error
+    slope = [-MP.psi(1, alpha) / 2, d * d / beta / 2]
+    return value, ([-alpha / beta * d], [-HALF / nu**2], slope, [HALF / beta, -error / beta])
+
+
 TERMS = {"nll": nll, "evidence_penalty": evidence_penalty}
 
 
@@ -88,12 +96,15 @@ def fisher_entry(entry):
     return truth
 
 
+#: target, of which the squared error in units of the noise is within the range of float32
+NEAR = torch.tensor([0.5])
 REFERENCE = NormalInverseGamma(*(torch.tensor([v]) for v in OTHER))
 #: function of a distribution, its truth, and the least nu that float32 can hold in the result
 QUANTITIES = {
     "entropy": (NormalInverseGamma.entropy, entropy, 1e-30),
     "fisher_log_det": (NormalInverseGamma.fisher_log_det, fisher_log_det, 1e-30),
     "kl": (lambda dist: dist.kl(REFERENCE), kl, 1e-10),
+    "expected_nll": (lambda dist: dist.expected_nll(NEAR), expected_nll, 1e-10),
     "variance": (lambda dist: dist.variance, variance, 1e-10),
     **{
         f"fisher_{name}": (lambda dist, i=i: dist.fisher_diagonal()[i], fisher_entry(i), 1e-10)
@@ -158,6 +169,7 @@ def test_term_is_exact_in_float32(term):
 def test_quantity_is_exact_in_float32(name):
     function, truth, least_nu = QUANTITIES[name]
     inputs = hard_parameters(100, least_nu=least_nu)
+    inputs[4] = NEAR.expand(100)
     parameters = [v.unsqueeze(-1).requires_grad_() for v in inputs[:4]]
     value = function(NormalInverseGamma(*parameters))
     gradient = torch.autograd.grad(value.sum(), parameters, materialize_grads=True)

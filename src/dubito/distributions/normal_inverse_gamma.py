@@ -71,15 +71,16 @@ class NormalInverseGamma(RealDistribution):
         self.gamma, self.nu, self.alpha_minus_one, self.beta = torch.broadcast_tensors(*values)
 
     @classmethod
-    def from_outputs(cls, outputs: Tensor) -> NormalInverseGamma:
+    def from_outputs(cls, outputs: Tensor, least: float = LEAST_OUTPUT) -> NormalInverseGamma:
         """Create from the outputs of a network.
 
         Args:
             outputs: Four blocks of T values, (..., 4T): gamma; nu, alpha - 1 and beta before their
-                softplus, where outputs below -60 count as -60 but keep their gradient.
+                softplus.
+            least: Value that lower outputs count as; they keep their gradient.
         """
         gamma, *raw = blocks(outputs, 4)
-        return cls(gamma, *(positive(block) for block in raw))
+        return cls(gamma, *(positive(block, least) for block in raw))
 
     @property
     def alpha(self) -> Tensor:
@@ -157,6 +158,15 @@ class NormalInverseGamma(RealDistribution):
             target: Targets, (..., T).
         """
         return self.distance(target) * self._evidence
+
+    @takes_bounds
+    def fisher_penalty(self, target: Tensor | Target) -> Tensor:
+        """Negative log-determinant of `fisher_log_det`, which penalizes evidence: (..., T).
+
+        Args:
+            target: Not used.
+        """
+        return -self.fisher_log_det()
 
     # --- information ---
 

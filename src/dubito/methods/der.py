@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dubito.distributions import NormalInverseGamma
-from dubito.losses import Term
+from dubito.losses import DER_TERMS, Term
 from dubito.methods.base import METHODS, Method, NonNegative, TaskLike
 
 __all__ = ["DER"]
@@ -41,10 +41,7 @@ class DER(Method):
     @property
     def terms(self) -> Mapping[str, Term]:
         """The negative log-likelihood and the evidence penalty."""
-        return {
-            "nll": NormalInverseGamma.nll,
-            "evidence_penalty": NormalInverseGamma.evidence_penalty,
-        }
+        return DER_TERMS
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """The weight of each term."""

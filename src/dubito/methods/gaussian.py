@@ -8,38 +8,16 @@ samples whose variance is large at first; b = 1 fits them as a squared error doe
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from dubito.distributions.normal import Normal
-from dubito.distributions.regression import RealDistribution
-from dubito.losses import Term
+from dubito.losses import Term, Weighted
 from dubito.methods.base import METHODS, Method, TaskLike
-from dubito.targets import Target
 
 __all__: list[str] = []
-
-
-@dataclass(frozen=True)
-class Weighted:
-    """A term times scale^(2 exponent) of the predictive, of which there is no gradient.
-
-    Attributes:
-        term: Term of a distribution about numbers, which reads bounds.
-        exponent: Exponent b of the squared scale.
-    """
-
-    term: Term
-    exponent: float
-    takes_bounds: ClassVar[bool] = True
-
-    def __call__(self, dist: RealDistribution, target: Tensor | Target) -> Tensor:
-        """Compute the weighted term: (..., T)."""
-        scale: Tensor = dist.predictive.scale.detach()
-        return scale ** (2 * self.exponent) * self.term(dist, target)
 
 
 @METHODS.register("gaussian")

@@ -18,21 +18,10 @@ from pydantic import Field
 from torch import Tensor
 
 from dubito.distributions import NormalInverseGamma
-from dubito.distributions.normal import LEAST_OUTPUT
-from dubito.distributions.normal_inverse_gamma import blocks, positive
-from dubito.distributions.regression import takes_bounds
-from dubito.losses import Term
+from dubito.losses import Term, ider_distribution, ider_terms
 from dubito.methods.base import METHODS, Method, TaskLike
-from dubito.methods.gaussian import Weighted
-from dubito.targets import Target
 
 __all__ = ["IDER"]
-
-
-@takes_bounds
-def fisher_penalty(dist: NormalInverseGamma, target: Tensor | Target) -> Tensor:
-    """Negative log-determinant of the Fisher information in the evidence: (..., T)."""
-    return -dist.fisher_log_det()
 
 
 @METHODS.register("ider")
@@ -53,14 +42,12 @@ class IDER(Method):
 
     def distribution(self, outputs: Tensor) -> NormalInverseGamma:
         """Normal-inverse-gamma of outputs (..., 4T)."""
-        gamma, *raw = blocks(outputs, 4)
-        return NormalInverseGamma(gamma, *(positive(block, LEAST_OUTPUT) for block in raw))
+        return ider_distribution(outputs)
 
     @property
     def terms(self) -> Mapping[str, Term]:
         """The expected negative log-likelihood and the negative log-determinant."""
-        terms = {"expected_nll": NormalInverseGamma.expected_nll, "fisher_penalty": fisher_penalty}
-        return {name: Weighted(term, self.beta) for name, term in terms.items()}
+        return ider_terms(self.beta)
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """The weight of each term."""
