@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -162,3 +163,16 @@ def test_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert answered < 100
     assert wrong < 100 - accuracy
     assert noise < answered
+
+
+def test_chemprop_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    if find_spec("chemprop") is None:
+        with pytest.raises(SystemExit, match="needs chemprop: pip install chemprop"):
+            import_module("chemprop_loss")
+        return
+    import_module("chemprop_loss").main(["--epochs", "30"])
+    theirs, ours, *_, error, _ = capsys.readouterr().out.splitlines()
+    assert theirs.endswith("-inf")
+    assert ours.endswith("-0.5")
+    rmse, deviation = numbers(error.replace(",", ""))
+    assert rmse < deviation

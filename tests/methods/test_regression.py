@@ -71,11 +71,12 @@ def test_ider_expects_the_likelihood_over_samples():
     torch.testing.assert_close(result, each.sum())
 
 
-@pytest.mark.parametrize("observations", [5.0, 20.0])
-def test_ider_has_the_evidence_of_so_many_observations(observations):
+@pytest.mark.parametrize(("weight", "cost"), [(0.02, 0.013), (0.08, 0.098)])
+def test_ider_has_the_evidence_of_so_many_observations(weight, cost):
+    """As docs/theory-regression.md says, which also says what the tails cost for normal targets."""
     outputs, target = drawn(1, 4)
     target = torch.tensor([[-1.0], [1.0]]).double()  # noise 1
-    method = METHODS.build("ider", fisher_weight=1 / (4 * observations), beta=0)
+    method = METHODS.build("ider", fisher_weight=weight, beta=0)
     optimizer = torch.optim.LBFGS(
         [outputs], max_iter=500, tolerance_change=1e-14, line_search_fn="strong_wolfe"
     )
@@ -89,9 +90,14 @@ def test_ider_has_the_evidence_of_so_many_observations(observations):
 
     optimizer.step(closure)
     dist = method.distribution(outputs)
+    observations = 1 / (4 * weight)
     assert dist.nu.item() == pytest.approx(observations, rel=1e-3)
     assert dist.alpha.item() == pytest.approx(observations / 2, abs=0.2)
     assert (dist.beta / dist.alpha).item() == pytest.approx(1, rel=1e-3)
+    y = torch.linspace(-8, 8, 2001).double().unsqueeze(-1)
+    normal = torch.distributions.Normal(dist.gamma, 1).log_prob(y)
+    excess = torch.trapezoid(((dist.nll(y) + normal) * normal.exp())[:, 0], y[:, 0])
+    assert excess.item() == pytest.approx(cost, abs=5e-4)
 
 
 @pytest.mark.parametrize(("loss", "name"), [(DERLoss, "der"), (IDERLoss, "ider")])
