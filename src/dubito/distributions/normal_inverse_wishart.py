@@ -97,7 +97,8 @@ class NormalInverseWishart(RealDistribution):
     def covariance(self) -> Tensor:
         """Covariance Psi/m (1 + 1/nu) of the predictive: (..., T, T)."""
         factor = self._factor * self.variance.sqrt().unsqueeze(-1)
-        return (factor @ factor.mT).to(self.gamma.dtype)
+        covariance: Tensor = factor @ factor.mT
+        return covariance.to(self.gamma.dtype)
 
     @property
     def _noise(self) -> Tensor:
@@ -114,7 +115,8 @@ class NormalInverseWishart(RealDistribution):
         coupling = self.coupling.double()
         ends = coupling.new_tensor([0, 1]).expand(*coupling.shape[:-1], 2)
         matrix = torch.cat([coupling, ends], -1)[..., place % (len(rows) + 2)]
-        return matrix / torch.linalg.vector_norm(matrix, dim=-1, keepdim=True)
+        factor: Tensor = matrix / torch.linalg.vector_norm(matrix, dim=-1, keepdim=True)
+        return factor
 
     # --- scores ---
 
