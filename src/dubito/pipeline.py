@@ -5,6 +5,7 @@ these steps. Each sample serves one purpose: it trains the network, chooses the 
 calibrates. With folds each network calibrates on the fold that it was not trained on.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -54,6 +55,8 @@ __all__ = ["Pipeline", "Prepared"]
 MAX_FITTED, FITTED_BYTES = 4096, 1 << 27
 #: power of the deviation for the width of intervals, where no samples choose it
 DEFAULT_EXPONENT = 0.5
+#: values of the inputs of all folds up to which these are trained at once
+VALUES_AT_ONCE = 1 << 24
 #: characters of a value in a message
 LONGEST = 200
 #: ratio of the most frequent to the rarest class from which samples are weighted
@@ -339,24 +342,25 @@ class Pipeline:
         if class_weight is None:
             class_weight = _class_weight(self.config, prepared.task)
         ood = self._train_ood(models[0])
-        histories = []
-        for fold, part in enumerate(prepared.parts):
-            folders = out
-            if out is not None and len(prepared.parts) > 1:
-                folders = [folder / f"fold-{fold + 1}" for folder in out]
-            # Not even progress is shown on calibration samples: users would stop by it.
-            selection = None
-            if part.selection is not None:
-                selection = self._samples(part.selection, prepared.task)
-            histories.append(
-                trainer.fit_many(
-                    [self._member(model, fold) for model in models],
-                    self._samples(part.train, prepared.task), selection,
-                    seeds=[self.network_seed(seed, fold) for seed in seeds],
-                    ood=ood, class_weight=class_weight, out=folders, finish=finish,
-                )
+        histories: list[History] = []
+        folds = [*enumerate(prepared.parts)]
+        values = math.prod(models[0].preprocessing.shape) * len(prepared.source) * len(folds)
+        together = len(folds) if values <= VALUES_AT_ONCE else 1
+        for start in range(0, len(folds), together):
+            members, train, selection, own_seeds, folders = [], [], [], [], []
+            for fold, part in folds[start : start + together]:
+                members += [self._member(model, fold) for model in models]
+                own_seeds += [self.network_seed(seed, fold) for seed in seeds]
+                folders += [self._folder(folder, fold) for folder in out or ()]
+                train += [self._samples(part.train, prepared.task)] * len(models)
+                # Not even progress is shown on calibration samples: users would stop by it.
+                if part.selection is not None:
+                    selection += [self._samples(part.selection, prepared.task)] * len(models)
+            histories += trainer.fit_many(
+                members, train, selection or None, seeds=own_seeds, ood=ood,
+                class_weight=class_weight, out=folders or None, finish=finish,
             )  # fmt: skip
-        return histories[0]
+        return histories[: len(models)]
 
     def train_heads(
         self,
@@ -457,6 +461,10 @@ class Pipeline:
             for own in prepared.parts
         ]
         return Prepared(prepared.task, table, parts)
+
+    def _folder(self, folder: Path, fold: int) -> Path:
+        """Return the folder of the checkpoint of a fold."""
+        return folder if self.config.data.folds is None else folder / f"fold-{fold + 1}"
 
     def network_seed(self, seed: int, fold: int) -> int:
         """Return the seed of the training of a fold.

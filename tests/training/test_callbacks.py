@@ -43,7 +43,7 @@ def test_json_lines_of_several_seeds(tmp_path: Path) -> None:
         Trainer(SHORT, callbacks=callbacks).fit_many(
             [small_model(), small_model()], TRAIN, VALIDATION, seeds=[1, 2]
         )
-    assert [line["seed"] for line in lines(both)] == [1, 1, 1, 2, 2, 2]
+    assert [line["seed"] for line in lines(both)] == [1, 2, 1, 2, 1, 2]
     assert [line["seed"] for line in lines(second)] == [2, 2, 2]
 
 

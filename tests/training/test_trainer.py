@@ -11,6 +11,7 @@ from dubito.model import Model
 from dubito.training import History, NonFiniteLoss, Progress, TrainConfig, Trainer
 from tests.training.helpers import (
     SHORT,
+    TASK,
     TRAIN,
     VALIDATION,
     AtEpochEnd,
@@ -253,15 +254,21 @@ def test_training_repeats_and_leaves_the_random_state() -> None:
     assert torch.equal(*results)
 
 
-def test_several_seeds_are_those_of_single_trainings() -> None:
-    single = [
-        weights(trained(small_model(seed=s), with_values(seed=s, average_epochs=2))) for s in (1, 2)
-    ]
-    models = [small_model(seed=s) for s in (1, 2)]
-    config = with_values(average_epochs=2)
-    histories = Trainer(config).fit_many(models, TRAIN, VALIDATION, seeds=[1, 2])
-    assert all(map(torch.equal, map(weights, models), single))
-    assert histories[0].best != histories[1].best
+@pytest.mark.parametrize("method", ["iedl", "der"])
+def test_trainings_side_by_side_are_those_of_single_ones(method: str) -> None:
+    task, (x, y), _ = regression()
+    task, y = (task, y) if method == "der" else (TASK, torch.arange(len(x)) % 2)
+    folds = [(x[:96], y[:96]), (x[:95], y[:95])]
+    models, singles = ([small_model(method, s, task) for s in (1, 2)] for _ in range(2))
+    config = with_values(batch_size=20, average_epochs=2, keep="last", schedule="cosine")
+    together = Trainer(config).fit_many(models, folds, seeds=[1, 2])
+    for seed, (fold, model) in enumerate(zip(folds, singles, strict=True), 1):
+        own = config.model_copy(update={"seed": seed})
+        history = Trainer(own).fit(model, fold)
+        torch.testing.assert_close(weights(models[seed - 1]), weights(model))
+        for one, other in zip(together[seed - 1].records, history.records, strict=True):
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+            assert one["terms"] == pytest.approx(other["terms"], rel=1e-5)
 
 
 def test_models_that_train_together_have_one_method() -> None:

@@ -267,15 +267,18 @@ class Run:
         if config.augment is not None:
             self.changes.copy_(config.augment.draw(count, drawn))
 
-    def steps(self) -> Iterator[None]:
-        """Take the steps of the epoch, one per iteration."""
+    def batches(self) -> Iterator[tuple[Tensor, Tensor | Target]]:
+        """Read inputs and targets of the steps of the epoch."""
         rank, world, total = parallel.rank(), parallel.world(), sum(self.counts)
         rows, changes = (
             [part[rank::world] for part in values[:total].split(self.counts)]
             for values in (self.order, self.changes)
         )
-        batches = self.train.read(rows, changes, self.process_seed)
-        for step, ((x, target), count) in enumerate(zip(batches, self.counts, strict=True)):
+        return self.train.read(rows, changes, self.process_seed)
+
+    def steps(self) -> Iterator[None]:
+        """Take the steps of the epoch, one per iteration."""
+        for step, ((x, target), count) in enumerate(zip(self.batches(), self.counts, strict=True)):
             if self.config.changes_lr and not self.lr_on_device:
                 for group, rates in zip(self.optimizer.param_groups, self.rates, strict=True):
                     group["lr"] = rates[step]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.training import parallel, soft_targets
+from dubito.training import parallel, soft_targets, stacked
 from dubito.training.batches import Reader, Samples
 from dubito.training.callbacks import MIN_INTERVAL, Callback, Progress
 from dubito.training.config import TrainConfig
@@ -109,8 +109,8 @@ class Trainer:
     def fit_many(
         self,
         models: Sequence[Model],
-        train: Samples,
-        validation: Samples | None = None,
+        train: Samples | list[Samples],
+        validation: Samples | list[Samples] | None = None,
         *,
         seeds: Sequence[int],
         ood: Tensor | None = None,
@@ -121,13 +121,14 @@ class Trainer:
         """Train several models in place.
 
         They train concurrently if their steps are captured in CUDA graphs (see
-        `TrainConfig.graph`), otherwise one after another.
+        `TrainConfig.graph`), or on a CPU if they are multilayer perceptrons; otherwise one after
+        another.
 
         Args:
             models: Models with the same method, task and preprocessing, and different initial
                 weights.
-            train: Training samples, see `fit`.
-            validation: Validation samples, see `fit`.
+            train: Training samples, see `fit`; or a list of those of each model.
+            validation: Validation samples, alike.
             seeds: Seed of each model, in place of that of the configuration.
             ood: Out-of-distribution inputs, see `fit`.
             class_weight: Weight of each class, (K,).
@@ -135,18 +136,26 @@ class Trainer:
             finish: End interrupted trainings now, see `fit`.
         """
         _check_alike(models)
-        first, config = models[0], self.config.for_samples(len(train[1]))
+        first, count = models[0], len(models)
         # A tensor's device has an index: "cuda" becomes "cuda:0".
         device = torch.empty(0, device=self.device or next(first.parameters()).device).device
         if class_weight is not None:
             classes = torch.zeros(first.task.size, device=device)
             class_weight = _checks.class_weight(class_weight, classes)
-        reader = Reader(train, first, config, device, "training", ood)
-        soft_targets.check(config, first, reader)
-        held_out = validation and Reader(validation, first, config, device, "validation")
-        graphed = is_graphed(config, reader)
-        kind = GraphedRun if graphed else Run
-        folders = [None] * len(models) if out is None else [Path(folder) for folder in out]
+        config = self.config
+
+        def readers(samples: Samples | list[Samples], part: str) -> list[Reader]:
+            each = samples if isinstance(samples, list) else [samples] * count
+            distinct = {id(own): own for own in each}
+            made = {k: Reader(v, first, config, device, part, ood) for k, v in distinct.items()}
+            return [made[id(own)] for own in each]
+
+        trains = readers(train, "training")
+        for reader in trains:
+            soft_targets.check(config, first, reader)
+        held_out = readers(validation, "validation") if validation else [None] * count
+        kind = GraphedRun if is_graphed(config, min(trains, key=len)) else Run
+        folders = [None] * count if out is None else [Path(folder) for folder in out]
         gpus = [device] if device.type == "cuda" else []
         # Restore the caller's random state and frozen parameters on exit.
         with (
@@ -155,15 +164,18 @@ class Trainer:
             frozen(config, [model.network for model in models]),
         ):
             runs: list[Run] = []
-            for model, seed, folder in zip(models, seeds, folders, strict=True):
-                seeded = config.model_copy(update={"seed": seed})
-                run = kind(model.to(device), seeded, reader, held_out, class_weight, folder)
+            for model, seed, folder, own, other in zip(
+                models, seeds, folders, trains, held_out, strict=True
+            ):
+                seeded = config.for_samples(len(own)).model_copy(update={"seed": seed})
+                run = kind(model.to(device), seeded, own, other, class_weight, folder)
                 run.resume(self.callbacks)
                 runs.append(run)
-            groups = [runs] if graphed else [[run] for run in runs]
-            return [history for group in groups for history in self._train(group, finish)]
+            for group in stacked.grouped(runs):
+                self._train(group, finish)
+            return [run.history for run in runs]
 
-    def _train(self, runs: Sequence[Run], finish: bool) -> list[History]:
+    def _train(self, runs: Sequence[Run], finish: bool) -> None:
         """Train runs that advance together, until all are finished."""
         active = trained = [run for run in runs if not (finish or run.finished)]
         if graphed := [run for run in active if isinstance(run, GraphedRun)]:
@@ -181,11 +193,11 @@ class Trainer:
             if end - start > _FREE:
                 next_save = max(next_save, end) + (end - start) / _SHARE
             active = [run for run in active if not run.finished]
-        histories = [run.finish() for run in runs]
+        for run in runs:
+            run.finish()
         for run in trained:
             last = run.history.records[-1]
             self._call("on_train_end", run, run.epoch, len(run.counts), last["seconds"], last)
-        return histories
 
     def _epoch(self, runs: Sequence[Run]) -> None:
         """Train one epoch."""
@@ -196,7 +208,10 @@ class Trainer:
         steps_start = last_report = time.perf_counter()
         # Each item takes one step of every run. strict=True exhausts all generators: the code
         # after their last yield waits for the CUDA streams.
-        for step, _ in enumerate(zip(*(run.steps() for run in runs), strict=True), 1):
+        each: Iterator[object] = zip(*(run.steps() for run in runs), strict=True)
+        if len(runs) > 1 and not isinstance(runs[0], GraphedRun):
+            each = stacked.steps(runs)
+        for step, _ in enumerate(each, 1):
             if time.perf_counter() - last_report > MIN_INTERVAL:
                 last_report = time.perf_counter()
                 for run in runs:
