@@ -93,7 +93,7 @@ def steps(runs: Sequence[Run]) -> Iterator[None]:
         inputs, targets = zip(*parts, strict=True)
         sizes = torch.tensor([len(x) for x in inputs])
         optimizer.zero_grad()
-        outputs = network(pad_sequence(inputs, batch_first=True))
+        outputs = network(pad_sequence([*inputs], batch_first=True))
         rows = outputs.flatten(0, 1)
         if len(sizes.unique()) > 1:  # without the padding
             rows = rows[(torch.arange(outputs.shape[1]) < sizes.unsqueeze(-1)).flatten()]
