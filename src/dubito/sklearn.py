@@ -60,8 +60,8 @@ MIN_HELD_OUT = 100
 #: fewer samples in all are not calibrated
 MIN_FOLDED = 20
 FOLDS = 5
-#: smallest and largest batch of "auto", which otherwise makes eight steps per epoch
-BATCH = (16, 64)
+#: smallest batch of "auto", which makes eight steps per epoch up to the largest
+SMALLEST_BATCH = 16
 
 
 @dataclass(eq=False, repr=False)
@@ -89,6 +89,7 @@ class _Estimator(BaseEstimator):
     device: str = "cpu"
     callbacks: Sequence[Callback] | None = None
     _target_options: ClassVar[Options] = {}
+    _largest_batch: ClassVar[int] = 64
 
     # --- training ---
 
@@ -216,7 +217,7 @@ class _Estimator(BaseEstimator):
         """Return the settings of a training on some samples."""
         size = self.batch_size
         if size == "auto":
-            size = int(np.clip(count // 8, *BATCH))
+            size = int(np.clip(count // 8, SMALLEST_BATCH, self._largest_batch))
         return {
             "epochs": index(epochs),
             "first_epoch": self._epochs,
@@ -488,8 +489,8 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         backbone: Backbone, its name or "auto", a dict with its name and options, or a function
             from the shape of an input to a module with `out_features`. Images are (N, C, H, W).
         epochs: Number of epochs.
-        batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 64.
-        lr: Initial learning rate, which falls to 0 along a cosine.
+        batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 256.
+        lr: Initial learning rate, which falls to 0 along a cosine; images need a lower one.
         weight_decay: Weight decay of AdamW.
         calibrate: Fit intervals on `validation_fraction` of the data, which is then not trained on,
             or on the predictions of folds.
@@ -516,9 +517,13 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
     """
 
     method: AnyMethod = "der"
+    epochs: int = field(default=40, kw_only=True)
+    lr: float = field(default=2e-2, kw_only=True)
+    weight_decay: float = field(default=0.1, kw_only=True)
     tolerance: float | Sequence[float] | None = field(default=None, kw_only=True)
     max_width: float | None = field(default=None, kw_only=True)
     _target_options: ClassVar[Options] = {"y_numeric": True, "multi_output": True}
+    _largest_batch: ClassVar[int] = 256
 
     def fit(self, X: object, y: object, sample_weight: object = None) -> Self:
         """Train a new network.
