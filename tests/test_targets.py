@@ -144,6 +144,26 @@ def test_missing_targets_have_weight_zero() -> None:
     assert (task.mean, task.std) == ((2.0, 1.5), (1.0, 0.5))
 
 
+def test_cells_of_text_are_numbers_or_bounds() -> None:
+    cells = ["3.5", ">1000", " <= .1", "≥5", "-2..3e1", None]
+    task = Regression.from_target(cells)
+    assert task.mean == pytest.approx([np.mean([3.5, 1000, 0.1, 5, 14])])
+    target = task.target(cells, weight=[1, 1, 1, 1, 2, 1])
+    assert isinstance(target, Target)
+    assert target.bounds is not None
+    lower, upper = (bound.flatten().tolist() for bound in target.bounds)
+    assert lower == pytest.approx([-math.inf, 1000, -math.inf, 5, -2, -math.inf])
+    assert upper == pytest.approx([math.inf, math.inf, 0.1, math.inf, 30, math.inf])
+    assert target.exact is not None
+    assert target.exact.flatten().tolist() == [1, 0, 0, 0, 0, 0]
+    assert isinstance(task.target(["1", "2"]), Tensor)
+    with pytest.raises(DubitoError, match="row 0 of target 'target' is '3..1': the first number"):
+        task.target(["3..1", "5"])
+    bound = torch.ones(1, 1)
+    with pytest.raises(DubitoError, match=r"row 0 must be lower < upper, not \[1.0\] and \[0.5\]"):
+        Target(bound, lower=bound, upper=bound / 2)
+
+
 @pytest.mark.parametrize(
     ("values", "weight", "message"),
     [

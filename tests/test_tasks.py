@@ -156,7 +156,7 @@ def test_regression_from_target() -> None:
         ([1e9, 1e9 + 1], "target 'target' is nearly constant, too close for float32"),
         ([math.nan, None], "target 'target' has no values: all are missing"),
         ([1.0, -math.inf], "row 1 of target 'target' is -inf"),
-        (["1.5", "tall"], "row 0 of target 'target' is '1.5', not a number"),
+        (["1.5", "tall"], "row 1 of target 'target' is 'tall', not a number"),
         (pd.Series([1.5, "tall"]), "row 1 of target 'target' is 'tall', not a number"),
         ([], r"target has shape \(0, 1\)"),
         (np.zeros((2, 2, 2)), r"target has shape \(2, 2, 2\)"),

@@ -48,7 +48,8 @@ from dubito.methods import METHODS, Method
 from dubito.methods.posterior_network import DensityHead
 from dubito.model import Model, Prediction
 from dubito.pipeline import Pipeline
-from dubito.tasks import Classification, Regression, Task, class_names
+from dubito.targets import is_censored
+from dubito.tasks import Classification, Regression, Task, class_names, numbers
 from dubito.training import Callback, TrainConfig, Trainer
 from dubito.types import Array, Options
 
@@ -195,7 +196,7 @@ class _Estimator(BaseEstimator):
                 head.log_counts.copy_(torch.tensor(task.counts).log())  # type: ignore[attr-defined]
         config = validated(TrainConfig, self._training(len(X), 1))
         trainer = Trainer(config, callbacks=self.callbacks or (), device=find_device(self.device))
-        samples = _tensor(X), model.task.encode(y)
+        samples = _tensor(X), model.task.target(y)
         try:
             self.history_ = trainer.fit(model.float(), samples, class_weight=class_weight)
         finally:
@@ -530,12 +531,20 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
 
         Args:
             X: Inputs, (N, D).
-            y: Numbers, (N,) or (N, T).
+            y: Numbers, (N,) or (N, T); text such as ">1000", "<0.1" or "0.1..0.5" is a number that
+                is known to be above, below or between.
             sample_weight: Weight of each sample in the training, (N,); 0 leaves it out.
         """
         X, values = self._samples(X, y, reset=True, least=2)
         X, values, weight = _counted(X, values, sample_weight)
         return self._fit(X, values, self._task(y), weight=weight)
+
+    def _samples(self, X: Any, y: Any = None, **options: Any) -> tuple[Array, Array]:
+        if y is None or not is_censored(y):
+            return super()._samples(X, y, **options)
+        values, _ = numbers(y, partial=True)
+        X, _ = super()._samples(X, values if np.ndim(y) > 1 else values[:, 0], **options)
+        return X, np.asarray(y, dtype=object)
 
     def partial_fit(self, X: object, y: object) -> Self:
         """Train for one more epoch, on this data.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +52,12 @@ class Target:
         for name, bound in (("lower", self.lower), ("upper", self.upper)):
             if bound is not None and bound.shape != shape:
                 raise DubitoError(f"{name} has shape {tuple(bound.shape)}, not {tuple(shape)}")
+        if self.bounds is not None:
+            for row, *_ in (~(self.bounds[0] < self.bounds[1])).nonzero().tolist()[:1]:
+                low, high = (bound[row].tolist() for bound in self.bounds)
+                raise DubitoError(
+                    f"bounds of row {row} must be lower < upper, not {low} and {high}"
+                )
 
     @property
     def is_censored(self) -> bool:
@@ -132,6 +140,9 @@ class Target:
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 NAMES = ("values", "weight", "lower", "upper")
+_NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+#: a bound, or a number and perhaps the end of an interval
+BOUNDS = re.compile(rf"([<>≤≥])=?\s*{_NUMBER}|{_NUMBER}(?:\s*\.\.\s*{_NUMBER})?")
 
 
 def _flatten(target: Target) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -204,6 +215,35 @@ def weighted(values: Tensor, known: Tensor, weight: object = None) -> Tensor | T
     if not bool(weights.any()):
         raise DubitoError("no target counts: all are missing or have weight 0")
     return Target(values, weights)
+
+
+def cell_bounds(cell: object) -> tuple[float, float] | None:
+    """Return the bounds of a number that is text, as in a table; None for any other cell.
+
+    Args:
+        cell: Text such as ">1000", "<=0.1", "0.1..0.5" or "3.5", or anything else.
+
+    >>> cell_bounds(">1000"), cell_bounds("0.1..0.5"), cell_bounds("3.5"), cell_bounds("many")
+    ((1000.0, inf), (0.1, 0.5), (3.5, 3.5), None)
+    """
+    found = BOUNDS.fullmatch(cell.strip()) if isinstance(cell, str) else None
+    if found is None:
+        return None
+    sign, number, low, high = found.groups()
+    if sign is None:
+        return float(low), float(high or low)
+    return (float(number), math.inf) if sign in ">≥" else (-math.inf, float(number))
+
+
+def is_censored(values: Any) -> bool:
+    """Return whether some targets are text with bounds; see `cell_bounds`.
+
+    Args:
+        values: List, array, or columns of a table.
+    """
+    cells = np.asarray(values)
+    ends = map(cell_bounds, cells.flat) if cells.dtype.kind in "OU" else ()
+    return any(pair is not None and pair[0] != pair[1] for pair in ends)
 
 
 def missing(values: Any) -> Mask:

@@ -25,7 +25,15 @@ from typing_extensions import TypeVar
 from dubito import _checks, metrics
 from dubito.distributions import ClassDistribution, RealDistribution
 from dubito.errors import DubitoError
-from dubito.targets import Target, exact_weight, missing, values_and_weight, weighted
+from dubito.targets import (
+    Target,
+    cell_bounds,
+    exact_weight,
+    is_censored,
+    missing,
+    values_and_weight,
+    weighted,
+)
 from dubito.types import Array
 
 __all__ = ["Classification", "Regression"]
@@ -348,12 +356,13 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
         """Create from the targets of the training data.
 
         Args:
-            values: Numbers, (N,) or (N, T); missing ones, None or NaN, do not count.
+            values: Numbers, (N,) or (N, T); missing ones, None or NaN, do not count, and censored
+                ones, see `target`, count as their bound, or as the middle of two.
             names: Names of the T values; by default those of a table's columns.
             tolerance: Largest deviation that is not an error, one or one per value; needed for
                 error rates and policies.
         """
-        array, names = _numbers(values, names, partial=True)
+        array, names = numbers(values, names, partial=True)
         for name, column in zip(names, array.T, strict=True):
             if np.isnan(column).all():
                 raise DubitoError(f"target {name!r} has no values: all are missing")
@@ -380,11 +389,20 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
 
     def encode(self, values: Any) -> Tensor:
         """Convert numbers (N,) or (N, T) to a tensor (N, T) float32."""
-        array, _ = _numbers(values, self.names)
+        array, _ = numbers(values, self.names)
         return torch.from_numpy(array).float()
 
+    def target(self, values: Any, weight: Any = None) -> Tensor | Target:
+        """Convert numbers, see `Task.target`.
+
+        Cells of text such as ">1000", "<0.1" or "0.1..0.5" are censored: the number is above,
+        below or between.
+        """
+        found, bounds = super().target(values, weight), _bounds(values, self.names)
+        return found if bounds is None else Target(*values_and_weight(found), *bounds)
+
     def _known(self, values: Any) -> tuple[Tensor, Tensor]:
-        array, _ = _numbers(values, self.names, partial=True)
+        array, _ = numbers(values, self.names, partial=True)
         absent = np.isnan(array)
         filled = torch.from_numpy(np.where(absent, self.mean, array)).float()
         return filled, torch.from_numpy(~absent)
@@ -489,15 +507,18 @@ def _sort_key(name: str) -> tuple[float, str]:
     return (number if number < math.inf else math.inf, name)
 
 
-def _numbers(
-    values: Any, names: Sequence[str] | None, partial: bool = False
+def numbers(
+    values: Any, names: Sequence[str] | None = None, partial: bool = False
 ) -> tuple[Array, Sequence[str]]:
     """Return finite numbers (N, T) in float64 and the names of the columns.
 
-    With `partial` missing numbers are NaN in place of an error.
+    Args:
+        values: Numbers, (N,) or (N, T).
+        names: Names of the columns; None: those of a table, or default names.
+        partial: Return NaN for missing numbers, and a number within the bounds of censored ones,
+            in place of an error.
     """
-    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
-    array = array[:, None] if array.ndim == 1 else array
+    array = _columns(values)
     if array.ndim != 2 or not array.size:
         raise DubitoError(
             f"target has shape {array.shape}; expected numbers (N,) or (N, T), N >= 1"
@@ -508,14 +529,44 @@ def _numbers(
 
     absent = missing(array) if partial else np.zeros(array.shape, bool)
     is_text = array.dtype.kind not in "biuf"
-    for (row, column), value in np.ndenumerate(array.astype(object)) if is_text else ():
-        if not absent[row, column] and not isinstance(value, int | float | np.number):
+    array = array.astype(object) if is_text else array
+    for (row, column), value in np.ndenumerate(array) if is_text else ():
+        if partial and (ends := cell_bounds(value)) is not None:
+            finite = [end for end in ends if math.isfinite(end)]
+            array[row, column] = sum(finite) / len(finite)
+        elif not absent[row, column] and not isinstance(value, int | float | np.number):
             raise DubitoError(f"row {row} of target {names[column]!r} is {value!r}, not a number")
     array = np.where(absent, np.nan, array).astype(np.float64)
     for row, column in np.argwhere(~np.isfinite(array) & ~absent):
         value = array[row, column]
         raise DubitoError(f"row {row} of target {names[column]!r} is {value}, not a finite number")
     return array, names
+
+
+def _columns(values: Any) -> Array:
+    """Return targets as columns, (N, T) if they are numbers, of any type."""
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if array.dtype.kind == "U":  # of a list with numbers and text
+        array = np.array(values, dtype=object)
+    return array[:, None] if array.ndim == 1 else array
+
+
+def _bounds(values: Any, names: Sequence[str]) -> tuple[Tensor, Tensor] | None:
+    """Return the bounds of numbers, (N, T) each, infinite if not censored; None if none is."""
+    array = _columns(values)
+    if not is_censored(array):
+        return None
+    lower, upper = np.full(array.shape, -math.inf), np.full(array.shape, math.inf)
+    for (row, column), value in np.ndenumerate(array):
+        low, high = cell_bounds(value) or (0, 0)
+        if low > high:
+            raise DubitoError(
+                f"row {row} of target {names[column]!r} is {value!r}: the first number of an "
+                "interval must be the smaller one"
+            )
+        if low < high:
+            lower[row, column], upper[row, column] = low, high
+    return torch.from_numpy(lower).float(), torch.from_numpy(upper).float()
 
 
 def _target_names(values: Any, size: int) -> list[str]:
