@@ -56,6 +56,12 @@ PHOTOS: Options = {
     "augment": "photo",
 }  # fmt: skip
 PHOTO_SAMPLES, FEWEST_PHOTO_EPOCHS = 40_000, 5
+#: numbers from tables, with eight steps per epoch up to the largest batch
+NUMBERS: Options = {
+    "epochs": 40, "optimizer": "adamw", "lr": 2e-2, "schedule": "cosine",
+    "optimizer_options": {"weight_decay": 0.1}, "patience": 0,
+}  # fmt: skip
+NUMBERS_BATCH = (16, 256)
 
 
 def with_recipe(config: TrainConfig, model: Model, count: int, device: str) -> TrainConfig:
@@ -85,8 +91,11 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
     format, entry = model.preprocessing.inputs, model.backbone
     has_photos = is_photo(format.shape, FORMATS.name_of(format))
     if entry is None or not entry.pretrained:
-        is_resnet = entry is not None and BACKBONES.name_of(entry) == "resnet"
-        if not (is_resnet and has_photos):
+        name = None if entry is None else BACKBONES.name_of(entry)
+        if name == "mlp" and model.task.kind == "regression" and len(format.shape) == 1:
+            least, most = NUMBERS_BATCH
+            return NUMBERS | {"batch_size": min(max(count // 8, least), most)}
+        if name != "resnet" or not has_photos:
             return {}
         epochs = max(round(PHOTO_SAMPLES / count), FEWEST_PHOTO_EPOCHS)
         return PHOTOS | ({"epochs": epochs} if device == "cpu" else {})
