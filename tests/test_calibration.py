@@ -242,6 +242,12 @@ def test_a_calibration_of_members_applies_to_a_mixture_of_numbers() -> None:
     torch.testing.assert_close(mixed.log_prob(target), expected)
     lower, upper = calibration.interval(members.mixture())
     torch.testing.assert_close((lower + upper) / 2, members.mixture().mean)
+    one = calibration.interval(members[:, 0])
+    alike = NormalInverseGamma(
+        members.mean, *(part[:, :1] for part in (members.nu, members.alpha - 1, members.beta))
+    )
+    lower, upper = calibration.interval(alike.mixture())
+    torch.testing.assert_close(upper - lower, one[1] - one[0])  # however far apart the means are
 
 
 def test_all_correct_or_extreme_inputs_stay_finite() -> None:

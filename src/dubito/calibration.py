@@ -30,7 +30,8 @@ on further samples gave sets of the same size; on the same samples they would vo
 
 A calibration, intervals and sets that were fitted to single networks, each on samples that it was
 not trained on, can be applied to the ensemble of these networks. That is approximate: an ensemble
-errs less than its members, so they usually cover too much.
+errs less than its members, so they usually cover too much. std is then the root of the members'
+mean variance: their disagreement, which no member knows, would widen intervals by half.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from torch.utils import _pytree
 from dubito import _checks
 from dubito._files import ExtendedFloat
 from dubito.distributions import ClassDistribution, Distribution
+from dubito.distributions.regression import RealMixture
 from dubito.errors import DubitoError
 from dubito.targets import Target, exact_weight, known_rows, values_and_weight
 
@@ -177,7 +179,10 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         """
         mean: Tensor = dist.mean
         half = mean.new_tensor(self._quantiles_of(level))
-        half = half * dist.variance ** (self.exponent / 2)
+        # Members do not know how they disagree, so that quantiles of theirs are of their variances.
+        is_mixed = self.of_members and isinstance(dist, RealMixture)
+        variance = dist.members.variance.mean(-2) if is_mixed else dist.variance
+        half = half * variance ** (self.exponent / 2)
         return mean - half, mean + half
 
     def largest_variance(self, width: float) -> float:

@@ -372,7 +372,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     ) -> Policy:
         """Accept predictions whose interval, of the first level, is at most so wide.
 
-        The promise of the intervals stays one about all inputs, accepted or not.
+        The promise of the intervals stays one about all inputs, accepted or not. Those of folds do
+        not widen where the networks disagree, but predictions are rejected as if they did.
 
         Args:
             dist: Distribution of calibration samples before calibration, batch shape (N,).
