@@ -9,8 +9,12 @@ generator knows. Designs:
   the network that was not trained on it.
 
 Nothing is chosen on held-out samples: the last weights, averaged over ten epochs, are used. The
-networks of many repetitions are trained at once. Results are lines of JSON, and the same command
-runs what is missing.
+networks of many repetitions are trained at once.
+
+For numbers the intervals of `EvidentialRegressor`, by its defaults, are compared with those of
+scikit-learn's `MLPRegressor`: its error on a fifth of the samples, the same for all inputs.
+
+Results are lines of JSON, and the same command runs what is missing.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import argparse
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,14 +33,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.random import Generator
+from scipy.stats import norm
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPRegressor
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from dubito.binomial import upper_bound
-from dubito.calibration import Calibration
-from dubito.distributions import Distribution, NormalInverseGamma
+from dubito.calibration import conformal_quantiles
+from dubito.distributions import ClassDistribution
 from dubito.losses import weighted_sums
-from dubito.methods import DER, IEDL, Method
+from dubito.methods import IEDL, Method
 from dubito.policy import Policy
+from dubito.sklearn import EvidentialRegressor
 
 __all__ = ["CELLS", "Cell", "main", "record", "repetitions", "run", "summary"]
 
@@ -46,8 +56,8 @@ BATCH, RATE, AVERAGED = 64, 1e-3, 10
 DIMENSIONS = 8
 #: fresh inputs on which a repetition is judged
 FRESH = 10_000
-#: error rates of the policies, and level of the intervals
-LEVELS, INTERVAL = (0.02, 0.05, 0.1), 0.9
+#: error rates of the policies, and levels of the intervals
+LEVELS, INTERVALS = (0.02, 0.05, 0.1), (0.5, 0.8, 0.9, 0.95)
 #: deviation of the centers by the number of classes: Bayes errors are about 12 %
 SPREAD = {2: 1.25, 5: 1.65, 10: 1.85}
 
@@ -60,13 +70,13 @@ class Cell:
         name: Name in the results.
         classes: Number of classes; 0 for regression.
         samples: Number of labeled samples.
-        epochs: Length of the training.
+        epochs: Length of the training; None: the default of the estimator.
     """
 
     name: str
     classes: int
     samples: int
-    epochs: int
+    epochs: int | None = None
 
 
 CELLS = (
@@ -74,9 +84,9 @@ CELLS = (
     Cell("K=5, n=1000", 5, 1000, 60),
     Cell("K=5, n=3000", 5, 3000, 40),
     Cell("K=2, n=1000", 2, 1000, 60),
-    Cell("K=10, n=1000", 10, 1000, 60),
-    Cell("regression, n=200", 0, 200, 200),
-    Cell("regression, n=1000", 0, 1000, 60),
+    Cell("K=10, n=1000", 10, 1000),
+    Cell("regression, n=200", 0, 200),
+    Cell("regression, n=1000", 0, 1000),
 )
 
 
@@ -178,14 +188,14 @@ class Fitted:
 
     Attributes:
         held_out: Predictions of samples by a network that was not trained on them, (N,).
-        target: Targets of the samples, (N,) or (N, 1).
+        target: Labels of the samples, (N,).
         fresh: Predictions for fresh inputs, of one network or of an ensemble, (FRESH,).
-        truth: Probabilities of the classes (FRESH, K), or means and deviations (FRESH, 2).
+        truth: Probabilities of the classes, (FRESH, K).
     """
 
-    held_out: Distribution
+    held_out: ClassDistribution
     target: Tensor
-    fresh: Distribution
+    fresh: ClassDistribution
     truth: Tensor
 
 
@@ -197,11 +207,10 @@ def repetitions(cell: Cell, numbers: Sequence[int]) -> Iterator[dict[str, Fitted
         numbers: Seeds of the repetitions.
     """
     rngs = [np.random.default_rng([number, cell.samples, cell.classes]) for number in numbers]
-    tasks = [Clusters(cell.classes, rng) if cell.classes else Numbers() for rng in rngs]
+    tasks = [Clusters(cell.classes, rng) for rng in rngs]
     drawn = [task.draw(cell.samples, rng) for task, rng in zip(tasks, rngs, strict=True)]
     x = torch.as_tensor(np.stack([parts[0] for parts in drawn]), dtype=torch.float32)
     y = torch.as_tensor(np.stack([parts[1] for parts in drawn]))
-    y = y if cell.classes else y.float().unsqueeze(-1)
     generator = torch.Generator().manual_seed(numbers[0])
     fold = torch.arange(cell.samples) * FOLDS // cell.samples
     folds = Trained(cell, x, y, [fold == number for number in range(FOLDS)], generator)
@@ -230,7 +239,7 @@ class Trained:
     Args:
         cell: Kind of task.
         x: Inputs of each repetition, (R, N, D).
-        y: Targets, (R, N) or (R, N, 1).
+        y: Labels, (R, N).
         parts: Samples that a network is not trained on, bool (N,) each.
         generator: Draws weights and batches.
     """
@@ -238,43 +247,29 @@ class Trained:
     def __init__(
         self, cell: Cell, x: Tensor, y: Tensor, parts: list[Tensor], generator: torch.Generator
     ) -> None:
-        self.each = len(parts)
-        self.method = IEDL() if cell.classes else DER()
+        self.each, self.method = len(parts), IEDL()
         inputs, target = (
             torch.stack([values[~part] for values in each for part in parts]) for each in (x, y)
         )
         self.mean, self.std = inputs.mean(1, keepdim=True), inputs.std(1, keepdim=True)
-        if not cell.classes:
-            self.shift, self.scale = target.mean(1, keepdim=True), target.std(1, keepdim=True)
-            target = (target - self.shift) / self.scale
         inputs = (inputs - self.mean) / self.std
-        self.networks = Networks(inputs, cell.classes or 4, generator)
-        self.networks.train(target, self.method, cell.epochs)
+        self.networks = Networks(inputs, cell.classes, generator)
+        self.networks.train(target, self.method, cell.epochs or 60)
 
-    def predict(self, repetition: int, x: Tensor) -> Distribution:
+    def predict(self, repetition: int, x: Tensor) -> ClassDistribution:
         """Predict with all networks of a repetition: (N, D) -> (N, S)."""
         own = slice(repetition * self.each, (repetition + 1) * self.each)
         outputs = self.networks.outputs((x - self.mean[own]) / self.std[own], own)
-        dist = self.method.distribution(outputs.transpose(0, 1))
-        if isinstance(dist, NormalInverseGamma):
-            return dist.affine(self.scale[own, 0], self.shift[own, 0])
-        return dist
+        return self.method.distribution(outputs.transpose(0, 1))
 
 
 # --- results ---
 
 
-def record(cell: Cell, fitted: Fitted) -> dict[str, list[float]]:
-    """Fit policies or intervals, and return what they promise and hold.
-
-    Returns:
-        For classes by error rate: share answered, and true error rate among them. For numbers by
-        exponent of the deviation: true coverage and mean width of the intervals.
-    """
-    if not cell.classes:
-        return {str(exponent): _interval(fitted, exponent) for exponent in (0.5, 1.0)}
-    label = fitted.held_out.probs.argmax(-1)  # type: ignore[attr-defined]
-    point = fitted.fresh.probs.argmax(-1)  # type: ignore[attr-defined]
+def record(fitted: Fitted) -> dict[str, list[float]]:
+    """Fit policies, and return the share answered and the true error rate among it, by level."""
+    label = fitted.held_out.probs.argmax(-1)
+    point = fitted.fresh.probs.argmax(-1)
     risk = 1 - fitted.truth.gather(-1, point[:, None])[:, 0]
     results = {}
     for level in LEVELS:
@@ -291,15 +286,46 @@ def record(cell: Cell, fitted: Fitted) -> dict[str, list[float]]:
     return results
 
 
-def _interval(fitted: Fitted, exponent: float) -> list[float]:
-    calibration = Calibration.fit(
-        fitted.held_out, fitted.target, (INTERVAL,), exponent=exponent, of_members=True
-    )
-    lower, upper = calibration.interval(fitted.fresh, INTERVAL)
-    mean, std = fitted.truth.unsqueeze(-2).unbind(-1)
-    known = torch.distributions.Normal(mean.T, std.T)
-    inside = known.cdf(upper.double()) - known.cdf(lower.double())
-    return [inside.mean().item(), (upper - lower).mean().item()]
+def intervals(cell: Cell, number: int) -> dict[str, dict[str, list[float]]]:
+    """Fit both regressors, and return what their intervals hold, by design and level.
+
+    Args:
+        cell: Kind of task.
+        number: Seed of the repetition.
+
+    Returns:
+        True coverage, mean width, and coverage in the fifths of the inputs by their noise.
+    """
+    rng, task = np.random.default_rng([number, cell.samples]), Numbers()
+    x, y, _ = task.draw(cell.samples, rng)
+    fresh, _, known = task.draw(FRESH, rng)
+    epochs = {} if cell.epochs is None else {"epochs": cell.epochs}
+    model = EvidentialRegressor(levels=INTERVALS, random_state=number, **epochs).fit(x, y)
+    train = cell.samples * 4 // 5
+    inputs, target = StandardScaler().fit(x[:train]), StandardScaler().fit(y[:train, None])
+    plain = MLPRegressor(random_state=number, max_iter=cell.epochs or 200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # its defaults are what is compared
+        plain.fit(inputs.transform(x[:train]), target.transform(y[:train, None])[:, 0])
+
+    def predict(values: Array) -> Array:
+        mean: Array = target.inverse_transform(plain.predict(inputs.transform(values))[:, None])
+        return mean[:, 0]
+
+    errors = torch.from_numpy(np.abs(y[train:] - predict(x[train:])))[:, None]
+    order = np.argsort(known[:, 1])
+    results: dict[str, dict[str, list[float]]] = {"default": {}, "plain": {}}
+    for level in INTERVALS:
+        (half,), middle = conformal_quantiles(errors, level), predict(fresh)
+        ends = {
+            "default": model.predict_interval(fresh, level),
+            "plain": (middle - half, middle + half),
+        }
+        for design, (lower, upper) in ends.items():
+            inside = norm.cdf(upper, *known.T) - norm.cdf(lower, *known.T)
+            fifths = [part.mean() for part in np.array_split(inside[order], 5)]
+            results[design][str(level)] = [inside.mean(), (upper - lower).mean(), *fifths]
+    return results
 
 
 def run(cell: Cell, path: Path, count: int, at_once: int = 20) -> list[dict[str, Any]]:
@@ -314,17 +340,21 @@ def run(cell: Cell, path: Path, count: int, at_once: int = 20) -> list[dict[str,
     lines = path.read_text().splitlines() if path.exists() else []
     found = [line for line in map(json.loads, lines) if line["cell"] == cell.name]
     done = {line["number"] for line in found}
+    at_once = at_once if cell.classes else 1
     for start in range(0, count, at_once):
         numbers = range(start, min(start + at_once, count))
         if done.issuperset(numbers):
             continue
-        for number, designs in zip(numbers, repetitions(cell, numbers), strict=True):
-            if number in done:
-                continue
-            results = {name: record(cell, fitted) for name, fitted in designs.items()}
-            found.append({"cell": cell.name, "number": number, "results": results})
-            with path.open("a") as file:
-                file.write(json.dumps(found[-1]) + "\n")
+        if cell.classes:
+            designs = [*repetitions(cell, numbers)]
+            each = [{name: record(own) for name, own in one.items()} for one in designs]
+        else:
+            each = [intervals(cell, start)]
+        for number, results in zip(numbers, each, strict=True):
+            if number not in done:
+                found.append({"cell": cell.name, "number": number, "results": results})
+                with path.open("a") as file:
+                    file.write(json.dumps(found[-1]) + "\n")
     return found
 
 
@@ -332,11 +362,11 @@ def summary(cell: Cell, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Return a line of text for each design and setting of a cell."""
     for design, settings in lines[0]["results"].items():
         for setting in settings:
-            pairs = np.array([line["results"][design][setting] for line in lines])
-            first, second = pairs[:, 0], pairs[:, 1]
-            text = f"{cell.name}, {design}, {setting}: {len(pairs)} repetitions, "
+            values = np.array([line["results"][design][setting] for line in lines])
+            first, second, *fifths = values.T
+            text = f"{cell.name}, {design}, {setting}: {len(values)} repetitions, "
             if cell.classes:
-                broken, count = int((second > float(setting)).sum()), len(pairs)
+                broken, count = int((second > float(setting)).sum()), len(values)
                 low = 1 - upper_bound(count - broken, count, 0.025)
                 high = upper_bound(broken, count, 0.025)
                 text += (
@@ -345,7 +375,11 @@ def summary(cell: Cell, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
                 )
             else:
                 error = first.std() / len(first) ** 0.5
-                text += f"coverage {first.mean():.1%} ± {error:.1%}, width {second.mean():.2f}"
+                shares = " ".join(f"{100 * fifth.mean():.0f}" for fifth in fifths)
+                text += (
+                    f"coverage {first.mean():.1%} ± {error:.1%}, by noise {shares}, "
+                    f"width {second.mean():.2f}"
+                )
             yield text
 
 
