@@ -1,7 +1,9 @@
 """The scikit-learn estimators."""
 
 import copy
+import math
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -362,6 +364,35 @@ def test_bad_parameters(parameters: dict[str, Any], message: str, wine: Parts) -
     with pytest.raises(ValueError, match=message) as caught:
         EvidentialClassifier(**{**QUICK, **parameters}).fit(*wine[:2])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": ["tall", *range(9)]}, "row 0 of target 'target' is 'tall', not a number"),
+        ({"y": [3.0] * 10}, "target 'target' is constant: mean 3"),
+        ({"y": [*range(9), math.inf]}, "y contains infinity"),
+        ({"y": [*range(9), math.nan]}, "y contains NaN"),
+        ({"y": [">5", "7..3", *range(8)]}, "row 1 of target 'target' is '7..3': the first number"),
+        ({"y": range(9)}, "inconsistent numbers of samples"),
+        ({"y": np.zeros((10, 2, 2))}, "Found array with dim 3"),
+        ({"X": [[0.0]], "y": [1.0]}, "minimum of 2 is required"),
+        ({"X": [[math.nan]] * 10}, "X contains NaN"),
+        ({"X": [[math.inf]] * 10}, "X contains infinity"),
+    ],
+)
+def test_bad_numbers(change: dict[str, Any], message: str) -> None:
+    data = {"X": np.arange(10.0)[:, None], "y": np.arange(10.0), **change}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EvidentialRegressor(epochs=1).fit(**data)
+
+
+def test_a_prediction_outside_the_targets_has_a_note() -> None:
+    X = np.linspace(-1, 1, 100)[:, None]
+    model = EvidentialRegressor(**{**NO_LIMITS, "epochs": 20}).fit(X, 10 * X[:, 0])
+    notes = model.prediction([[0.0], [1.4]]).notes
+    assert notes.keys() == {1}
+    assert "target is predicted outside [-10, 10]" in notes[1]
 
 
 # --- inputs ---

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import optimize, stats
 from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from dubito.errors import DubitoError
 from dubito.losses import weighted_sums
 from dubito.methods import METHODS
 from dubito.model import Model
+from dubito.sklearn import EvidentialRegressor
 from dubito.targets import Target
 from dubito.tasks import Classification, Regression
 from dubito.training import TrainConfig, Trainer
@@ -310,3 +312,68 @@ def test_a_table_with_weights_and_missing_numbers(tmp_path: Path) -> None:
     result = dubito.evaluate(tmp_path / "run", test, device="cpu")
     assert result["samples"] == 400
     assert result["metrics"]["rmse"] < 0.5
+
+
+def linear(count: int, seed: int) -> tuple[Any, Any]:
+    """Draw inputs and numbers with normal noise of deviation 0.7."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 4))
+    return x, x @ [1, -1, 0.5, 0] + 0.7 * rng.normal(size=count)
+
+
+def tobit(x: Any, y: Any, limit: float) -> Any:
+    """Fit the model of the data by the exact likelihood, and return its coefficients."""
+    known, columns = y < limit, np.c_[x, np.ones(len(x))]
+
+    def nll(parameters: Any) -> float:
+        mean, std = columns @ parameters[:-1], np.exp(parameters[-1])
+        exact, above = stats.norm.logpdf(y, mean, std), stats.norm.logsf(limit, mean, std)
+        return -np.where(known, exact, above).sum()
+
+    return optimize.minimize(nll, np.zeros(6)).x
+
+
+def test_censored_targets_are_worth_nearly_their_exact_likelihood() -> None:
+    (x, y), (fresh, truth) = linear(2000, 0), linear(5000, 1)
+    limit = np.quantile(y, 0.7)
+    parameters = tobit(x, np.minimum(y, limit), limit)
+    mean = np.c_[fresh, np.ones(5000)] @ parameters[:-1]
+    best = {
+        "rmse": sklearn_metrics.root_mean_squared_error(truth, mean),
+        "nll": -stats.norm.logpdf(truth, mean, np.exp(parameters[-1])).mean(),
+    }
+    cells, known = y.astype(object), y <= limit
+    cells[~known] = f">{limit}"
+
+    def fitted(x: Any, y: Any) -> dict[str, float]:
+        options: Any = {"method": "gaussian", "epochs": 15, "weight_decay": 0.5}
+        model = EvidentialRegressor(random_state=0, **options).fit(x, y).model_
+        return model.evaluate(torch.tensor(fresh).float(), truth)["calibrated"]
+
+    censored, dropped, clamped = (
+        fitted(x, cells), fitted(x[known], y[known]), fitted(x, np.minimum(y, limit))
+    )  # fmt: skip
+    for metric, value in best.items():
+        assert censored[metric] < 1.05 * value < dropped[metric]
+        assert 1.05 * value < clamped[metric]
+
+
+def test_rows_with_missing_numbers_are_worth_training_on(tmp_path: Path) -> None:
+    (x, a), rng = linear(600, 0), np.random.default_rng(2)
+    table = pd.DataFrame(x, columns=list("stuv")).assign(
+        a=a, b=x[:, 3] - 0.5 * rng.normal(size=600)
+    )
+    fresh, _ = linear(5000, 1)
+    expected = np.stack([fresh @ [1, -1, 0.5, 0], fresh[:, 3]], 1)
+    for column in "ab":
+        table.loc[rng.random(600) < 0.5, column] = np.nan
+    table = table.dropna(how="all", subset=["a", "b"])
+    errors = []
+    for number, rows in enumerate((table, table.dropna())):
+        model = dubito.train(
+            rows, target=("a", "b"), method="gaussian", out=tmp_path / str(number), device="cpu",
+            epochs=15, selection=0.0, optimizer_options={"weight_decay": 0.5},
+        )  # fmt: skip
+        prediction = model.predict(pd.DataFrame(fresh, columns=list("stuv")))
+        errors.append(np.square(prediction.labels - expected).mean() ** 0.5)
+    assert errors[0] < 0.9 * errors[1]

@@ -540,11 +540,11 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         return self._fit(X, values, self._task(y), weight=weight)
 
     def _samples(self, X: Any, y: Any = None, **options: Any) -> tuple[Array, Array]:
-        if y is None or not is_censored(y):
+        if y is None or np.asarray(y).dtype.kind not in "OU":
             return super()._samples(X, y, **options)
         values, _ = numbers(y, partial=True)
-        X, _ = super()._samples(X, values if np.ndim(y) > 1 else values[:, 0], **options)
-        return X, np.asarray(y, dtype=object)
+        X, values = super()._samples(X, values if np.ndim(y) > 1 else values[:, 0], **options)
+        return X, np.asarray(y, dtype=object) if is_censored(y) else values
 
     def partial_fit(self, X: object, y: object) -> Self:
         """Train for one more epoch, on this data.

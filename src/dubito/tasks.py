@@ -163,6 +163,14 @@ class Task(BaseModel, ABC, Generic[D, P], frozen=True, extra="forbid"):
             predictive: Calibrated distribution of the target.
         """
 
+    def notes(self, point: Tensor) -> dict[int, str]:
+        """Return what is unusual about predictions, by row.
+
+        Args:
+            point: Result of `point`.
+        """
+        return {}
+
     def to_training_units(self, target: AnyTarget) -> AnyTarget:
         """Convert encoded targets to the units in which a network is trained."""
         return target
@@ -324,6 +332,8 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
         mean: Mean of each value in the training data.
         std: Standard deviation of each value in the training data.
         tolerance: A prediction is an error if one of its values is further off than this.
+        low: Smallest number of each value in the training data, if known.
+        high: Largest number of each value in the training data, if known.
 
     >>> task = Regression.from_target([10.0, 20.0, 30.0], tolerance=2)
     >>> task.mean, task.tolerance, task.encode([15])
@@ -335,15 +345,19 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
     mean: tuple[FiniteFloat, ...]
     std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...]
     tolerance: tuple[Annotated[FiniteFloat, Field(ge=0)], ...] | None = None
+    low: tuple[FiniteFloat, ...] | None = None
+    high: tuple[FiniteFloat, ...] | None = None
     modes: ClassVar[Modes] = {"rmse": "min", "mae": "min", "nll": "min"}
     monitor: ClassVar[str] = "nll"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         _distinct(self.names, "names")
-        lengths = {len(part) for part in (self.mean, self.std, self.tolerance) if part is not None}
-        if lengths != {len(self.names)}:
-            raise ValueError(f"names, mean, std and tolerance need {len(self.names)} values each")
+        parts = (self.mean, self.std, self.tolerance, self.low, self.high)
+        if any(part is not None and len(part) != len(self.names) for part in parts):
+            raise ValueError(
+                f"names, mean, std, tolerance, low and high need {len(self.names)} values each"
+            )
         return self
 
     @classmethod
@@ -380,6 +394,8 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
             mean=tuple(mean.tolist()),
             std=tuple(std.tolist()),
             tolerance=None if tolerance is None else tuple(tolerance),
+            low=tuple(np.nanmin(array, 0).tolist()),
+            high=tuple(np.nanmax(array, 0).tolist()),
         )
 
     @property
@@ -459,6 +475,16 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
     def tensors(self, point: Tensor, predictive: td.Distribution) -> dict[str, Tensor]:
         """Return the prediction: (N,), or (N, T) if T > 1; see `Task.tensors`."""
         return {"prediction": point[..., 0] if self.size == 1 else point}
+
+    def notes(self, point: Tensor) -> dict[int, str]:
+        """Name predictions outside the range of the training data; see `Task.notes`."""
+        found: dict[int, list[str]] = {}
+        ranges = zip(self.names, self.low or (), self.high or (), point.unbind(-1), strict=False)
+        for name, low, high, values in ranges:
+            for row in ((values < low) | (values > high)).nonzero().flatten().tolist():
+                text = f"{name} is predicted outside [{low:g}, {high:g}]"
+                found.setdefault(row, []).append(text)
+        return {row: ", ".join(texts) for row, texts in found.items()}
 
     def to_training_units(self, target: AnyTarget) -> AnyTarget:
         """Standardize targets (N, T)."""

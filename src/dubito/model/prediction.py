@@ -60,7 +60,7 @@ class Prediction:
         calibration: Calibration of the model.
         codes: Decision of the policy, indices into `REASONS`: (N,); None without a policy.
         in_range: Which inputs are in the range of the training data: bool (N,); None: all.
-        notes: Values outside the range of the training data, by row.
+        notes: Inputs and predictions outside the range of the training data, by row.
         errors: Why a row could not be read or predicted, by row.
         inputs: Names of the inputs for users: file names, numbers of rows; None if unknown.
         out_of_fold: Whether each input was predicted by the member of an ensemble that was not
@@ -338,6 +338,8 @@ class Collector:
             self.notes.setdefault(row, "outside the range of the training data")
         in_range[list(self.errors)] = False  # never accept a row that could not be read
         prediction = self.model.prediction(Distribution.cat(self.dists), in_range)
+        for row, text in prediction.task.notes(prediction.point).items():
+            self.notes[row] = f"{self.notes[row]}; {text}" if row in self.notes else text
         return replace(prediction, notes=self.notes, errors=self.errors, inputs=self.names)
 
 
