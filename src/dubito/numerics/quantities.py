@@ -58,6 +58,10 @@ class Quantities:
         other.single = self.single
         return other
 
+    def release(self) -> None:
+        """Free all arrays: divergences refer to their quantities, and the collector comes late."""
+        self.__dict__.clear()
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the classes: (..., K) -> (..., 1)."""
         return values.sum(-1, keepdim=True)

@@ -133,9 +133,9 @@ def _fast_quantities(
     if target.is_floating_point():
         y = classes_first(target)
     else:
-        classes = torch.arange(len(array), device=target.device).unsqueeze(-1)
-        y = (classes == target.reshape(1, -1)).to(values.dtype)
-        y = y if namespace(array) is torch else y.numpy()
+        one_hot = torch.zeros(array.shape, dtype=values.dtype, device=values.device)
+        one_hot.scatter_(0, target.reshape(1, -1), 1.0)
+        y = one_hot if namespace(array) is torch else one_hot.numpy()
         share = "label_removed_kl" in spec.forms and not GAMMA_FORMS.isdisjoint(spec.forms)
     alpha = array if evidence is None else array + spec.prior
     return FastQuantities(
@@ -172,8 +172,10 @@ def _value_and_gradient(
         )  # fmt: skip
         terms = torch.cat([FORMS[form].value(m) for form in spec.forms], -1).to(values.dtype)
     if weights is None:
+        m.release()
         return (terms,)
     gradient = weighted_gradient(m, spec.forms, weights)
+    m.release()
     if fast:
         gradient = torch.asarray(gradient).T.view(values.shape)
     if evidence is not None:
