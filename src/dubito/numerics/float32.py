@@ -319,7 +319,7 @@ class FastKL(_FastDivergence):
     @lazy
     def alpha0(self) -> Array:
         """(1, N)."""
-        return self.xp.asarray(self.alpha[-1:], dtype=self.dtype)
+        return self.xp.asarray(self.excess[-1:] + self.c.base[-1:], dtype=self.dtype)
 
     @lazy
     def value(self) -> Array:
