@@ -1,5 +1,6 @@
 """Losses of the torch backend: reductions, weights, types and transforms."""
 
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from dubito.numerics.forms import FORMS
+from dubito.numerics.quantities import Quantities
 from dubito.numerics.spec import PER_CLASS, LossSpec
 from dubito.numerics.torch_backend import loss_and_sums, reference_loss
 from tests.numerics.helpers import BETA, IEDL, loss_and_gradient
@@ -48,6 +50,19 @@ def test_autocast_changes_nothing(reduction: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         cast = loss_and_gradient(loss_and_sums, spec, logits, target, WEIGHTS)
     assert all(torch.equal(one, other) for one, other in zip(plain, cast, strict=True))
+
+
+@pytest.mark.parametrize("prior", [1.0, 0.5])
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_no_array_waits_for_the_garbage_collector(prior: float, requires_grad: bool) -> None:
+    logits, target = torch.randn(8, 5, requires_grad=requires_grad), torch.randint(5, (8,))
+    gc.collect()
+    gc.disable()
+    try:
+        loss_and_sums(LossSpec(IEDL, prior=prior), logits, target, WEIGHTS, None)
+        assert not [found for found in gc.get_objects() if issubclass(type(found), Quantities)]
+    finally:
+        gc.enable()
 
 
 def test_loss_without_gradient_is_the_same() -> None:

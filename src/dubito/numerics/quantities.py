@@ -320,9 +320,12 @@ class KL:
 
     @lazy
     def slope(self) -> Tensor:
-        """Gradient in a: (..., K)."""
+        """Gradient in a, d psi_1(alpha) - d0 psi_1(alpha0): (..., K)."""
         a, b = self.a, self.b
-        return kl_slope(self.d, b.alpha, a.each, self.d0, b.alpha0, a.total)
+        share, share0 = self.d * a.each.trigamma, self.d0 * a.total.trigamma
+        # For large alpha both tend to 1.
+        far = _deficit(share0, b.alpha0, a.total) - _deficit(share, b.alpha, a.each)
+        return torch.where(share0 < 0.5, share - share0, far)
 
     @lazy
     def slope_second(self) -> Tensor:
@@ -337,16 +340,7 @@ class KL:
         return torch.where(both, a.digamma_differences - b.digamma_differences, far)
 
 
-def kl_slope(
-    d: Tensor, beta: Tensor | float, each: Gamma, d0: Tensor, beta0: Tensor | float, total: Gamma
-) -> Tensor:
-    """d psi_1(alpha) - d0 psi_1(alpha0), d = alpha - beta; for large alpha both tend to 1."""
-    share, share0 = d * each.trigamma, d0 * total.trigamma
-    deficit = _deficit(share, beta, each)
-    return torch.where(share0 < 0.5, share - share0, _deficit(share0, beta0, total) - deficit)
-
-
-def _deficit(share: Tensor, beta: Tensor | float, gamma: Gamma) -> Tensor:
+def _deficit(share: Tensor, beta: Tensor, gamma: Gamma) -> Tensor:
     """1 - share, share = (x - beta) psi_1(x), also where it tends to 0."""
     near_one = (share - 1).abs() < 0.5
     return torch.where(near_one, beta * gamma.trigamma - gamma.trigamma_excess, 1 - share)

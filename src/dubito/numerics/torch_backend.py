@@ -171,11 +171,10 @@ def _value_and_gradient(
             wide=is_wide(alpha),
         )  # fmt: skip
         terms = torch.cat([FORMS[form].value(m) for form in spec.forms], -1).to(values.dtype)
-    if weights is None:
-        m.release()
-        return (terms,)
-    gradient = weighted_gradient(m, spec.forms, weights)
+    gradient = None if weights is None else weighted_gradient(m, spec.forms, weights)
     m.release()
+    if gradient is None:
+        return (terms,)
     if fast:
         gradient = torch.asarray(gradient).T.view(values.shape)
     if evidence is not None:
