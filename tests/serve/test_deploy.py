@@ -8,15 +8,19 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks.serve import nginx
+from dubito.errors import DubitoError
 from dubito.model import Model
 from tests.serve.conftest import ROOT, wait_until
 from tools import attack
@@ -176,3 +180,62 @@ def test_ray_serve(array_model: Model, tmp_path: Path) -> None:
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_ray_predict_survives_the_loss_of_a_machine(
+    image_model: Model, pixels: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray.data", reason="ray[data] is not installed")
+    import pandas as pd
+    import pyarrow.parquet as pq
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from deploy import ray_predict
+
+    photos, out, busy = tmp_path / "photos", tmp_path / "out", tmp_path / "busy"
+    photos.mkdir()
+    for row, image in enumerate(pixels):
+        Image.fromarray(image).save(photos / f"{row:02}.png")
+    (photos / "07.png").write_bytes(b"no image")
+    paths = [str(path) for path in (image_model.save(tmp_path / "model"), photos, out)]
+
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")  # the checkout need not be installed
+    config = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    cluster = Cluster(True, head_node_args={"num_cpus": 1, "_system_config": config})
+    try:
+        lost = cluster.add_node(num_cpus=1)
+        node = lost.node_id
+
+        class LostWorker(ray_predict.Worker):
+            """Is killed in its first part on one machine; on the other one it waits for that."""
+
+            def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+                if ray.get_runtime_context().get_node_id() == node:
+                    busy.touch()
+                    time.sleep(3600)
+                while not busy.exists():
+                    time.sleep(0.01)
+                return super().__call__(batch)
+
+        def kill() -> None:
+            wait_until(busy.exists)
+            cluster.remove_node(lost, allow_graceful=False)
+
+        monkeypatch.setattr(ray_predict, "Worker", LostWorker)
+        ray.init(cluster.address, configure_logging=False)
+        threading.Thread(target=kill, daemon=True).start()
+        assert ray_predict.predict(*paths, rows=3) == (60, 1)
+        ray_predict.part_file(out, 4).unlink()
+        assert ray_predict.predict(*paths, rows=3) == (3, 0)
+        assert ray_predict.predict(*paths, rows=3) == (0, 0)
+        with pytest.raises(DubitoError, match="name a new folder"):
+            ray_predict.predict(*paths, rows=4)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    source = ray_predict.open_inputs(image_model, paths[1])
+    expected = image_model.predict(source, on_error="report").to_pandas()
+    found = pd.DataFrame(pq.read_table(out).to_pydict())
+    pd.testing.assert_frame_equal(found, expected)
