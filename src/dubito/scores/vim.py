@@ -38,7 +38,8 @@ class ViM(HeadScore):
         variances, directions = torch.linalg.eigh(second)
         present = int(exceeds_rounding(variances, features.double().square().sum() / count).sum())
         principal = self.dimensions if self.dimensions < present else present // 2
-        directions = directions[:, : size - principal]
+        # Zeros in place of the principal directions: members of an ensemble may have other numbers.
+        directions[:, size - principal :] = 0
         parts = [(rows.double() - origin) @ directions for rows in features.split(ROWS)]
         distance = torch.cat([part.norm(dim=-1) for part in parts]).mean()
         scale = logits.double().amax(-1).mean() / distance
