@@ -32,7 +32,7 @@ from dubito.data import Source
 from dubito.data.sources import is_known, parts
 from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
-from dubito.model.folder import MODEL
+from dubito.model.folder import seed_folders
 from dubito.plugins import import_function, load_plugins
 from dubito.scores import SCORES
 from dubito.types import Json, Options
@@ -352,7 +352,7 @@ def evaluate(
     """
     for name in ood:
         parts(name)  # it exists
-    folders = [model] if isinstance(model, Model) else _seed_folders(Path(model))
+    folders = [model] if isinstance(model, Model) else seed_folders(Path(model))
     results: list[Json] = []
     for folder in folders:
         loaded = load_model(folder, device, network)
@@ -490,14 +490,6 @@ def _calibration_samples(model: Model, run: "RunConfig") -> Source:
     if found is None:
         raise DubitoError("this model was trained without calibration samples: pass data")
     return found
-
-
-def _seed_folders(folder: Path) -> list[Path]:
-    """Return the folder of a model, or those of its seeds: folder/seed-1, ..."""
-    seeds = [path for path in folder.glob("seed-*") if (path / MODEL).exists()]
-    if (folder / MODEL).exists() or not seeds:
-        return [folder]
-    return sorted(seeds, key=lambda path: int(path.name.removeprefix("seed-")))
 
 
 def averaged(results: Sequence[Any]) -> Any:

@@ -42,6 +42,7 @@ from dubito import _checks, evaluation
 from dubito.distributions import Distribution
 from dubito.errors import DubitoError
 from dubito.losses import weighted_sums
+from dubito.methods.base import check_taught
 from dubito.model import Model
 from dubito.training.run import loss_function, merge_adapters
 
@@ -70,6 +71,7 @@ class EvidentialModule(LightningModule):
         epochs: int | None = None,
     ) -> None:
         super().__init__()
+        check_taught(model.method)
         self.model, self.lr, self.optimizer, self.epochs = model, lr, optimizer, epochs
         self.save_hyperparameters({"lr": lr, "epochs": epochs})
         #: outputs and targets of each validation loader

@@ -697,7 +697,8 @@ def _learns_head(model: Model) -> bool:
     """Return whether the head of a network is trained first, on features."""
     is_pretrained = model.backbone is not None and model.backbone.pretrained
     has_parts = any(isinstance(part, Network) for part in model.network.modules())
-    return is_pretrained and has_parts and not model.method.ood_terms
+    reads_inputs = model.method.ood_terms or model.method.teachers
+    return is_pretrained and has_parts and not reads_inputs
 
 
 def _time(seconds: float) -> str:

@@ -172,6 +172,17 @@ class Dirichlet(ClassDistribution):
             )
         return functions.kl_divergence(*torch.broadcast_tensors(self.alpha, other.alpha))
 
+    def log_density(self, logs: Tensor) -> Tensor:
+        """Log density at class probabilities: (...).
+
+        Args:
+            logs: Logarithms of the probabilities, (..., K); batch shapes broadcast.
+
+        >>> Dirichlet(torch.ones(3)).log_density(torch.full((3,), 1 / 3).log())
+        tensor(0.6931)
+        """
+        return functions.log_density(self.alpha, logs).to(self.alpha.dtype)
+
     # --- scores ---
 
     @confidence_score("Max.α")

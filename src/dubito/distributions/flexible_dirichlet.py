@@ -13,6 +13,7 @@ from dubito import _checks
 from dubito.distributions.base import cached_tensor, confidence_score, uncertainty_score
 from dubito.distributions.classification import ClassDistribution
 from dubito.errors import DubitoError
+from dubito.numerics import functions
 
 __all__ = ["FlexibleDirichlet"]
 
@@ -115,6 +116,18 @@ class FlexibleDirichlet(ClassDistribution):
         rest = alpha.masked_fill(major, 0) + tau * p.complement.masked_fill(~major, 0)
         rest = torch.where(major.any(-1, keepdim=True), rest.sum(-1, keepdim=True) / total, 1)
         return _Simplex(values, major, rest)
+
+    def log_density(self, logs: Tensor) -> Tensor:
+        """Log density at class probabilities: (...).
+
+        Args:
+            logs: Logarithms of the probabilities, (..., K); batch shapes broadcast.
+        """
+        ratios = functions.log_density_ratio(self.alpha, self.tau.unsqueeze(-1), logs)
+        # An allocation that has underflowed counts as the least of float32.
+        shares = self.p.double().clamp_min(torch.finfo(torch.float32).tiny).log()
+        density = functions.log_density(self.alpha, logs) + (shares + ratios).logsumexp(-1)
+        return density.to(self.alpha.dtype)
 
     # --- scores ---
 

@@ -20,6 +20,7 @@
 | t2f_norm | T2FNorm (Regmi et al. 2024) of any method | that of the method |
 | mc_dropout | MC Dropout (Gal and Ghahramani 2016) of any method | mixture |
 | ensemble | deep ensemble (Lakshminarayanan et al. 2017) of any method | mixture |
+| distill | ensemble distribution distillation (Malinin et al. 2020) | (flexible) Dirichlet |
 | gaussian | mean and variance, beta-NLL (Seitzer et al. 2022) as an option | normal |
 | der | deep evidential regression (Amini et al. 2020) | normal-inverse-gamma |
 | sder | the same, simplified (Meinert et al. 2023) | normal-inverse-gamma |
@@ -49,9 +50,9 @@ __all__ = [
 ]  # fmt: skip
 
 METHODS.declare(
-    __name__, "daedl", "dappr", "der", "edl", "ensemble", "fedl", "gaussian", "ider", "iedl",
-    "logit_norm", "mc_dropout", "modex", "niw", "posterior_network", "re_edl", "red", "redl",
-    "sder", "softmax", "t2f_norm",
+    __name__, "daedl", "dappr", "der", "distill", "edl", "ensemble", "fedl", "gaussian", "ider",
+    "iedl", "logit_norm", "mc_dropout", "modex", "niw", "posterior_network", "re_edl", "red",
+    "redl", "sder", "softmax", "t2f_norm",
     kl_pn="prior_networks", label_smoothing="softmax", rkl_pn="prior_networks",
 )  # fmt: skip
 

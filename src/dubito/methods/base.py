@@ -117,6 +117,11 @@ class Method(Entry, ABC):
     # --- terms ---
 
     @property
+    def teachers(self) -> tuple[str, ...]:
+        """Folders of models whose predictions are targets, log probabilities (..., S, K)."""
+        return ()
+
+    @property
     @abstractmethod
     def terms(self) -> Mapping[str, Term]:
         """Loss terms, functions (distribution, target) -> (...), or (..., T) for T numbers."""
@@ -234,8 +239,21 @@ class MethodLoss(LossModule):
                 f"{type(method).__name__} also has a loss of out-of-distribution inputs: "
                 "call method.loss"
             )
+        check_taught(method)
         weights_at = partial(method.weight_tensor, epochs=epochs)
         super().__init__(method.terms, weights_at, method.distribution, method.per_class, **options)
+
+
+def check_taught(method: Method) -> None:
+    """Raise if a method learns from teachers, which only `dubito.training` runs.
+
+    Args:
+        method: Method of another training loop.
+    """
+    if method.teachers:
+        raise DubitoError(
+            f"{type(method).__name__} learns from teachers: train with dubito.train, not here"
+        )
 
 
 METHODS: Registry[Method] = Registry("method", Method)

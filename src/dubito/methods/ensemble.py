@@ -35,6 +35,7 @@ class MemberMethod(Method):
     head = _of_member("head")
     finish = _of_member("finish")
     distribution = _of_member("distribution")
+    teachers = _of_member("teachers")
     terms = _of_member("terms")
     ood_terms = _of_member("ood_terms")
     per_class = _of_member("per_class")

@@ -50,6 +50,18 @@ def versions() -> dict[str, str]:
     }
 
 
+def seed_folders(folder: Path) -> list[Path]:
+    """Return the folder of a model, or those of its seeds: folder/seed-1, ...
+
+    Args:
+        folder: Folder of a model, or of the models of several seeds.
+    """
+    seeds = [path for path in folder.glob("seed-*") if (path / MODEL).exists()]
+    if (folder / MODEL).exists() or not seeds:
+        return [folder]
+    return sorted(seeds, key=lambda path: int(path.name.removeprefix("seed-")))
+
+
 class TrainingRecord(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """How a model was trained.
 

@@ -103,6 +103,35 @@ def uncertainty(alpha: Tensor) -> Tensors:
     return evaluate(("entropy_of_mean", "expected_entropy", "mutual_information"), alpha)
 
 
+# --- densities ---
+
+
+def log_density(alpha: Tensor, logs: Tensor) -> Tensor:
+    """Compute ln Dir(pi; alpha), in float64, where its large terms cancel least: (...).
+
+    Args:
+        alpha: Concentrations > 0, (..., K).
+        logs: ln pi, (..., K).
+    """
+    alpha = alpha.double()
+    constant = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)
+    return constant + ((alpha - 1) * logs.double()).sum(-1)
+
+
+def log_density_ratio(alpha: Tensor, tau: Tensor, logs: Tensor) -> Tensor:
+    """Compute ln Dir(pi; alpha + tau e_k) - ln Dir(pi; alpha) for each k, in float64: (..., K).
+
+    Args:
+        alpha: Concentrations > 0, (..., K).
+        tau: Concentration that goes to one class, > 0, (..., 1).
+        logs: ln pi, (..., K).
+    """
+    alpha, tau = alpha.double(), tau.double()
+    total = alpha.sum(-1, keepdim=True)
+    whole = torch.lgamma(total + tau) - torch.lgamma(total)
+    return whole + torch.lgamma(alpha) - torch.lgamma(alpha + tau) + tau * logs.double()
+
+
 # --- moments ---
 
 

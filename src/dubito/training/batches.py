@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -18,6 +19,7 @@ from dubito.methods import Method
 from dubito.model import Model
 from dubito.targets import Target, scaled, values_and_weight
 from dubito.training.config import TrainConfig
+from dubito.training.teachers import Teachers
 
 __all__: list[str] = []
 
@@ -25,6 +27,8 @@ __all__: list[str] = []
 Samples = tuple[Tensor | Source, Tensor | Target]
 #: samples, and values of their inputs, in a batch without gradients
 _BATCH, _VALUES = 1024, 1 << 22
+#: name of the samples that a network learns from
+TRAINING = "training"
 
 
 class SeededBatches(Dataset[Tensor]):
@@ -97,6 +101,8 @@ class Reader:
         if ood is not None:
             _check_ood(ood, tuple(self.inputs[0].shape), model.method)
         self.ood = None if ood is None else self.to_device(ood)
+        folders = model.method.teachers if part == TRAINING else ()
+        self.teachers = Teachers(folders, model, device) if folders else None
 
     def __len__(self) -> int:
         return len(self.target)
@@ -167,6 +173,18 @@ class Reader:
             return torch.cat([x, self.prepare(self.ood[rows])])
         noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
         return torch.cat([x, noise if self.preprocessing.mean is None else 6 * noise - 3])
+
+    def taught(self, x: Tensor, target: Tensor | Target) -> Tensor | Target:
+        """Return the predictions of the method's teachers, if it has some, as targets.
+
+        Args:
+            x: Prepared inputs.
+            target: Targets from labels.
+        """
+        if self.teachers is None:
+            return target
+        logs = self.teachers(x)
+        return replace(target, values=logs) if isinstance(target, Target) else logs
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | Target]]:
         """Yield all samples in order, not augmented, with targets in training units."""

@@ -307,6 +307,7 @@ class Run:
             share = self.shares.index_select(0, self.step_number)
             assert isinstance(target, Tensor)
             x, target = (soft_targets.mixed(values, share) for values in (x, target))
+        target = self.train.taught(x, target)
         x = self.train.with_ood(x, self.generator)
         forward = self.forward if count == self.batch_size else self.network
         with self.autocast:

@@ -67,7 +67,8 @@ def _alike(run: Run) -> Hashable:
         run.device.type == "cpu" and parallel.world() == 1
         and config.optimizer in FUSED and config.precision != "bfloat16"
         and (config.max_grad_norm, config.augment, config.ema_decay) == (None, None, None)
-        and not (run.model.method.ood_terms or config.label_smoothing or config.mixup)
+        and not (config.label_smoothing or config.mixup)
+        and not (run.model.method.ood_terms or run.model.method.teachers)
         and isinstance(run.train.inputs, Tensor) and run.train.inputs.ndim == 2
         and all(type(module) in MODULES for module in modules)
         and len(named) == 2 * sum(type(module) is nn.Linear for module in modules)

@@ -13,7 +13,7 @@ from dubito import _checks
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.training import parallel, soft_targets, stacked
-from dubito.training.batches import Reader, Samples
+from dubito.training.batches import TRAINING, Reader, Samples
 from dubito.training.callbacks import MIN_INTERVAL, Callback, Progress
 from dubito.training.config import TrainConfig
 from dubito.training.graph import GraphedRun, capture, is_graphed
@@ -150,7 +150,7 @@ class Trainer:
             made = {k: Reader(v, first, config, device, part, ood) for k, v in distinct.items()}
             return [made[id(own)] for own in each]
 
-        trains = readers(train, "training")
+        trains = readers(train, TRAINING)
         for reader in trains:
             soft_targets.check(config, first, reader)
         held_out = readers(validation, "validation") if validation else [None] * count
