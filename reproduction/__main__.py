@@ -1,4 +1,4 @@
-"""Command line: `python -m reproduction [TABLE ...]`."""
+"""Command line: `python -m reproduction [TABLE ...]`, or `comparison [SETTING ...]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dubito.errors import DubitoError
-from reproduction.recipes import Recipe, groups, read_recipes, select
+from reproduction.recipes import COMPARISON, Recipe, groups, read_recipes, select
 from reproduction.store import Store
 
 RESULTS, WORK = Path("results"), Path("runs/reproduction")
@@ -22,7 +22,12 @@ def parser() -> argparse.ArgumentParser:
         "The same command resumes a run that was interrupted, and runs only missing records.",
     )
     add = command.add_argument
-    add("names", nargs="*", metavar="TABLE", help="tables or recipes (tab_ood, 'mnist-*'); all")
+    add(
+        "names",
+        nargs="*",
+        metavar="TABLE",
+        help="tables or recipes (tab_ood, 'mnist-*'), or comparison and settings of it; all",
+    )
     add("--quick", action="store_true", help="embedded data and two epochs; numbers mean nothing")
     add("--seeds", type=_numbers, help="seeds in place of those of the recipes: 1,2,3")
     add("--device", default="auto", help="auto, cpu or cuda")
@@ -59,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.names[:1] == [COMPARISON]:
+        return _compare(options, options.names[1:])
     recipes = read_recipes()
     work = options.work / "quick" if options.quick else options.work
     folder = options.results or (work / "results" if options.quick else RESULTS)
@@ -89,6 +96,32 @@ def _run(options: argparse.Namespace) -> int:
         report.write_pages(store)
     else:
         print(report.write(store, options.out or work / "report"))
+    return bool(problems)
+
+
+def _compare(options: argparse.Namespace, settings: Sequence[str]) -> int:
+    """Compare methods by one protocol."""
+    from reproduction import comparison, comparison_page
+    from reproduction.report import DOCS
+
+    protocol = comparison.Protocol(seeds=options.seeds)
+    chosen = protocol.selected(settings, options.quick)
+    work = options.work / ("quick" if options.quick else COMPARISON)
+    folder = options.results or (work / "results" if options.quick else RESULTS)
+    problems: dict[str, str] = {}
+    if not (options.list or options.report or options.pages):
+        problems = comparison.run(
+            protocol, chosen, folder, work,
+            device=options.device, jobs=options.jobs, ray=options.ray,
+        )  # fmt: skip
+    for unit, problem in problems.items():
+        print(f"failed: {unit}: {problem}", file=sys.stderr)
+    if options.list:
+        print(comparison_page.progress(protocol, folder, chosen))
+    elif options.pages:
+        print(comparison_page.write(protocol, folder, DOCS, "assets"))
+    else:
+        print(comparison_page.write(protocol, folder, options.out or work / "report"))
     return bool(problems)
 
 

@@ -22,11 +22,12 @@ from dubito.errors import DubitoError
 if TYPE_CHECKING:
     from dubito.config import RunConfig
 
-__all__ = ["Cell", "Recipe", "groups", "read_recipes", "select"]
+__all__ = ["Cell", "Recipe", "groups", "merge", "read_recipes", "select"]
 
 FOLDER = Path(__file__).parent / "recipes"
 METHODS = "methods"
 FEWSHOT = "fewshot"
+COMPARISON = "comparison"
 TRAINING_SECTIONS = ("data", "backbone", "method", "training")
 FIELDS = ("dataset", "variant", "about", "tables", "seeds", "evaluate")
 Sections = dict[str, Any]
@@ -132,6 +133,8 @@ NO_HEAD = ("likelihood", "evidence", "scale", "ood_weight")
 
 def first_edition(recipe: Recipe) -> Sections:
     """Return the sections of a recipe as the first edition named them, which ids are made of."""
+    if recipe.dataset == COMPARISON:
+        return recipe.sections
     if recipe.is_fewshot:
         return _first_edition_episodes(recipe)
     renamed = {
@@ -222,15 +225,20 @@ def _inherit(
     method = own.get("method", {})
     if "name" in method:
         parent["method"] = dict(methods[method["name"]])
-    return _merge(parent, own)
+    return merge(parent, own)
 
 
-def _merge(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables; values of the child win."""
+def merge(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested tables; values of the child win.
+
+    Args:
+        parent: Table.
+        child: Table with other values, or more.
+    """
     merged = dict(parent)
     for key, value in child.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = merge(merged[key], value) if both else value
     return merged
 
 

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from dubito._extras import need
 from dubito.errors import DubitoError
-from reproduction.recipes import Cell, Recipe
+from reproduction.recipes import COMPARISON, Cell, Recipe
 from reproduction.store import Record, Store
 
 __all__ = ["Unit", "run", "run_unit"]
@@ -39,7 +39,7 @@ class Unit:
     @property
     def folder(self) -> str:
         """Name of the folder of its checkpoints, which follows from the recipe."""
-        return f"{self.recipe.name}-{Cell(self.recipe, 0).id}"
+        return f"{self.recipe.name.replace('/', '-')}-{Cell(self.recipe, 0).id}"
 
     def __str__(self) -> str:
         return f"{self.recipe.name} seed {', '.join(map(str, self.seeds))}"
@@ -78,6 +78,10 @@ def _records(unit: Unit, folder: Path, device: str) -> list[Record]:
         from reproduction.episodes import evaluate
 
         return [evaluate(cell, device) for cell in unit.recipe.cells(unit.seeds)]
+    if unit.recipe.dataset == COMPARISON:
+        from reproduction.comparison import train as compare
+
+        return compare(unit.recipe, unit.seeds, folder, device)
     from reproduction.training import train
 
     return train(unit.recipe, unit.seeds, folder, device)

@@ -51,6 +51,8 @@ class Store:
     def __init__(self, folder: Path, recipes: Mapping[str, Recipe]) -> None:
         self.folder, self.recipes = folder, recipes
         self._records: dict[tuple[str, int], Record] = {}
+        #: files of recipes of another command
+        self._stems: dict[str, str] = {}
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             self._add(path, _decompress(path).decode().splitlines())
         self.journal = folder / JOURNAL
@@ -69,6 +71,8 @@ class Store:
             except (ValueError, KeyError, TypeError) as error:
                 raise DubitoError(f"cannot read line {number} of {path}: {error!r}") from error
             self._records[key] = record
+            if path.name.endswith(SUFFIX):
+                self._stems[record["recipe"]] = path.name.removesuffix(SUFFIX)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -105,7 +109,7 @@ class Store:
         files: dict[str, list[str]] = {}
         for (name, _), record in sorted(self._records.items()):
             recipe = self.recipes.get(name)
-            stem = "other" if recipe is None else recipe.dataset
+            stem = self._stems.get(name, "other") if recipe is None else recipe.dataset
             line = json.dumps(record, separators=(",", ":"), allow_nan=False)
             files.setdefault(stem, []).append(line + "\n")
         for stem, lines in files.items():

@@ -28,7 +28,7 @@ from reproduction.recipes import Cell, Recipe
 from reproduction.results import SCORES
 from reproduction.store import FORMAT, Record
 
-__all__ = ["describe", "device_name", "train"]
+__all__ = ["describe", "device_name", "plain", "train"]
 
 #: seconds between two lines of progress
 INTERVAL = 30.0
@@ -167,20 +167,24 @@ def _training(history: History, recipe: Recipe) -> dict[str, Any]:
         "best_epoch": history.best_epoch,
         "seconds": history.seconds,
         "validation_accuracy": history.best["validation"]["accuracy"],
-        "history": _plain(curves, 6),
+        "history": plain(curves, 6),
     }
 
 
-def _plain(values: Any, digits: int | None = None) -> Any:
+def plain(values: Any, digits: int | None = None) -> Any:
     """Round floats to significant digits; infinities become text, which JSON has.
 
-    >>> _plain({"a": [0.123456789, 3, math.inf]}, 6)
+    Args:
+        values: Numbers, in lists and dicts.
+        digits: Significant digits; None keeps all.
+
+    >>> plain({"a": [0.123456789, 3, math.inf]}, 6)
     {'a': [0.123457, 3, 'inf']}
     """
     if isinstance(values, Mapping):
-        return {key: _plain(value, digits) for key, value in values.items()}
+        return {key: plain(value, digits) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        return [_plain(value, digits) for value in values]
+        return [plain(value, digits) for value in values]
     if not isinstance(values, float):
         return values
     if math.isnan(values):
@@ -238,8 +242,8 @@ def _evaluate(model: Model, sets: _Data, recipe: Recipe) -> dict[str, Any]:
     }
     classes = [str(name) for name in sets.prepared.task.names]
     return {
-        "result": _plain(result),
-        "curves": _plain(curves, 6),
+        "result": plain(result),
+        "curves": plain(curves, 6),
         "extremes": _extremes(values["test"].get("expected_entropy"), target, classes),
     }
 

@@ -6,7 +6,7 @@ from scipy.stats import spearmanr
 
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
-from reproduction.training import _correlations, _densities, _plain, _scaled
+from reproduction.training import _correlations, _densities, _scaled, plain
 
 
 def test_rank_correlation_agrees_with_scipy() -> None:
@@ -36,6 +36,6 @@ def test_scaled_evidence_has_the_calibrated_probabilities() -> None:
 
 
 def test_infinite_results_become_text_and_nan_is_an_error() -> None:
-    assert _plain({"nll": [1.23456789, math.inf]}, 3) == {"nll": [1.23, "inf"]}
+    assert plain({"nll": [1.23456789, math.inf]}, 3) == {"nll": [1.23, "inf"]}
     with pytest.raises(ValueError, match="NaN"):
-        _plain({"nll": math.nan})
+        plain({"nll": math.nan})
