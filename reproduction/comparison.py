@@ -82,7 +82,11 @@ class Protocol:
     def __init__(self, path: Path = PATH, seeds: Sequence[int] | None = None) -> None:
         content = tomllib.loads(path.read_text("utf-8"))
         self.base, self.posthoc = content["base"], tuple(content["posthoc"])
-        self.settings: dict[str, Json] = content["setting"]
+        self.published = content["published"]
+        self.settings: dict[str, Json] = {
+            name: merge(content["setting"].get(own.get("extends"), {}), own)
+            for name, own in content["setting"].items()
+        }
         self.methods: dict[str, Json] = content["method"]
         self.given = seeds
         counts = {name: len(method["trials"]) for name, method in self.methods.items()}
@@ -132,15 +136,15 @@ class Protocol:
         for setting in settings:
             for name in self.names(setting):
                 yield from self._trials(setting, name, store)
+            for name in self.names(setting):
                 chosen = self.final(setting, name, store)
-                published = self.methods[name].get(PUBLISHED)
                 if chosen is not None:
                     yield chosen
+                published = self.methods[name].get(PUBLISHED)
                 if published and any(fnmatch.fnmatch(setting, each) for each in published["in"]):
-                    changes = {key: value for key, value in published.items() if key != "in"}
-                    sections = self._sections(setting, name, store)
-                    if sections is not None:
-                        yield self._entrant(setting, name, PUBLISHED, merge(sections, changes))
+                    own = {key: value for key, value in published.items() if key != "in"}
+                    sections = merge(self._sections(setting, name, store) or {}, self.published)
+                    yield self._entrant(setting, name, PUBLISHED, merge(sections, own))
 
     def final(self, setting: str, name: str, store: Store | None) -> Entrant | None:
         """Return the training with the hyperparameters of the best trial, if all are done.
@@ -162,8 +166,8 @@ class Protocol:
         sections = self._sections(setting, name, store)
         if sections is None:
             return []
-        trials = []
-        for number, change in enumerate(self.methods[name]["trials"]):
+        trials, count = [], self.settings[setting].get("trials")
+        for number, change in enumerate(self.methods[name]["trials"][:count]):
             own = {key: value for key, value in change.items() if key != "lr_times"}
             changed = deepcopy(merge(sections, own))
             changed["training"]["lr"] *= change.get("lr_times", 1)
