@@ -33,7 +33,7 @@ from dubito.pipeline import Pipeline, Prepared
 from dubito.scores import SCORES
 from dubito.types import Json
 from reproduction.comparison_data import Images
-from reproduction.recipes import COMPARISON, Cell, Recipe, Sections, merge, read_recipes
+from reproduction.recipes import COMPARISON, Cell, Recipe, Sections, merge
 from reproduction.store import Record, Store
 from reproduction.training import describe, device_name, plain
 
@@ -42,7 +42,7 @@ __all__ = ["RIVAL", "Entrant", "Protocol", "run", "train"]
 PATH = Path(__file__).parent / "comparison.toml"
 #: method that others are compared with, read by its energy
 RIVAL = "softmax"
-QUICK = "quick"
+QUICK, JOURNAL = "quick", "comparison-journal.jsonl"
 TRIAL, FINAL, PUBLISHED = "trial", "final", "published"
 #: number by which trials are ranked -> whether higher is better
 CRITERIA = {"accuracy": True, "nll": False, "errors": True, "foreign": True}
@@ -146,6 +146,25 @@ class Protocol:
                     sections = merge(self._sections(setting, name, store) or {}, self.published)
                     yield self._entrant(setting, name, PUBLISHED, merge(sections, own))
 
+    def store(self, folder: Path) -> Store:
+        """Return the records in a folder.
+
+        Args:
+            folder: Folder of the records.
+        """
+        known = {one.name: one for one in self.entrants([*self.settings])}
+        store = Store(folder, known, JOURNAL)
+        self.update(store)
+        return store
+
+    def update(self, store: Store) -> None:
+        """Tell the store which trainings its records have determined.
+
+        Args:
+            store: Result of `store`.
+        """
+        store.recipes = {one.name: one for one in self.entrants([*self.settings], store)}
+
     def final(self, setting: str, name: str, store: Store | None) -> Entrant | None:
         """Return the training with the hyperparameters of the best trial, if all are done.
 
@@ -228,12 +247,10 @@ def run(
     """
     from reproduction.runner import run as run_missing
 
-    recipes: dict[str, Recipe] = dict(read_recipes())
-    store = Store(folder, recipes)
-    entrants = None
+    store, entrants = protocol.store(folder), None
     while True:
+        protocol.update(store)
         found = [*protocol.entrants(settings, store)]
-        recipes.update({one.name: one for one in found})
         if found == entrants:
             return {}
         entrants = found

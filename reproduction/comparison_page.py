@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from dubito._files import atomic_write, make_folder
-from reproduction.comparison import FINAL, QUICK, RIVAL, Entrant, Protocol
+from reproduction.comparison import FINAL, QUICK, RIVAL, TRIAL, Entrant, Protocol
 from reproduction.figures import COLORS, FAINT, heading, new_figure
 from reproduction.report import frame_text, png
 from reproduction.results import OOD
-from reproduction.store import Record, Store
+from reproduction.store import Record
 
 __all__ = ["Results", "progress", "write"]
 
@@ -72,11 +72,11 @@ class Results:
     """
 
     def __init__(self, protocol: Protocol, folder: Path) -> None:
-        self.protocol, store = protocol, Store(folder, {})
+        self.protocol, store = protocol, protocol.store(folder)
         self.records: list[tuple[Entrant, Record]] = [
             (entrant, record)
             for entrant in protocol.entrants([*protocol.settings], store)
-            if "trial" not in entrant.kind
+            if entrant.kind != TRIAL
             for cell in entrant.cells()
             if (record := store.get(cell)) is not None
         ]
@@ -202,7 +202,7 @@ def progress(protocol: Protocol, folder: Path, settings: Sequence[str]) -> str:
         folder: Folder of the records.
         settings: Names of settings.
     """
-    store, lines = Store(folder, {}), []
+    store, lines = protocol.store(folder), []
     for name in settings:
         cells = [cell for one in protocol.entrants([name], store) for cell in one.cells()]
         done = sum(store.get(cell) is not None for cell in cells)

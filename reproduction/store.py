@@ -3,7 +3,8 @@
 | file | content |
 | --- | --- |
 | mnist.jsonl.xz, cifar10.jsonl.xz, fewshot.jsonl.xz | records, sorted by recipe and seed |
-| journal.jsonl | records since the last `compact` |
+| regression.jsonl.xz | the same of `reproduction.regression` |
+| journal.jsonl, regression-journal.jsonl | records since the last `compact` |
 
 A record is appended to the journal as a whole line, so that a killed run loses no finished record.
 A record counts while its id is that of its recipe: after a change of the recipe it is replaced.
@@ -30,7 +31,7 @@ from typing import Any
 
 from dubito._files import atomic_write, make_folder
 from dubito.errors import DubitoError
-from reproduction.recipes import Cell, Recipe
+from reproduction.recipes import Cell
 
 __all__ = ["FORMAT", "Record", "Store", "comparable"]
 
@@ -38,6 +39,8 @@ Record = dict[str, Any]
 FORMAT = 2
 KNOWN_FORMATS = (1, 2)
 JOURNAL, SUFFIX = "journal.jsonl", ".jsonl.xz"
+#: file of the records of unknown recipes
+OTHER = "other"
 
 
 class Store:
@@ -45,17 +48,17 @@ class Store:
 
     Args:
         folder: Folder of the files.
-        recipes: Recipes that records may be of.
+        recipes: Recipes that records may be of; files of other datasets are left alone.
+        journal: Name of the journal.
     """
 
-    def __init__(self, folder: Path, recipes: Mapping[str, Recipe]) -> None:
+    def __init__(self, folder: Path, recipes: Mapping[str, Any], journal: str = JOURNAL) -> None:
         self.folder, self.recipes = folder, recipes
         self._records: dict[tuple[str, int], Record] = {}
-        #: files of recipes of another command
-        self._stems: dict[str, str] = {}
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
-            self._add(path, _decompress(path).decode().splitlines())
-        self.journal = folder / JOURNAL
+        for stem in sorted({OTHER, *(recipe.dataset for recipe in recipes.values())}):
+            if (path := folder / f"{stem}{SUFFIX}").exists():
+                self._add(path, _decompress(path).decode().splitlines())
+        self.journal = folder / journal
         if self.journal.exists():
             # What follows the last line break is a record that was being written.
             complete = self.journal.read_text("utf-8").rpartition("\n")[0]
@@ -71,8 +74,6 @@ class Store:
             except (ValueError, KeyError, TypeError) as error:
                 raise DubitoError(f"cannot read line {number} of {path}: {error!r}") from error
             self._records[key] = record
-            if path.name.endswith(SUFFIX):
-                self._stems[record["recipe"]] = path.name.removesuffix(SUFFIX)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -85,9 +86,10 @@ class Store:
     def current(self) -> list[Record]:
         """Return the records of all recipes as they are, sorted by recipe and seed."""
         cells = [
-            Cell(self.recipes[name], seed)
+            cell
             for name, seed in sorted(self._records)
             if name in self.recipes
+            for cell in self.recipes[name].cells([seed])
         ]
         return [record for cell in cells if (record := self.get(cell)) is not None]
 
@@ -109,7 +111,7 @@ class Store:
         files: dict[str, list[str]] = {}
         for (name, _), record in sorted(self._records.items()):
             recipe = self.recipes.get(name)
-            stem = self._stems.get(name, "other") if recipe is None else recipe.dataset
+            stem = OTHER if recipe is None else recipe.dataset
             line = json.dumps(record, separators=(",", ":"), allow_nan=False)
             files.setdefault(stem, []).append(line + "\n")
         for stem, lines in files.items():

@@ -15,7 +15,7 @@ from reproduction.comparison import QUICK, Protocol, best_of, run, train
 from reproduction.comparison_data import CORRUPTIONS, FOREIGN, corrupted, long_tail
 from reproduction.comparison_page import Results, write
 from reproduction.report import DOCS
-from reproduction.store import Record, Store, comparable
+from reproduction.store import Record, comparable
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def finish(protocol: Protocol, folder: Path, report: Any = lambda line: None) ->
         protocol, [QUICK], folder / "results", folder / "work", device="cpu", report=report
     )
     assert problems == {}
-    store = Store(folder / "results", {})
+    store = protocol.store(folder / "results")
     cells = [cell for one in protocol.entrants([QUICK], store) for cell in one.cells()]
     return [record for cell in cells if (record := store.get(cell)) is not None]
 
@@ -66,7 +66,7 @@ def test_interrupted_run_ends_with_the_same_records(
     protocol = quick("softmax")
     with pytest.raises(KeyboardInterrupt):
         finish(protocol, tmp_path, stop)
-    assert len(Store(tmp_path / "results", {})) == 2
+    assert len(protocol.store(tmp_path / "results")) == 2
     expected = [record for record in whole[1] if record["recipe"].startswith("quick/softmax")]
     again = finish(protocol, tmp_path)
     assert [*map(comparable, again)] == [*map(comparable, expected)]
