@@ -12,6 +12,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -31,6 +32,7 @@ from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.pipeline import Pipeline, Prepared
 from dubito.scores import SCORES
+from dubito.training import NonFiniteLoss
 from dubito.types import Json
 from reproduction.comparison_data import Images
 from reproduction.recipes import COMPARISON, Cell, Recipe, Sections, merge
@@ -46,6 +48,8 @@ QUICK, JOURNAL = "quick", "comparison-journal.jsonl"
 TRIAL, FINAL, PUBLISHED = "trial", "final", "published"
 #: number by which trials are ranked -> whether higher is better
 CRITERIA = {"accuracy": True, "nll": False, "errors": True, "foreign": True}
+#: result of a trial that diverges
+DIVERGED = {"accuracy": 0.0, "nll": math.inf, "errors": 0.0, "foreign": 0.0}
 #: seed of the trials, and of teachers
 TRIAL_SEED = 0
 
@@ -124,7 +128,7 @@ class Protocol:
         Args:
             setting: Name of the setting.
         """
-        return self.settings[setting].get("methods", [*self.methods])
+        return list(self.settings[setting].get("methods", self.methods))
 
     def entrants(self, settings: Sequence[str], store: Store | None = None) -> Iterator[Entrant]:
         """Yield the trainings that are determined by the records.
@@ -224,7 +228,7 @@ def best_of(records: Sequence[Record]) -> int:
         records: Records of trials.
     """
     frame = pd.DataFrame(
-        [{name: record["result"][name] for name in CRITERIA} for record in records]
+        [{name: float(record["result"][name]) for name in CRITERIA} for record in records]
     )
     signs = pd.Series({name: 1 if higher else -1 for name, higher in CRITERIA.items()})
     return int((frame * signs).rank(ascending=False).mean(axis=1).to_numpy().argmin())
@@ -248,15 +252,15 @@ def run(
     from reproduction.runner import run as run_missing
 
     store, entrants = protocol.store(folder), None
+    problems: dict[str, str] = {}
     while True:
         protocol.update(store)
-        found = [*protocol.entrants(settings, store)]
+        failed = {unit.rpartition(" seed ")[0] for unit in problems}
+        found = [one for one in protocol.entrants(settings, store) if one.name not in failed]
         if found == entrants:
-            return {}
-        entrants = found
-        problems = run_missing(entrants, store, work, **options)
-        if problems:
             return problems
+        entrants = found
+        problems |= run_missing(entrants, store, work, **options)
 
 
 # --- training and evaluation ---
@@ -279,9 +283,13 @@ def train(entrant: Recipe, seeds: Sequence[int], folder: Path, device: str) -> l
         config = RunConfig.merge(config, {"method.teachers": [str(teacher)]})
     pipeline = Pipeline(config, device=device)
     folders = [folder / f"seed-{seed}" for seed in seeds]
-    models = pipeline.run(images.train, folders, seeds, report=False)
-    prepared = pipeline.prepare(images.train)
-    records = []
+    try:
+        models = pipeline.run(images.train, folders, seeds, report=False)
+    except NonFiniteLoss:
+        if entrant.kind != TRIAL:
+            raise
+        return [_record(entrant, seed, {"epochs": 0}, DIVERGED, device) for seed in seeds]
+    prepared, records = pipeline.prepare(images.train), []
     for seed, model in zip(seeds, models, strict=True):
         if entrant.kind == TRIAL:
             result = _validated(model, prepared, images)
@@ -289,15 +297,17 @@ def train(entrant: Recipe, seeds: Sequence[int], folder: Path, device: str) -> l
             result = _tested(pipeline, model, prepared, images, entrant.evaluate["posthoc"])
         assert model.record is not None
         costs = {"epochs": model.record.epochs, "seconds": model.record.seconds}
-        records.append(
-            {
-                **describe(Cell(entrant, seed)),
-                "training": costs,
-                "result": plain(result, 6),
-                "device": device_name(device),
-            }
-        )
+        records.append(_record(entrant, seed, costs, result, device))
     return records
+
+
+def _record(entrant: Entrant, seed: int, training: Json, result: Json, device: str) -> Record:
+    return {
+        **describe(Cell(entrant, seed)),
+        "training": training,
+        "result": plain(result, 6),
+        "device": device_name(device),
+    }
 
 
 @lru_cache(maxsize=1)

@@ -109,8 +109,8 @@ class Results:
         return str(self.protocol.methods[RIVAL]["label"])
 
     def of(self, setting: str) -> pd.DataFrame:
-        """Return the numbers of a setting: index (row, seed)."""
-        if self.runs.empty or setting not in self.runs.index.get_level_values(0):
+        """Return the numbers of a setting, (row, seed); none before the softmax is there."""
+        if self.runs.empty or (setting, self.rival) not in self.runs.index.droplevel("seed"):
             return pd.DataFrame()
         found: pd.DataFrame = self.runs.loc[setting].dropna(axis=1, how="all")
         return found
@@ -233,8 +233,9 @@ def section(results: Results, setting: str) -> list[str]:
         for row in means.index:
             text = f"{factor * means.at[row, name]:.{digits}f}"
             mark = "**" if text == f"{factor * best:.{digits}f}" else ""
-            spread = "" if "/" in name else f" ± {factor * deviations.at[row, name]:.{digits}f}"
-            cells.append(f"{mark}{text}{mark}{spread}")
+            spread = factor * deviations.at[row, name]
+            own = "" if "/" in name or math.isnan(spread) else f" ± {spread:.{digits}f}"
+            cells.append(f"{mark}{text}{mark}{own}")
         table[label + arrow] = cells
     table["Foreign, read by"] = rows["declared"].first()
     scores = means[[name for name in means if name.startswith("score/")]]
@@ -250,9 +251,9 @@ def section(results: Results, setting: str) -> list[str]:
     gains = results.gains(setting)
     differences = pd.DataFrame(index=pd.Index(gains.index, name="Method"))
     for name, (label, factor, digits, _) in COMPARED.items():
-        differences[label] = [shown(*gains.loc[row, name] * factor, digits) for row in gains.index]
+        differences[label] = [shown(gains.loc[row, name] * factor, digits) for row in gains.index]
     return [
-        f"{seeds} seeds; the trainings of this table took {minutes:.0f} minutes on "
+        f"{seeds} seeds; the trainings of this table took {minutes:.0f} minutes by the clock on "
         f"{', '.join(sorted(devices))}.",
         frame_text(table),
         "Better (+) or worse (−) than the softmax of the same seed, which is read by its energy "
@@ -272,15 +273,17 @@ def scores_by_set(means: pd.Series[float]) -> pd.DataFrame:
     return table.loc[order].map("{:.1f}".format).rename_axis("Score")
 
 
-def shown(mean: float, half: float, digits: int) -> str:
-    """Format a difference and its interval.
+def shown(gain: pd.Series[float], digits: int) -> str:
+    """Format a gain and half of its interval.
 
-    >>> shown(-1.234, 0.5, 1)
+    >>> shown(pd.Series({"mean": -1.234, "half": 0.5}), 1)
     '**−1.2** ± 0.5'
     """
+    mean, half = gain["mean"], gain["half"]
     mark = "**" if abs(mean) > half else ""
     mean = round(mean, digits) + 0.0  # no negative zero
-    return f"{mark}{mean:+.{digits}f}{mark} ± {half:.{digits}f}".replace("-", "−")
+    interval = "" if math.isnan(half) else f" ± {half:.{digits}f}"
+    return f"{mark}{mean:+.{digits}f}{mark}{interval}".replace("-", "−")
 
 
 def ranks(results: Results, settings: list[str]) -> Figure:
@@ -339,7 +342,7 @@ def _said(results: Results, setting: str) -> Iterator[str]:
         )
     for row in gains.index.difference(alone, sort=False):
         parts = [
-            f"{label} {shown(*gains.loc[row, name] * factor, digits)}"
+            f"{label} {shown(gains.loc[row, name] * factor, digits)}"
             for name, (label, factor, digits, _) in COMPARED.items()
         ]
         yield f"**{row}** ({results.cost(row)}) against one softmax: {'; '.join(parts)}."
@@ -368,4 +371,4 @@ def _said(results: Results, setting: str) -> Iterator[str]:
 def _ahead(gain: pd.DataFrame, factor: float, digits: int) -> str:
     """Name the rows whose interval is above 0, the best first."""
     ahead = gain[gain["mean"] > gain["half"]].sort_values("mean", ascending=False) * factor
-    return ", ".join(f"{row} ({shown(*ahead.loc[row], digits)})" for row in ahead.index)
+    return ", ".join(f"{row} ({shown(ahead.loc[row], digits)})" for row in ahead.index)

@@ -89,6 +89,15 @@ def test_best_mean_rank_chooses() -> None:
     assert best_of([first, second, record(0.85, 0.1, 0.995, 0.9)]) == 2
 
 
+def test_trial_that_diverges_is_not_chosen(tmp_path: Path) -> None:
+    protocol = quick("softmax")
+    protocol.methods["softmax"]["trials"] = [{"lr_times": 1e30}, {}]
+    trials = [*protocol.entrants([QUICK])]
+    records = [train(trial, [0], tmp_path / str(i), "cpu")[0] for i, trial in enumerate(trials)]
+    assert records[0]["result"] == {"accuracy": 0.0, "nll": "inf", "errors": 0.0, "foreign": 0.0}
+    assert best_of(records) == 1
+
+
 def test_every_method_has_as_many_trials(tmp_path: Path) -> None:
     text = (ROOT / "reproduction" / "comparison.toml").read_text("utf-8")
     (tmp_path / "other.toml").write_text(text.replace("trials = [{}, ", "trials = [", 1))
