@@ -124,7 +124,7 @@ def test_help_of_train_lists_names(capsys, monkeypatch):
     text = capsys.readouterr().out
     for names in ("auto, convnet, eff", "dappr, der, edl", "energy", "adam, adamw", "photo, shift"):
         assert names in text
-    for option in ("--backbone.zero-init", "--augment.padding", "--posthoc.energy.temperature"):
+    for option in ("--backbone.width", "--augment.padding", "--posthoc.energy.temperature"):
         assert option in text
     assert "--backbone.hidden" not in text
     assert "--augment.scale" not in text
