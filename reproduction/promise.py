@@ -299,7 +299,7 @@ def intervals(cell: Cell, number: int) -> dict[str, dict[str, list[float]]]:
     rng, task = np.random.default_rng([number, cell.samples]), Numbers()
     x, y, _ = task.draw(cell.samples, rng)
     fresh, _, known = task.draw(FRESH, rng)
-    epochs = {} if cell.epochs is None else {"epochs": cell.epochs}
+    epochs: dict[str, Any] = {} if cell.epochs is None else {"epochs": cell.epochs}
     model = EvidentialRegressor(levels=INTERVALS, random_state=number, **epochs).fit(x, y)
     train = cell.samples * 4 // 5
     inputs, target = StandardScaler().fit(x[:train]), StandardScaler().fit(y[:train, None])
