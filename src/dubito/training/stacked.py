@@ -64,7 +64,9 @@ def _alike(run: Run) -> Hashable:
     config, modules = run.config, [*run.model.network.modules()]
     named = [*run.model.network.named_parameters()]
     is_plain = (
-        run.device.type == "cpu" and parallel.world() == 1
+        # Interrupted runs may resume in different epochs: alone they end with the same bits.
+        run.folder is None
+        and run.device.type == "cpu" and parallel.world() == 1
         and config.optimizer in FUSED and config.precision != "bfloat16"
         and (config.max_grad_norm, config.augment, config.ema_decay) == (None, None, None)
         and not (config.label_smoothing or config.mixup)
