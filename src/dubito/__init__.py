@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dubito.model import Model
     from dubito.sklearn import EvidentialClassifier, EvidentialRegressor
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "Categorical", "DERLoss", "Dirichlet", "DubitoError", "EDLLoss", "EvidentialClassifier",
