@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -215,7 +216,8 @@ class Images:
     def _embedded(self, images: Tensor) -> np.ndarray[Any, Any]:
         """Return the features of images, (N, D), which are computed once."""
         entry = BACKBONES.build(self.setting["embed"])
-        digest = hashlib.sha256(repr(entry).encode() + images.contiguous().numpy().tobytes())
+        name = json.dumps(self.setting["embed"], sort_keys=True)
+        digest = hashlib.sha256(name.encode() + images.contiguous().numpy().tobytes())
         path = self.cache / f"{digest.hexdigest()[:24]}.npy"
         if not path.exists():
             make_folder(self.cache)
