@@ -332,7 +332,8 @@ def _said(results: Results, setting: str) -> Iterator[str]:
     for name, (label, factor, digits, _) in COMPARED.items():
         ahead = _ahead(gains.loc[alone, name], factor, digits)
         if ahead:
-            yield f"**{label}.** Single networks ahead of the softmax: {ahead}."
+            read = " read by its energy" if name == "ood" else ""
+            yield f"**{label}.** Single networks ahead of the softmax{read}: {ahead}."
         else:
             enough.append(label)
     if enough:
