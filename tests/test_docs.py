@@ -121,7 +121,7 @@ def write_networks(folder: Path) -> None:
 def here(page: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to a new folder with these files."""
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
-    if page.stem == "wrap":
+    if page.stem in ("README", "wrap"):
         pytest.importorskip("transformers")
         write_networks(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -122,7 +122,7 @@ def test_help_of_train_lists_names(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     assert run("train", "--help", "--backbone", "resnet", "--augment", "shift") == 0
     text = capsys.readouterr().out
-    for names in ("auto, convnet, eff", "dappr, der, edl", "energy", "adam, adamw", "photo, shift"):
+    for names in ("auto, convnet, eff", "der, distill", "energy", "adam, adamw", "photo, shift"):
         assert names in text
     for option in ("--backbone.width", "--augment.padding", "--posthoc.energy.temperature"):
         assert option in text

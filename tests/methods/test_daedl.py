@@ -121,7 +121,7 @@ def test_density_is_saved_exported_and_read_by_scores(tmp_path):
     labels = model.task.encode(models.names())
     model.method.finish(model.network, [(model.preprocessing.normalize(x), labels)])
     model.check_scores([SCORES.build("fdbd")])
-    model.add_score("fdbd", x, models.names())
+    model.add_scores(["fdbd"], x, models.names())
     model.save(tmp_path)
     again = Model.load(tmp_path)
     assert torch.equal(again(x).probs, model(x).probs)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError
-from dubito.formats import Preprocessing, TextFormat
+from dubito.formats import FORMATS, Preprocessing
 from dubito.methods import METHODS, Method
 from dubito.model import Model
 from dubito.targets import Target
@@ -110,7 +110,7 @@ def test_trainings_without_soft_targets_are_refused() -> None:
         train(small_model(MyMoDEX()), mixup=0.2)
     with pytest.raises(DubitoError, match=r"^mixup cannot mix samples with weights or missing "):
         train(small_model(), (TRAIN[0], Target(TRAIN[1], torch.rand(128))), mixup=0.2)
-    words = Preprocessing(inputs=TextFormat(vocabulary=("a",), length=3))
+    words = Preprocessing(inputs=FORMATS.build("text", vocabulary=("a",), length=3))
     model = Model.build("iedl", TASK, words, {"name": "embedding", "vocabulary": 9})
     with pytest.raises(DubitoError, match=r"^mixup cannot mix indices, as of words: leave it out"):
         train(model, (torch.zeros(128, 3, dtype=torch.long), TRAIN[1]), mixup=0.2)

@@ -21,6 +21,9 @@ from dubito.targets import Target
 
 __all__: list[str] = []
 
+#: keeps the concentrations in the range where uncertainty is exact
+PRIOR = 1e-6
+
 
 @METHODS.register("distill")
 class Distill(Method):
@@ -45,9 +48,9 @@ class Distill(Method):
         return FlexibleHead(in_features, task.size, hidden=64)
 
     def distribution(self, outputs: Tensor) -> Dirichlet | FlexibleDirichlet:
-        """Dir(exp(outputs)), or a flexible Dirichlet."""
+        """Dir(exp(outputs) + 1e-6), or a flexible Dirichlet."""
         if self.family == "dirichlet":
-            return Dirichlet.from_logits(outputs, "exp", prior=0)
+            return Dirichlet.from_logits(outputs, "exp", prior=PRIOR)
         return FlexibleDirichlet.from_outputs(outputs)
 
     @property

@@ -24,8 +24,8 @@ from dubito.numerics.tracing import is_eager, lazy
 
 __all__: list[str] = []
 
-#: classes up to which sums are accurate in float32
-MANY = 1024
+#: classes up to which sums are accurate in float32, added up by NumPy and by BLAS
+FEW, MANY = 64, 1024
 
 
 def classes_first(values: Tensor) -> Array:
@@ -75,11 +75,12 @@ class FastQuantities(Quantities):
         """Sum over the classes: (K, N) -> (1, N)."""
         if self.xp is torch:
             return values.sum(0, keepdim=True)
-        # BLAS rounds less than NumPy, which adds up rows one after the other, and is faster.
-        if self.num_classes <= MANY:
+        # BLAS rounds less than NumPy, which adds up rows one after the other, and is faster. But
+        # predictions must not depend on their batch: those have no target.
+        if self.y is not None and self.num_classes <= MANY:
             return self._ones @ values
-        exact = values.sum(axis=0, keepdims=True, dtype=np.float64)
-        return exact.astype(values.dtype)
+        exact = np.float64 if self.num_classes > FEW else values.dtype
+        return values.sum(axis=0, keepdims=True, dtype=exact).astype(values.dtype)
 
     @lazy
     def _ones(self) -> Array:
