@@ -1,4 +1,4 @@
-"""Command line: `python -m reproduction [TABLE ...]`, or `comparison [SETTING ...]`."""
+"""Command line: `python -m reproduction [TABLE ...]`, `comparison [SETTING ...]`, `regression`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from reproduction.recipes import COMPARISON, Recipe, groups, read_recipes, selec
 from reproduction.store import Store
 
 RESULTS, WORK = Path("results"), Path("runs/reproduction")
+#: name of the tables on numbers
+REGRESSION = "regression"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,7 +28,8 @@ def parser() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="TABLE",
-        help="tables or recipes (tab_ood, 'mnist-*'), or comparison and settings of it; all",
+        help="tables or recipes (tab_ood, 'mnist-*'); comparison and its settings; regression and "
+        "its experiments; all",
     )
     add("--quick", action="store_true", help="embedded data and two epochs; numbers mean nothing")
     add("--seeds", type=_numbers, help="seeds in place of those of the recipes: 1,2,3")
@@ -66,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.names[:1] == [COMPARISON]:
         return _compare(options, options.names[1:])
+    if options.names[:1] == [REGRESSION]:
+        return _run_regression(options)
     recipes = read_recipes()
     work = options.work / "quick" if options.quick else options.work
     folder = options.results or (work / "results" if options.quick else RESULTS)
@@ -123,6 +128,20 @@ def _compare(options: argparse.Namespace, settings: Sequence[str]) -> int:
     else:
         print(comparison_page.write(protocol, folder, options.out or work / "report"))
     return bool(problems)
+
+
+def _run_regression(options: argparse.Namespace) -> int:
+    """Compare regression methods on tables."""
+    from reproduction import regression, regression_page
+
+    known = regression.quick() if options.quick else regression.experiments()
+    results = options.work / "quick" / "results" if options.quick else RESULTS
+    store = regression.store(options.results or results, known)
+    if options.pages:
+        regression_page.write_page(store)
+    elif not options.report:
+        regression.run(store, options.names[1:], seeds=options.seeds, jobs=options.jobs)
+    return 0
 
 
 def _list(recipes: Sequence[Recipe], store: Store, seeds: Sequence[int] | None) -> None:

@@ -27,11 +27,10 @@ import lzma
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dubito._files import atomic_write, make_folder
 from dubito.errors import DubitoError
-from reproduction.recipes import Cell
 
 __all__ = ["FORMAT", "Record", "Store", "comparable"]
 
@@ -41,6 +40,22 @@ KNOWN_FORMATS = (1, 2)
 JOURNAL, SUFFIX = "journal.jsonl", ".jsonl.xz"
 #: file of the records of unknown recipes
 OTHER = "other"
+
+
+class Keyed(Protocol):
+    """Cell of a record, such as `Cell`."""
+
+    @property
+    def recipe(self) -> Any:
+        """Recipe or experiment."""
+
+    @property
+    def seed(self) -> int:
+        """Seed or split."""
+
+    @property
+    def id(self) -> str:
+        """Hash of everything that the record depends on."""
 
 
 class Store:
@@ -78,14 +93,14 @@ class Store:
     def __len__(self) -> int:
         return len(self._records)
 
-    def get(self, cell: Cell) -> Record | None:
+    def get(self, cell: Keyed) -> Record | None:
         """Return the record of a cell, unless its recipe has changed."""
         record = self._records.get((cell.recipe.name, cell.seed))
         return record if record is not None and record["id"] == cell.id else None
 
     def current(self) -> list[Record]:
         """Return the records of all recipes as they are, sorted by recipe and seed."""
-        cells = [
+        cells: list[Keyed] = [
             cell
             for name, seed in sorted(self._records)
             if name in self.recipes

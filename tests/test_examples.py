@@ -165,6 +165,31 @@ def test_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert noise < answered
 
 
+def test_cubic(tmp_path, capsys):
+    import_module("cubic").main(["--steps", "150", "--out", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()[1:-1]
+    doubt = {line[:19].strip(): numbers(line[19:]) for line in lines}
+    assert list(doubt) == ["Gaussian", "DER", "SDER", "I-DER", "MC Dropout", "Ensemble"]
+    assert doubt["Gaussian"] == [0, 0, 0]
+    for several in ("MC Dropout", "Ensemble"):
+        assert doubt[several][2] > 2 * doubt[several][0]
+    for single in ("DER", "SDER", "I-DER"):  # one network does not know where it has seen nothing
+        assert doubt[single][2] < 2 * doubt[single][0]
+    assert figures(tmp_path) == {"cubic.png"}
+
+
+def test_denoise(tmp_path, capsys):
+    import_module("denoise").main(["--steps", "300", "--out", str(tmp_path)])
+    error, rank, inside = (
+        [float(value) for value in re.findall(r"-?\d+\.\d+", line)]
+        for line in capsys.readouterr().out.splitlines()[:3]
+    )
+    assert error[1] < 0.6 * error[0]
+    assert len(rank) == 1
+    assert inside[0] > 85 > inside[1]
+    assert figures(tmp_path) == {"denoise.png"}
+
+
 def test_chemprop_loss(capsys: pytest.CaptureFixture[str]) -> None:
     if find_spec("chemprop") is None:
         with pytest.raises(SystemExit, match="needs chemprop: pip install chemprop"):

@@ -9,12 +9,13 @@ single network reflects the regularizer. Use an ensemble where it matters.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
 from dubito.distributions import NormalInverseGamma
-from dubito.losses import DER_TERMS, Term
+from dubito.losses import DER_TERMS, Term, Weighted
 from dubito.methods.base import METHODS, Method, NonNegative, TaskLike
 
 __all__ = ["DER"]
@@ -29,6 +30,8 @@ class DER(Method):
 
     evidence_weight: NonNegative = 0.01
     """Weight lambda of the penalty on evidence for wrong predictions."""
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Exponent b of the squared scale in the weight of a sample, as of `gaussian`."""
 
     def outputs(self, task: TaskLike) -> int:
         """Return 4 T: gamma, nu, alpha and beta of each target."""
@@ -40,8 +43,10 @@ class DER(Method):
 
     @property
     def terms(self) -> Mapping[str, Term]:
-        """The negative log-likelihood and the evidence penalty."""
-        return DER_TERMS
+        """The negative log-likelihood and the evidence penalty, weighted or not."""
+        if self.beta == 0:
+            return DER_TERMS
+        return {name: Weighted(term, self.beta) for name, term in DER_TERMS.items()}
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """The weight of each term."""
