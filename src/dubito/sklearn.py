@@ -51,6 +51,7 @@ from dubito.pipeline import Pipeline
 from dubito.targets import is_censored
 from dubito.tasks import Classification, Regression, Task, class_names, numbers
 from dubito.training import Callback, TrainConfig, Trainer
+from dubito.training.recipes import rate_of_numbers
 from dubito.types import Array, Options
 
 __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
@@ -77,7 +78,7 @@ class _Estimator(BaseEstimator):
     _: KW_ONLY
     epochs: int = 50
     batch_size: int | str = "auto"
-    lr: float = 2e-3
+    lr: float | str = 2e-3
     weight_decay: float = 0.0
     calibrate: bool = True
     error_rate: float | None = None
@@ -224,7 +225,7 @@ class _Estimator(BaseEstimator):
             "first_epoch": self._epochs,
             "batch_size": size if isinstance(size, str) else index(size),
             "optimizer": "adamw",
-            "lr": self.lr,
+            "lr": rate_of_numbers(count) if self.lr == "auto" else self.lr,
             "optimizer_options": {"weight_decay": self.weight_decay},
             "schedule": "cosine",
             "schedule_by": "epoch",
@@ -491,7 +492,8 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
             from the shape of an input to a module with `out_features`. Images are (N, C, H, W).
         epochs: Number of epochs.
         batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 256.
-        lr: Initial learning rate, which falls to 0 along a cosine; images need a lower one.
+        lr: Initial learning rate, which falls to 0 along a cosine; "auto" is 0.02, and 0.01 from
+            2,000 samples. Images need a lower one.
         weight_decay: Weight decay of AdamW.
         calibrate: Fit intervals on `validation_fraction` of the data, which is then not trained on,
             or on the predictions of folds.
@@ -519,7 +521,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
 
     method: AnyMethod = "der"
     epochs: int = field(default=40, kw_only=True)
-    lr: float = field(default=2e-2, kw_only=True)
+    lr: float | str = field(default="auto", kw_only=True)
     weight_decay: float = field(default=0.1, kw_only=True)
     tolerance: float | Sequence[float] | None = field(default=None, kw_only=True)
     max_width: float | None = field(default=None, kw_only=True)

@@ -58,10 +58,22 @@ PHOTOS: Options = {
 PHOTO_SAMPLES, FEWEST_PHOTO_EPOCHS = 40_000, 5
 #: numbers from tables, with eight steps per epoch up to the largest batch
 NUMBERS: Options = {
-    "epochs": 40, "optimizer": "adamw", "lr": 2e-2, "schedule": "cosine",
+    "epochs": 40, "optimizer": "adamw", "schedule": "cosine",
     "optimizer_options": {"weight_decay": 0.1}, "patience": 0,
 }  # fmt: skip
 NUMBERS_BATCH = (16, 256)
+#: samples from which numbers have the second rate: where there is hardly any noise, errors of the
+#: first one are several times as large
+MANY_NUMBERS, NUMBER_RATES = 2_000, (2e-2, 1e-2)
+
+
+def rate_of_numbers(count: int) -> float:
+    """Return the learning rate for numbers from a table.
+
+    Args:
+        count: Number of training samples.
+    """
+    return NUMBER_RATES[count >= MANY_NUMBERS]
 
 
 def with_recipe(config: TrainConfig, model: Model, count: int, device: str) -> TrainConfig:
@@ -94,7 +106,8 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
         name = None if entry is None else BACKBONES.name_of(entry)
         if name == "mlp" and model.task.kind == "regression" and len(format.shape) == 1:
             least, most = NUMBERS_BATCH
-            return NUMBERS | {"batch_size": min(max(count // 8, least), most)}
+            size = min(max(count // 8, least), most)
+            return NUMBERS | {"batch_size": size, "lr": rate_of_numbers(count)}
         if name != "resnet" or not has_photos:
             return {}
         epochs = max(round(PHOTO_SAMPLES / count), FEWEST_PHOTO_EPOCHS)
