@@ -114,37 +114,6 @@ def densities() -> Figure:
     return figure
 
 
-def plausible_class() -> Figure:
-    """Draw what the squared errors do to the evidence of a plausible class."""
-    figure, (left, right) = _figure(2, (6.4, 2.9))
-    e = torch.logspace(0, 2, 60, dtype=torch.float64)
-    both = torch.stack([e, e, torch.zeros_like(e)], -1)
-    share = torch.linspace(0.05, 0.5, 10, dtype=torch.float64)
-    shares = torch.stack([1 - share, share, torch.zeros_like(share)], -1)
-    for name, error, full, color in (
-        ("EDL", MSE, EDL, BLUE),
-        ("I-EDL", FISHER_MSE, IEDL, ORANGE),
-    ):
-        pushes = push(both, error)
-        left.plot(e, -pushes[:, 1] / pushes[:, 0], color=color)
-        right.plot(share, minimize(shares, full)[:, 1], color=color, label=name)
-    left.set(
-        title="one label",
-        xscale="log",
-        xlabel="evidence of both classes",
-        ylabel="decrease / increase",
-        ylim=(-0.05, 1.05),
-    )
-    left.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    right.set(
-        title="labels of both classes",
-        xlabel="share of the second class",
-        ylabel="its evidence at the minimum",
-    )
-    right.legend()
-    return figure
-
-
 def fisher() -> Figure:
     """Draw the weight of an error and the loss of a sample as the evidence of its label grows."""
     figure, (left, right) = _figure(2, (6.4, 2.9))
@@ -187,7 +156,6 @@ def terms() -> Figure:
 
 FIGURES = {
     "densities": densities,
-    "plausible": plausible_class,
     "fisher": fisher,
     "terms": terms,
 }
@@ -238,19 +206,8 @@ def uncertainties() -> list[str]:
     rows = []
     for name, evidence in SAMPLES.items():
         dist = Dirichlet(_row(evidence)[0] + 1)
-        values = (dist.total, dist.aleatoric, dist.epistemic, dist.vacuity)
+        values = (dist.total, dist.aleatoric, dist.epistemic)
         rows.append(f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
-    return rows
-
-
-def minima() -> list[str]:
-    """Return the rows of the table of minima, in Markdown."""
-    shares = _row((0.7, 0.3, 0.0))
-    rows = []
-    for name, weights in (("EDL", EDL), ("I-EDL", IEDL)):
-        evidence = minimize(shares, weights)[0]
-        dist = Dirichlet(evidence + 1)
-        rows.append(f"| {name} | {_numbers(evidence)} | {_numbers(dist.probs)} |")
     return rows
 
 
@@ -269,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             path = options.out / f"theory-{name}.svg"
             draw().savefig(path, metadata={"Date": None})
             print(os.fspath(path))
-    for row in (*beliefs(), *minima(), *uncertainties()):
+    for row in (*beliefs(), *uncertainties()):
         print(row)
 
 

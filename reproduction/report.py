@@ -33,8 +33,7 @@ PAGES = ("results.md", "fewshot-results.md", "stopping.md")
 #: figures that pages show; `write` makes all of them
 SHOWN = (
     "overview", "epochs-cifar10-iedl-by-accuracy-bf16", "epochs-cifar10-iedl-averaged",
-    "epochs-cifar10-iedl-averaged-small-lambda", "epochs-cifar10-rkl-pn-averaged",
-    "epochs-cifar10-rkl-pn-unaugmented", "fewshot-tuning",
+    "epochs-cifar10-rkl-pn-averaged",
 )  # fmt: skip
 #: recipes of the figure of stopping rules
 RULES = ("cifar10-iedl-by-accuracy", "cifar10-iedl-by-accuracy-bf16")

@@ -37,9 +37,8 @@ RUN = {
     "calibrate": [],
     "export": [],
 }
-#: packages whose examples are skipped without them: timm needs torchvision, which needs its own
-#: build of torch
-SKIPPED = {"datasets", "timm"}
+#: packages whose examples are skipped without them
+SKIPPED = {"datasets"}
 DOWNLOADED = {"mnist", "fashion-mnist", "kmnist", "cifar-10", "cifar-100", "svhn"}
 
 
@@ -92,7 +91,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints.write_reviews(folder / "reviews.csv")
     if importlib.util.find_spec("transformers"):
         checkpoints.save("bert_encoder", folder / "minilm")
-    shutil.copy(ROOT / "tests" / "outside" / "method.py", folder / "my_modex.py")
     return folder
 
 
@@ -216,14 +214,6 @@ def test_links_and_scripts_exist(page: Path) -> None:
     missing = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     scripts = re.findall(r"python ((?:examples|tools)/\w+\.py)", text)
     assert not missing + [script for script in scripts if not (ROOT / script).exists()]
-
-
-def test_method_of_the_guide_is_the_tested_plugin() -> None:
-    page = (ROOT / "docs" / "methods.md").read_text("utf-8")
-    text = page.partition("### Imports")[2].partition("## Use it")[0]
-    code = "\n\n\n".join(fence[2].strip() for fence in FENCE.finditer(text))
-    plugin = (ROOT / "tests" / "outside" / "method.py").read_text("utf-8")
-    assert code.split() == plugin.split()
 
 
 def test_reference_has_every_public_module() -> None:
