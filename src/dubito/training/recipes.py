@@ -35,7 +35,7 @@ DEVICES: dict[str, Options] = {
     "cpu": {"freeze_stages": 0.5},
     "cuda": {"layer_decay": 0.8, "precision": "bfloat16"},
 }
-SAMPLES = {"cpu": 9_000, "cuda": 60_000}
+SAMPLES = {"cpu": 15_000, "cuda": 60_000}
 EPOCHS = {"cpu": (1, 20), "cuda": (5, 30)}
 #: samples below which batch norm keeps its statistics on a GPU; on a CPU that is also faster
 FEW = 5_000
