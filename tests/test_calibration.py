@@ -263,12 +263,6 @@ def test_all_correct_or_extreme_inputs_stay_finite() -> None:
         assert bool(predictive.log_prob(target).isfinite().all())
 
 
-def test_a_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
-    dist = Dirichlet(1 + 4 * torch.eye(3).repeat(10, 1))
-    probs = Calibration.fit(dist, torch.arange(30) % 3)(dist).probs
-    assert 0.9 < probs.max() < 0.98  # 30 of 31
-
-
 # --- prediction sets -----------------------------------------------------------------------------
 
 
@@ -374,8 +368,9 @@ def test_no_evidence_at_all_leaves_every_class_in_the_set() -> None:
 # --- numbers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factor", [0.03, 1.0, 30.0])
+@pytest.mark.parametrize("factor", [0.03, 1.0, 30.0, 1000.0])
 def test_fit_undoes_a_factor_of_the_scale(factor: float) -> None:
+    """The prior does not count among thousands of samples."""
     dist, target = scaled_numbers(factor, 4000)
     calibration = Calibration.fit(dist, target)
     assert calibration.theta[0] == pytest.approx(-math.log(factor), abs=0.05)
@@ -384,15 +379,13 @@ def test_fit_undoes_a_factor_of_the_scale(factor: float) -> None:
     assert task.metrics(calibration(other), truth)["coverage90"] == pytest.approx(0.9, abs=0.02)
 
 
-def test_one_sample_near_its_mean_does_not_ask_for_certainty() -> None:
+def test_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
     dist, target = scaled_numbers(1.0, 1)
     theta = Calibration.fit(dist, dist.mean + 1e-6 * (target - dist.mean)).theta
     assert -2.1 < theta[0] < -1.5  # without the prior: the bound of -12
-
-
-def test_the_prior_does_not_count_among_thousands() -> None:
-    dist, target = scaled_numbers(1000.0, 4000)
-    assert Calibration.fit(dist, target).theta[0] == pytest.approx(-math.log(1000), abs=0.05)
+    classes = Dirichlet(1 + 4 * torch.eye(3).repeat(10, 1))
+    probs = Calibration.fit(classes, torch.arange(30) % 3)(classes).probs
+    assert 0.9 < probs.max() < 0.98  # 30 of 31
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
@@ -480,14 +473,16 @@ def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> No
         call()
 
 
-def test_bad_files_are_errors() -> None:
-    with pytest.raises(ValidationError, match="finite number"):
-        Calibration.model_validate({"theta": [math.nan]})
-    with pytest.raises(ValidationError, match="0 quantiles for 1 levels"):
-        Calibration.model_validate({"theta": [0.0], "levels": [0.9]})
-    with pytest.raises(ValidationError, match="not NaN"):
-        Calibration.model_validate({"theta": [0.0], "levels": [0.9], "quantiles": [["nan"]]})
-    with pytest.raises(ValidationError, match="levels must be distinct"):
-        Calibration(theta=(0.0,), levels=(0.9, 0.9), quantiles=((1.0,), (1.0,)))
-    with pytest.raises(ValidationError, match="Extra inputs"):
-        Calibration.model_validate({"theta": [0.0], "temperature": 1.0})
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"theta": [math.nan]}, "finite number"),
+        ({"levels": [0.9]}, "0 quantiles for 1 levels"),
+        ({"levels": [0.9], "quantiles": [["nan"]]}, "not NaN"),
+        ({"levels": (0.9, 0.9), "quantiles": ((1.0,), (1.0,))}, "levels must be distinct"),
+        ({"temperature": 1.0}, "Extra inputs"),
+    ],
+)
+def test_bad_files_are_errors(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Calibration.model_validate({"theta": [0.0], **values})

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,29 +55,36 @@ RANKING: dict[str, tuple[Metric, Callable[[np.ndarray, np.ndarray], float]]] = {
     "fpr95": (m.fpr95, sk_fpr),
 }
 SCORED: dict[str, Metric] = {"aupr": m.aupr, "auroc": m.auroc, "fpr95": m.fpr95, "aurc": m.aurc}
-LABELLED: dict[str, Metric] = {"accuracy": m.accuracy, "brier": m.brier, "ece": m.ece}
+LABELED: dict[str, Metric] = {"accuracy": m.accuracy, "brier": m.brier, "ece": m.ece}
+NUMBERS: dict[str, Metric] = {"rmse": m.rmse, "mae": m.mae}
+EVERY: dict[str, Metric] = SCORED | LABELED | NUMBERS
+EACH = pytest.mark.parametrize("name", EVERY)
+
+
+def drawn(name: str, batch: int, size: int) -> tuple[Tensor, Tensor]:
+    """Arguments of a metric: (batch, size, ...)."""
+    if name in SCORED:
+        return ranked(size, tied=True, batch=batch)
+    if name in LABELED:
+        return predictions((batch, size), 4)
+    first, second = torch.randn(2, batch, size, generator=generator(0))
+    return first, second
 
 
 # --- ranking -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RANKING)
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("factor", [0.0, 1.0, 2.0], ids=["constant", "tied", "distinct"])
 @pytest.mark.parametrize("size", SIZES)
-def test_ranking_equals_sklearn(name: str, tied: bool, size: int) -> None:
+def test_ranking_equals_sklearn(name: str, factor: float, size: int) -> None:
     ours, reference = RANKING[name]
-    scores, positive = ranked(size, tied)
+    scores, positive = ranked(size, tied=factor < 2)
+    scores = factor * scores
     rows = zip(positive.numpy(), scores.numpy(), strict=True)
     expected = [reference(p, s) for p, s in rows]
     close(ours(scores, positive), expected)
     close(ours(scores.double(), positive), expected)
-
-
-@pytest.mark.parametrize("name", RANKING)
-def test_constant_scores_are_one_threshold(name: str) -> None:
-    ours, reference = RANKING[name]
-    scores, positive = torch.zeros(20), torch.arange(20) % 3 == 0
-    close(ours(scores, positive), reference(positive.numpy(), scores.numpy()))
 
 
 def test_fpr_at_a_rate_that_is_met_exactly() -> None:
@@ -216,98 +224,45 @@ def test_small_errors_far_from_zero_in_float32() -> None:
     assert m.mae(target - 0.125, target) == 0.125
 
 
-@pytest.mark.parametrize("metric", [m.rmse, m.mae])
-def test_dtypes_and_leading_axes_of_numbers(metric: Metric) -> None:
-    x, y = torch.randn(2, 3, 5, 8, generator=generator(0))
-    rows = zip(x.flatten(0, 1), y.flatten(0, 1), strict=True)
-    expected = torch.stack([metric(a, b) for a, b in rows]).view(3, 5)
-    torch.testing.assert_close(metric(x, y), expected)
-    assert metric(x.double(), y).dtype == torch.float64
-    half = metric(x.bfloat16(), y.bfloat16())
-    assert torch.equal(half, metric(x.bfloat16().float(), y.bfloat16().float()))
-
-
 def test_intervals_are_closed_and_may_be_infinite() -> None:
     target = torch.tensor([0.0, 1.0, 5.0])
     lower, upper = torch.tensor([0.0, 0.0, -math.inf]), torch.tensor([1.0, 1.0, math.inf])
     assert m.coverage(lower, upper, target) == 1
 
 
-@pytest.mark.parametrize("metric", [m.rmse, m.mae])
-def test_regression_errors(metric: Metric) -> None:
-    values = torch.tensor([0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"target: got a value that is not finite at index \(0,\)"):
-        metric(values, values / 0)
-    with pytest.raises(ValueError, match=r"prediction, target: got shapes \(3,\) and \(2,\)"):
-        metric(values, values[:2])
-    with pytest.raises(TypeError, match=r"prediction: got torch.int64, expected a floating point"):
-        metric(values.long(), values)
-    with pytest.raises(ValueError, match=r"lower: got NaN at index \(0,\)"):
-        m.coverage(values * math.nan, values, values)
-
-
-# --- properties of every ranking metric ----------------------------------------------------------
-
-
 # --- shapes, layouts, dtypes, devices ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCORED)
-def test_leading_axes_of_scores_are_kept(name: str) -> None:
-    metric = SCORED[name]
-    scores, positive = ranked(30, tied=True, batch=6)
-    expected = torch.stack([metric(row, positive[0]) for row in scores])
-    assert torch.equal(metric(scores, positive[0].expand(6, 30)), expected)
-    folded = metric(scores.view(2, 3, 30), positive.view(2, 3, 30))
-    assert torch.equal(folded, metric(scores, positive).view(2, 3))
-    assert metric(scores[:0], positive[:0]).shape == (0,)
+@EACH
+def test_leading_axes_are_kept(name: str) -> None:
+    metric = EVERY[name]
+    first, second = drawn(name, 6, 30)
+    expected = torch.stack([metric(*row) for row in zip(first, second, strict=True)])
+    torch.testing.assert_close(metric(first, second), expected)
+    folded = metric(first.unflatten(0, (2, 3)), second.unflatten(0, (2, 3)))
+    torch.testing.assert_close(folded, expected.view(2, 3))
+    assert metric(first[:0], second[:0]).shape == (0,)
 
 
-@pytest.mark.parametrize("name", LABELLED)
-def test_leading_axes_of_probs_are_kept(name: str) -> None:
-    metric = LABELLED[name]
-    probs, target = predictions((2, 3, 40), 4)
-    rows = zip(probs.flatten(0, 1), target.flatten(0, 1), strict=True)
-    expected = torch.stack([metric(p, t) for p, t in rows]).view(2, 3)
-    torch.testing.assert_close(metric(probs, target), expected)
-    assert metric(probs[:0], target[:0]).shape == (0, 3)
+@EACH
+def test_non_contiguous_arguments(name: str) -> None:
+    arguments = drawn(name, 4, 60)
+    spread = [part.new_zeros(*part.mT.shape, 2) for part in arguments]
+    for wide, part in zip(spread, arguments, strict=True):
+        wide[..., 0] = part.mT
+    strided = [wide[..., 0].mT for wide in spread]
+    assert not strided[0].is_contiguous()
+    torch.testing.assert_close(EVERY[name](*strided), EVERY[name](*arguments))
 
 
-@pytest.mark.parametrize("name", SCORED)
-def test_non_contiguous_scores(name: str) -> None:
-    scores, positive = ranked(60, tied=True)
-    wide, spread = torch.empty(60, 8), torch.zeros(4, 120, dtype=torch.bool)
-    wide[:, ::2], spread[:, ::2] = scores.T, positive
-    strided = SCORED[name](wide[:, ::2].T, spread[:, ::2])
-    assert torch.equal(strided, SCORED[name](scores, positive))
-
-
-@pytest.mark.parametrize("name", LABELLED)
-def test_non_contiguous_probs(name: str) -> None:
-    probs, target = predictions((3, 50), 4)
-    turned = probs.permute(2, 1, 0).contiguous().permute(2, 1, 0)
-    assert not turned.is_contiguous()
-    flipped = target.T.contiguous().T
-    torch.testing.assert_close(LABELLED[name](turned, flipped), LABELLED[name](probs, target))
-
-
-@pytest.mark.parametrize("name", SCORED)
+@EACH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_dtypes_of_scores(name: str, dtype: torch.dtype) -> None:
-    scores, positive = ranked(200, tied=False)
-    rounded = scores.to(dtype)  # the ties that rounding makes are in the data
-    value = SCORED[name](rounded, positive)
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    first, second = drawn(name, 3, 500)
+    rounded = first.to(dtype)  # what rounding changes is in the data
+    value = EVERY[name](rounded, second)
     assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    close(value, SCORED[name](rounded.double(), positive), 1e-7)
-
-
-@pytest.mark.parametrize("name", LABELLED)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_dtypes_of_probs(name: str, dtype: torch.dtype) -> None:
-    probs, target = predictions((3, 500), 10)
-    value = LABELLED[name](probs.to(dtype), target)
-    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    close(value, LABELLED[name](probs.to(dtype).double(), target))  # the same numbers, wider
+    close(value, EVERY[name](rounded.double(), second))
 
 
 def test_a_float64_rank_survives() -> None:
@@ -326,33 +281,28 @@ def test_masks_and_labels_of_any_integer_type(dtype: torch.dtype) -> None:
     for metric in SCORED.values() if dtype in (torch.uint8, torch.int32) else ():
         assert torch.equal(metric(scores, positive.to(dtype)), metric(scores, positive))
     probs, target = predictions((40,), 4)
-    for metric in LABELLED.values():
+    for metric in LABELED.values():
         assert metric(probs, target.to(dtype)) == metric(probs, target)
     with pytest.raises(ValueError, match="labels must be from 0 to 3"):
         m.accuracy(probs, (target + 1).to(dtype))
 
 
-def test_nothing_carries_a_gradient_or_changes_its_input() -> None:
-    scores, positive = ranked(40, tied=True)
-    probs, target = predictions((40,), 4)
-    copies = scores.clone(), probs.clone()
-    values = [metric(scores.requires_grad_(), positive) for metric in SCORED.values()]
-    values += [metric(probs.requires_grad_(), target) for metric in LABELLED.values()]
-    assert not any(value.requires_grad for value in values)
-    assert torch.equal(scores, copies[0])
-    assert torch.equal(probs, copies[1])
+@EACH
+def test_nothing_carries_a_gradient_or_changes_its_input(name: str) -> None:
+    first, second = drawn(name, 1, 40)
+    copy = first.clone()
+    assert not EVERY[name](first.requires_grad_(), second).requires_grad
+    assert torch.equal(first, copy)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_agrees_and_repeats() -> None:
-    scores, positive = ranked(10_000, tied=True)
-    probs, target = predictions((3, 10_000), 10)
-    calls = [(metric, scores, positive) for metric in SCORED.values()]
-    calls += [(metric, probs, target) for metric in LABELLED.values()]
-    for metric, first, second in calls:
-        there = metric(first.cuda(), second.cuda())
-        close(there.cpu(), metric(first, second))
-        assert all(torch.equal(there, metric(first.cuda(), second.cuda())) for _ in range(5))
+@EACH
+def test_cuda_agrees_and_repeats(name: str) -> None:
+    arguments = drawn(name, 3, 10_000)
+    there = [part.cuda() for part in arguments]
+    value = EVERY[name](*there)
+    close(value.cpu(), EVERY[name](*arguments))
+    assert all(torch.equal(value, EVERY[name](*there)) for _ in range(5))
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -381,26 +331,7 @@ RANKING_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("name", RANKING)
-@pytest.mark.parametrize(("arguments", "error", "match"), RANKING_ERRORS)
-def test_ranking_errors(
-    name: str, arguments: tuple[Tensor, Tensor], error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        RANKING[name][0](*arguments)
-
-
-def test_risk_errors_name_their_own_arguments() -> None:
-    with pytest.raises(ValueError, match=r"confidence: got NaN at index \(1, 1\)"):
-        m.aurc(NAN, mask([0, 1], [0, 1]))
-    with pytest.raises(ValueError, match=r"confidence, correct: got shapes \(3,\) and \(2,\)"):
-        m.aurc(S, P[:2])
-    with pytest.raises(TypeError, match=r"correct: got torch.float32"):
-        m.aurc(S, P.float())
-    assert m.aurc(S, P | True) == 0  # a single class is not an error here
-
-
-LABELLED_ERRORS = [
+LABELED_ERRORS = [
     ((Q[:0], T[:0]), ValueError, r"probs: got shape \(0, 2\), expected \(\.\.\., N, K\)"),
     ((Q[0], T[0]), ValueError, r"probs: got shape \(2,\), expected \(\.\.\., N, K\)"),
     ((Q, T[:2]), ValueError, r"labels have shape \(2,\), but probs of shape \(3, 2\) need \(3,\)"),
@@ -415,17 +346,33 @@ LABELLED_ERRORS = [
     ((Q * math.nan, T), ValueError, r"probs: got a negative value or NaN at index \(0, 0\)"),
 ]
 
+NUMBER_ERRORS = [
+    ((S, S / 0), ValueError, r"target: got a value that is not finite at index \(0,\)"),
+    ((S, S[:2]), ValueError, r"prediction, target: got shapes \(3,\) and \(2,\)"),
+    ((S.long(), S), TypeError, r"prediction: got torch.int64, expected a floating point"),
+]
+OTHER_ERRORS = [
+    (m.aurc, (NAN, mask([0, 1], [0, 1])), ValueError, r"confidence: got NaN at index \(1, 1\)"),
+    (m.aurc, (S, P[:2]), ValueError, r"confidence, correct: got shapes \(3,\) and \(2,\)"),
+    (m.aurc, (S, P.float()), TypeError, r"correct: got torch.float32"),
+    (m.coverage, (S * math.nan, S, S), ValueError, r"lower: got NaN at index \(0,\)"),
+    *((m.ece, (Q, T, bins), ValueError, f"bins: got {bins}, expected an int") for bins in (0, 2.5)),
+]
+ERRORS = [
+    *((metric, *case) for metric, _ in RANKING.values() for case in RANKING_ERRORS),
+    *((metric, *case) for metric in LABELED.values() for case in LABELED_ERRORS),
+    *((metric, *case) for metric in NUMBERS.values() for case in NUMBER_ERRORS),
+    *OTHER_ERRORS,
+]
 
-@pytest.mark.parametrize("name", LABELLED)
-@pytest.mark.parametrize(("arguments", "error", "match"), LABELLED_ERRORS)
-def test_probability_errors(
-    name: str, arguments: tuple[Tensor, Tensor], error: type[Exception], match: str
+
+@pytest.mark.parametrize(("metric", "arguments", "error", "match"), ERRORS)
+def test_bad_arguments_are_named(
+    metric: Callable[..., Tensor], arguments: tuple[Any, ...], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        LABELLED[name](*arguments)
+        metric(*arguments)
 
 
-@pytest.mark.parametrize("bins", [0, -3, 2.5])
-def test_ece_rejects_bins(bins: int) -> None:
-    with pytest.raises(ValueError, match=rf"bins: got {bins}, expected an integer of at least 1"):
-        m.ece(Q, T, bins=bins)
+def test_one_class_is_no_error_of_the_risk() -> None:
+    assert m.aurc(S, P | True) == 0
