@@ -1,4 +1,3 @@
-import io
 from pathlib import Path
 from typing import Any
 
@@ -41,45 +40,6 @@ def test_encode_reports_each_error(pets: Path, tmp_path: Path) -> None:
     assert encoded.inputs[3].any()
 
 
-def test_resizing_averages(make: Any) -> None:
-    board = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
-    image = ImageFormat(size=(8, 8), mode="L").encode([make.png(board)]).inputs
-    assert image.float().sub(127.5).abs().max() < 4  # picking pixels would give 0 or 255
-
-
-def test_sixteen_bits_are_scaled(make: Any) -> None:
-    deep = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
-    image = ImageFormat(size=(16, 16), mode="L").encode([make.png(deep)]).inputs
-    assert image.flatten().tolist() == list(range(256))
-
-
-def test_camera_orientation_is_applied(make: Any, put: Any) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise by a quarter
-    upright = make.noise(4, 6, 3)
-    put("a/turned.png", make.png(np.rot90(upright), exif=exif))
-    put("b/upright.png", make.png(upright))
-    source = data.open(put("README", "").parent)
-    assert source.format.shape == (3, 4, 6)
-    for image in source.load():
-        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), upright)
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_large_images_are_turned_too(kind: str) -> None:
-    pixels = np.zeros((1000, 1500, 3), np.uint8)
-    pixels[..., 0] = np.linspace(0, 255, 1500)
-    pixels[..., 1] = np.linspace(0, 255, 1000)[:, None]
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(pixels).save(stream := io.BytesIO(), kind, exif=exif, quality=100)
-    inputs = ImageFormat(size=(30, 20), mode="RGB").encode([stream.getvalue()]).checked()
-    turned = Image.fromarray(np.rot90(pixels, -1)).resize((20, 30), Image.Resampling.BILINEAR)
-    torch.testing.assert_close(
-        inputs[0], torch.from_numpy(np.array(turned)).movedim(-1, 0), atol=3, rtol=0
-    )
-
-
 def test_untrusted_files_are_opened_before_they_are_decoded(make: Any) -> None:
     format = ImageFormat(size=(4, 4), mode="L")
     item, values = format.open(make.png(np.zeros((20, 30), np.uint8)))
@@ -95,7 +55,9 @@ def test_unknown_pixel_range_is_an_error(make: Any) -> None:
     assert "mode F have no known range" in RGB.encode([image]).errors[0]
 
 
-def test_folder_has_one_sub_folder_per_class(pets: Path) -> None:
+def test_folder_has_one_sub_folder_per_class(pets: Path, put: Any) -> None:
+    for name in ("README.txt", "cat/notes.txt", "cat/.DS_Store", ".cache/a.png", "dog/.t/a.png"):
+        put(f"pets/{name}", "no image")
     source = data.open(pets)
     assert repr(source) == "<pets: 5 x (3, 6, 5), image, labeled>"
     assert source.target.tolist() == ["cat", "cat", "dog", "dog", "dog"]
@@ -105,45 +67,20 @@ def test_folder_has_one_sub_folder_per_class(pets: Path) -> None:
         np.testing.assert_array_equal(source[4].permute(1, 2, 0).numpy(), np.asarray(image))
 
 
-def test_other_files_are_ignored(pets: Path, put: Any) -> None:
-    for name in ("README.txt", "cat/notes.txt", "cat/.DS_Store", ".cache/a.png", "dog/.t/a.png"):
-        put(f"pets/{name}", "no image")
-    assert len(data.open(pets)) == 5
-
-
-def broken(pets: Path) -> None:
+def test_unreadable_images_are_skipped_raised_or_reported(pets: Path) -> None:
+    before = data.open(pets)
     complete = (pets / "cat" / "a.png").read_bytes()
     (pets / "cat" / "half.png").write_bytes(complete[: len(complete) // 2])
     (pets / "dog" / "empty.jpg").write_bytes(b"")
-
-
-def test_unreadable_images_are_skipped_with_one_warning(pets: Path) -> None:
-    before = data.open(pets)
-    broken(pets)
     with pytest.warns(UserWarning, match=r"2 of 7 .*half\.png.*empty\.jpg.*skipped") as caught:
         after = data.open(pets)
     assert len(caught) == 1
     assert after.fingerprint() == before.fingerprint()
-
-
-def test_unreadable_images_stop_on_request(pets: Path) -> None:
-    broken(pets)
     with pytest.raises(DubitoError, match=r"2 of 7 inputs cannot be read: cat/half\.png: "):
         data.open(pets, on_error="raise")
-
-
-def test_unreadable_images_are_reported_on_request(pets: Path) -> None:
-    broken(pets)
     source = data.open(pets, on_error="report", labeled=False, format=RGB)
-    assert [source.item(row) for row in source.encode(range(7)).errors] == [
-        "cat/half.png", "dog/empty.jpg",
-    ]  # fmt: skip
-
-
-def test_class_without_a_readable_image(pets: Path, put: Any) -> None:
-    put("pets/eel/bad.png", "bad")
-    with pytest.raises(DubitoError, match="no input of 'eel' can be read"):
-        data.open(pets)
+    errors = [source.item(row) for row in source.encode(range(7)).errors]
+    assert errors == ["cat/half.png", "dog/empty.jpg"]
 
 
 def test_folders_without_classes(put: Any, make: Any, tmp_path: Path) -> None:
@@ -160,20 +97,19 @@ def test_folders_without_classes(put: Any, make: Any, tmp_path: Path) -> None:
     put("single/dog/a.txt", "")
     with pytest.raises(DubitoError, match=r"there is no image file in .*dog: add files"):
         data.open(tmp_path / "single")
+    put("single/dog/a.png", "bad")
+    with pytest.raises(DubitoError, match="no input of 'dog' can be read"):
+        data.open(tmp_path / "single")
 
 
-def test_folder_with_parts(put: Any, make: Any, tmp_path: Path) -> None:
+def test_folder_with_parts(put: Any, make: Any, pets: Path) -> None:
     for name in ("train/cat/a", "train/dog/a", "train/eel/a", "test/dog/a", "test/cat/b"):
-        put(f"zoo/{name}.png", make.png(make.noise(4, 4)))
-    zoo = tmp_path / "zoo"
+        zoo = put(f"zoo/{name}.png", make.png(make.noise(4, 4))).parents[2]
     assert parts(zoo) == ("train", "test")
     assert data.open(zoo).target.tolist() == ["cat", "dog", "eel"]
     assert data.open(zoo, "test").target.tolist() == ["cat", "dog"]
     assert len(data.open(zoo, "all")) == 5
     assert len(data.open(zoo, "test", labeled=False)) == 2
-
-
-def test_folder_without_parts_has_no_test_part(pets: Path) -> None:
     assert parts(pets) == ()
     with pytest.raises(DubitoError, match=r"part of .*pets: 'test'.*dubito\.data\.split"):
         data.open(pets, "test")
@@ -225,7 +161,9 @@ def test_files_without_targets(pets: Path) -> None:
 
 def test_large_folder_is_streamed(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory = data.open(pets)
+    assert not data.open(pets, stream=True).subset([0, 1]).is_in_memory
     monkeypatch.setattr("dubito.data.base.IN_MEMORY", 100)
+    assert data.open(pets, stream=False).subset([0, 1]).is_in_memory
     streamed = data.open(pets)
     assert in_memory.is_in_memory
     assert not streamed.is_in_memory
@@ -234,12 +172,6 @@ def test_large_folder_is_streamed(pets: Path, monkeypatch: pytest.MonkeyPatch) -
     (pets / "cat" / "b.png").write_bytes((pets / "cat" / "a.png").read_bytes())
     assert torch.equal(streamed[1], streamed[0])
     assert streamed.fingerprint() != before
-
-
-def test_streams_or_holds_on_request(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not data.open(pets, stream=True).subset([0, 1]).is_in_memory
-    monkeypatch.setattr("dubito.data.base.IN_MEMORY", 100)
-    assert data.open(pets, stream=False).subset([0, 1]).is_in_memory
 
 
 @pytest.mark.parametrize("stream", [False, True])

