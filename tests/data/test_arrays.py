@@ -1,5 +1,4 @@
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, ImageFormat
 
 
-def test_far_values_are_noted_and_out_of_range() -> None:
+def test_far_values_are_noted_and_out_of_range():
     format = ArrayFormat(shape=(2,), low=(0, 5), high=(2, 5))
     encoded = format.encode([[4.0, 10.0], [-2.1, 5.0], [1.0, 10.1]])  # a constant may double
     assert encoded.notes == {
@@ -20,14 +19,14 @@ def test_far_values_are_noted_and_out_of_range() -> None:
     assert format.in_range(encoded.inputs).tolist() == [True, False, False]
 
 
-def test_range_of_flat_inputs_is_kept() -> None:
+def test_range_of_flat_inputs_is_kept():
     source = data.open(np.array([[0.0, 5.0], [2.0, 5.0]]))
     assert source.format == ArrayFormat(shape=(2,), low=(0, 5), high=(2, 5))
     wide = data.open(np.random.default_rng(0).normal(size=(50, 3)) * [1e-30, 1, 1e30])
     assert wide.format.in_range(wide.load()).all()
 
 
-def test_values_that_are_not_finite() -> None:
+def test_values_that_are_not_finite():
     x = np.ones((4, 2, 2))
     x[1, 0, 1], x[3, 1, 1] = np.nan, 1e39
     encoded = ArrayFormat(shape=(2, 2)).encode(x)
@@ -52,7 +51,7 @@ def test_values_that_are_not_finite() -> None:
         ([[1, 2], [3]], "not an array of numbers"),
     ],
 )
-def test_unfit_arrays(items: object, message: str) -> None:
+def test_unfit_arrays(items, message):
     with pytest.raises(DubitoError, match=message):
         ArrayFormat(shape=(2,)).encode(items)
 
@@ -68,13 +67,13 @@ def test_unfit_arrays(items: object, message: str) -> None:
         ((2, 6), np.uint8, ArrayFormat(shape=(6,), dtype="uint8")),
     ],
 )
-def test_format_follows_from_the_array(shape, dtype, expected) -> None:  # type: ignore[no-untyped-def]
+def test_format_follows_from_the_array(shape, dtype, expected):
     source = data.open(np.ones(shape, dtype))
     assert source.format == expected
     assert source[0].shape == expected.shape
 
 
-def test_npz(tmp_path: Path) -> None:
+def test_npz(tmp_path):
     path = tmp_path / "flowers.npz"
     np.savez(path, x=np.ones((3, 4)), y=np.array([b"rose", b"iris", b"rose"]))
     source = data.open(path)
@@ -83,7 +82,7 @@ def test_npz(tmp_path: Path) -> None:
     assert data.open(path, labeled=False).target is None
 
 
-def test_npz_parts(tmp_path: Path) -> None:
+def test_npz_parts(tmp_path):
     path = tmp_path / "parts.npz"
     np.savez(
         path,
@@ -111,7 +110,7 @@ def test_npz_parts(tmp_path: Path) -> None:
         ({"x": np.array([["a"], ["b"]]), "y": [0, 1]}, "inputs must be numbers, not <U1"),
     ],
 )
-def test_unfit_npz(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+def test_unfit_npz(tmp_path, arrays, message):
     path = tmp_path / "bad.npz"
     np.savez(path, **arrays)
     with pytest.raises(DubitoError, match=message):
@@ -119,7 +118,7 @@ def test_unfit_npz(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) 
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", struct.pack("<8d", *range(8))])
-def test_damaged_npz(tmp_path: Path, content: bytes) -> None:
+def test_damaged_npz(tmp_path, content):
     path = tmp_path / "bad.npz"
     path.write_bytes(content)
     with pytest.raises(DubitoError, match=r"bad\.npz is not an \.npz file"):

@@ -1,7 +1,6 @@
 """Datasets of the package datasets, in memory and in folders of `save_to_disk`."""
 
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ def reviews() -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("saved", [False, True])
-def test_images_are_those_of_the_dataset(saved: bool, stream: bool, tmp_path: Path) -> None:
+def test_images_are_those_of_the_dataset(saved, stream, tmp_path):
     dataset = pictures(note=["a caption"] * 12)
     dataset.save_to_disk(tmp_path / "pets")
     source = data.open(tmp_path / "pets" if saved else dataset, stream=stream)
@@ -66,7 +65,7 @@ def test_images_are_those_of_the_dataset(saved: bool, stream: bool, tmp_path: Pa
     assert other.fingerprint() != source.fingerprint()
 
 
-def test_images_in_files_and_damaged_ones(tmp_path: Path) -> None:
+def test_images_in_files_and_damaged_ones(tmp_path):
     Image.new("L", (5, 5)).save(tmp_path / "a.png")
     files = [str(tmp_path / "a.png"), str(tmp_path / "a.png"), str(tmp_path / "no.png"), None]
     columns = {"photo": files, "labels": ["x", "y", "x", "y"]}
@@ -78,7 +77,7 @@ def test_images_in_files_and_damaged_ones(tmp_path: Path) -> None:
         assert source.load().shape == (2, 1, 5, 5)
 
 
-def test_samples_without_a_class_are_left_out() -> None:
+def test_samples_without_a_class_are_left_out():
     dataset = pictures()
     dataset = dataset.map(lambda row, number: {"label": -(number % 3 == 1)}, with_indices=True)
     with pytest.warns(UserWarning, match="dataset: 4 of 12 samples have no target and are left"):
@@ -87,7 +86,7 @@ def test_samples_without_a_class_are_left_out() -> None:
     assert len(data.open(dataset, labeled=False)) == 12
 
 
-def test_numbers() -> None:
+def test_numbers():
     columns = {"features": [[1.0, 2.0], [3.0, 5.0]], "label": ["a", "b"]}
     source = data.open(datasets.Dataset.from_dict(columns))
     assert source.load().tolist() == [[1, 2], [3, 5]]
@@ -100,10 +99,9 @@ def test_numbers() -> None:
     assert data.open(labeled).target.tolist() == [3.5, 4.5]
 
 
-def test_texts_are_trained_and_predicted(reviews: Any, tmp_path: Path) -> None:
-    datasets.DatasetDict(train=reviews, test=reviews, validation=reviews).save_to_disk(
-        tmp_path / "reviews"
-    )
+def test_texts_are_trained_and_predicted(reviews, tmp_path):
+    saved = datasets.DatasetDict(train=reviews, test=reviews, validation=reviews)
+    saved.save_to_disk(tmp_path / "reviews")
     assert parts(tmp_path / "reviews") == ("train", "test")
     assert len(data.open(tmp_path / "reviews", "all")) == 80
     options: Any = {"epochs": 8, "lr": 0.05, "report": False, "device": "cpu", "batch_size": 8}
@@ -115,7 +113,7 @@ def test_texts_are_trained_and_predicted(reviews: Any, tmp_path: Path) -> None:
     assert predict(model, rows).labels.tolist() == expected.labels.tolist() == ["yes", "no"]
 
 
-def test_bad_datasets(reviews: Any) -> None:
+def test_bad_datasets(reviews):
     twice = datasets.concatenate_datasets(
         [pictures(), pictures().rename_columns({"image": "mask", "label": "kind"})], axis=1
     )

@@ -43,14 +43,14 @@ def readers() -> list[str]:
 
 @pytest.mark.parametrize("ahead", [1, 2, 9])
 @pytest.mark.parametrize("size", [1, 7, 20, 99])
-def test_batches_are_all_inputs_in_order(size: int, ahead: int) -> None:
+def test_batches_are_all_inputs_in_order(size, ahead):
     for source in (Slow(), data.open(torch.arange(20.0)[:, None], labeled=False)):
         batches = [batch.inputs for batch in source.batches(size, ahead)]
         assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
         assert torch.cat(batches).flatten().tolist() == [*range(20)]
 
 
-def test_few_batches_are_read_ahead() -> None:
+def test_few_batches_are_read_ahead():
     source = Slow()
     batches = source.batches(2, ahead=3)
     next(batches)
@@ -62,7 +62,7 @@ def test_few_batches_are_read_ahead() -> None:
     assert not readers()
 
 
-def test_an_error_arrives_with_its_batch_and_ends_the_reader() -> None:
+def test_an_error_arrives_with_its_batch_and_ends_the_reader():
     batches = Slow(broken=9).batches(4)
     assert [len(batch.inputs) for batch in islice(batches, 2)] == [4, 4]
     with pytest.raises(OSError, match="the disk is gone"):
@@ -72,15 +72,15 @@ def test_an_error_arrives_with_its_batch_and_ends_the_reader() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_data_loader_reads_batches_at_once(workers: int) -> None:
+def test_data_loader_reads_batches_at_once(workers):
     source = Slow()
-    loader = DataLoader(source, batch_size=6, shuffle=False, num_workers=workers)  # type: ignore[arg-type]
+    loader = DataLoader(source, batch_size=6, shuffle=False, num_workers=workers)
     assert torch.cat([*loader]).flatten().tolist() == [*range(20)]
     if not workers:
         assert source.read == [*range(20)]
 
 
-def test_an_unreadable_input_of_a_batch_has_its_name(tmp_path) -> None:
+def test_an_unreadable_input_of_a_batch_has_its_name(tmp_path):
     (tmp_path / "bad.png").write_bytes(b"bad")
     source = data.open([tmp_path / "bad.png"], labeled=False, on_error="report")
     with pytest.raises(DubitoError, match=r"1 of 1 inputs cannot be read: bad\.png"):

@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from dubito.tasks import Classification
 RGB = ImageFormat(size=(6, 5), mode="RGB")
 
 
-def test_encode_takes_paths_bytes_images_and_arrays(pets: Path) -> None:
+def test_encode_takes_paths_bytes_images_and_arrays(pets):
     path = pets / "cat" / "a.png"
     with Image.open(path) as image:
         pixels = np.asarray(image)
@@ -30,7 +29,7 @@ def test_encode_takes_paths_bytes_images_and_arrays(pets: Path) -> None:
     assert ImageFormat(size=(3, 7), mode="RGB").encode([np.zeros((3, 3, 7), "u1")]).errors == {}
 
 
-def test_encode_reports_each_error(pets: Path, tmp_path: Path) -> None:
+def test_encode_reports_each_error(pets, tmp_path):
     encoded = RGB.encode([tmp_path / "no.png", b"no image", np.zeros((6, 5)), pets / "cat/a.png"])
     assert list(encoded.errors) == [0, 1, 2]
     assert "No such file" in encoded.errors[0]
@@ -40,7 +39,7 @@ def test_encode_reports_each_error(pets: Path, tmp_path: Path) -> None:
     assert encoded.inputs[3].any()
 
 
-def test_untrusted_files_are_opened_before_they_are_decoded(make: Any) -> None:
+def test_untrusted_files_are_opened_before_they_are_decoded(make):
     format = ImageFormat(size=(4, 4), mode="L")
     item, values = format.open(make.png(np.zeros((20, 30), np.uint8)))
     assert values == 600
@@ -50,12 +49,12 @@ def test_untrusted_files_are_opened_before_they_are_decoded(make: Any) -> None:
             format.open(make.png(np.zeros(pixels, np.uint8), kind=kind))
 
 
-def test_unknown_pixel_range_is_an_error(make: Any) -> None:
+def test_unknown_pixel_range_is_an_error(make):
     image = make.png(np.ones((6, 5), np.float32), kind="TIFF")
     assert "mode F have no known range" in RGB.encode([image]).errors[0]
 
 
-def test_folder_has_one_sub_folder_per_class(pets: Path, put: Any) -> None:
+def test_folder_has_one_sub_folder_per_class(pets, put):
     for name in ("README.txt", "cat/notes.txt", "cat/.DS_Store", ".cache/a.png", "dog/.t/a.png"):
         put(f"pets/{name}", "no image")
     source = data.open(pets)
@@ -67,7 +66,7 @@ def test_folder_has_one_sub_folder_per_class(pets: Path, put: Any) -> None:
         np.testing.assert_array_equal(source[4].permute(1, 2, 0).numpy(), np.asarray(image))
 
 
-def test_unreadable_images_are_skipped_raised_or_reported(pets: Path) -> None:
+def test_unreadable_images_are_skipped_raised_or_reported(pets):
     before = data.open(pets)
     complete = (pets / "cat" / "a.png").read_bytes()
     (pets / "cat" / "half.png").write_bytes(complete[: len(complete) // 2])
@@ -83,7 +82,7 @@ def test_unreadable_images_are_skipped_raised_or_reported(pets: Path) -> None:
     assert errors == ["cat/half.png", "dog/empty.jpg"]
 
 
-def test_folders_without_classes(put: Any, make: Any, tmp_path: Path) -> None:
+def test_folders_without_classes(put, make, tmp_path):
     image = make.png(make.noise(3, 3))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DubitoError, match=r"no sub-folders, and 0 image files: expected one"):
@@ -102,7 +101,7 @@ def test_folders_without_classes(put: Any, make: Any, tmp_path: Path) -> None:
         data.open(tmp_path / "single")
 
 
-def test_folder_with_parts(put: Any, make: Any, pets: Path) -> None:
+def test_folder_with_parts(put, make, pets):
     for name in ("train/cat/a", "train/dog/a", "train/eel/a", "test/dog/a", "test/cat/b"):
         zoo = put(f"zoo/{name}.png", make.png(make.noise(4, 4))).parents[2]
     assert parts(zoo) == ("train", "test")
@@ -115,7 +114,7 @@ def test_folder_with_parts(put: Any, make: Any, pets: Path) -> None:
         data.open(pets, "test")
 
 
-def test_size_and_mode(pets: Path) -> None:
+def test_size_and_mode(pets):
     source = data.open(pets, size=(4, 3), mode="L")
     assert source.format == ImageFormat(size=(4, 3), mode="L")
     assert data.open(pets, size=1).format.shape[1:] == (1, 1)
@@ -123,7 +122,7 @@ def test_size_and_mode(pets: Path) -> None:
     with pytest.raises(DubitoError, match="size must be"):
         data.open(pets, size=0)
     with pytest.raises(ValueError, match="unknown mode 'HSV'; known: 'L', 'RGB'"):
-        data.open(pets, mode="HSV")  # type: ignore[arg-type]
+        data.open(pets, mode="HSV")
 
 
 @pytest.mark.parametrize(
@@ -135,9 +134,7 @@ def test_size_and_mode(pets: Path) -> None:
         ([(80, 160), (120, 240)], 96, "stretch"),
     ],
 )
-def test_size_follows_the_median_shorter_side(
-    put: Any, make: Any, shapes: list[tuple[int, int]], side: int, fit: Any
-) -> None:
+def test_size_follows_the_median_shorter_side(put, make, shapes, side, fit):
     for name, shape in zip("ab", shapes, strict=True):
         folder = put(f"mixed/{name}/a.png", make.png(make.noise(*shape))).parents[1]
     with pytest.warns(UserWarning, match=f"become {side} x {side} .*pass size=") as caught:
@@ -148,18 +145,17 @@ def test_size_follows_the_median_shorter_side(
     assert data.open(folder, size=16, fit="pad").format.resize.fit == "pad"
 
 
-def test_files_without_targets(pets: Path) -> None:
+def test_files_without_targets(pets):
     files = [pets / "cat" / "a.png", pets / "dog"]
     source = data.open(files, labeled=False)
-    assert [source.item(row) for row in range(4)] == [
-        "cat/a.png", "dog/a.png", "dog/b.png", "dog/x/c.png",
-    ]  # fmt: skip
+    names = [source.item(row) for row in range(4)]
+    assert names == ["cat/a.png", "dog/a.png", "dog/b.png", "dog/x/c.png"]
     assert len(data.open(pets / "cat" / "a.png", labeled=False)) == 1
     with pytest.raises(DubitoError, match="files have no targets: pass a folder"):
         data.open(files)
 
 
-def test_large_folder_is_streamed(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_folder_is_streamed(pets, monkeypatch):
     in_memory = data.open(pets)
     assert not data.open(pets, stream=True).subset([0, 1]).is_in_memory
     monkeypatch.setattr("dubito.data.base.IN_MEMORY", 100)
@@ -175,26 +171,21 @@ def test_large_folder_is_streamed(pets: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_truncated_images_are_skipped_at_any_size(pets: Path, make: Any, stream: bool) -> None:
-    photo = make.png(make.noise(64, 64, 3), kind="JPEG")
+def test_truncated_images_are_skipped_at_any_size(pets, make, stream):
+    before, photo = data.open(pets), make.png(make.noise(64, 64, 3), kind="JPEG")
     (pets / "cat" / "half.jpg").write_bytes(photo[: len(photo) // 2])  # with a complete header
     with pytest.warns(UserWarning, match=r"1 of 6 .*cat/half\.jpg: .*truncated.*skipped"):
         source = data.open(pets, size=6, stream=stream)
-    assert [source.item(row) for row in range(5)] == [
-        "cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png", "dog/x/c.png",
-    ]  # fmt: skip
+    assert sorted(map(source.item, range(5))) == [*map(before.item, range(5))]
     assert source.load().shape == (5, 3, 6, 6)
     with pytest.raises(DubitoError, match=r"1 of 6 inputs cannot be read: cat/half\.jpg"):
         data.open(pets, size=6, stream=stream, on_error="raise")
 
 
-def test_folder_beyond_the_memory_limit_is_trained(
-    pets: Path, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_beyond_the_memory_limit_is_trained(pets, make, tmp_path, monkeypatch):
     for number in range(12):
-        (pets / ("cat", "dog")[number % 2] / f"{number}.png").write_bytes(
-            make.png(make.noise(6, 5, 3, seed=number))
-        )
+        path = pets / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.write_bytes(make.png(make.noise(6, 5, 3, seed=number)))
     largest = 0
     encode = ImageFormat.encode
 

@@ -1,6 +1,4 @@
 import gzip
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ PUBLISHED = {
 }
 
 
-def test_digits() -> None:
+def test_digits():
     train, test = data.open("digits"), data.open("digits", "test")
     assert (len(train), len(test)) == (1438, 359)
     assert train.format == ImageFormat(size=(8, 8), mode="L")
@@ -32,7 +30,7 @@ def test_digits() -> None:
     assert everything.load().sum() == (original.images * 255 / 16).round().sum()
 
 
-def test_names_and_parts() -> None:
+def test_names_and_parts():
     assert {*PUBLISHED, "svhn", "digits"} <= set(DATASETS)
     assert parts("cifar-10") == ("train", "test")
     with pytest.raises(DubitoError, match="part of digits: 'valid'; known: 'train', 'test'"):
@@ -41,9 +39,7 @@ def test_names_and_parts() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.filterwarnings("ignore:.*is not the published file")
-def test_published_files_are_read(
-    name: str, put: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_files_are_read(name, put, make, tmp_path, monkeypatch):
     first, shape = PUBLISHED[name]
     monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     images, labels = make.noise(4, *shape), np.array([0, 1, 0, 9])
@@ -60,7 +56,7 @@ def test_published_files_are_read(
     assert source.name == name
 
 
-def test_registered_dataset() -> None:
+def test_registered_dataset():
     @DATASETS.register("toy")
     class Toy(Dataset):
         argument = "columns"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,7 +41,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def test_file_is_downloaded_once_from_the_first_mirror_that_has_it(site: Any, store: Path) -> None:
+def test_file_is_downloaded_once_from_the_first_mirror_that_has_it(site, store):
     folder, address = site
     (folder / "a.bin").write_bytes(CONTENT)
     release = Release(md5={"a.bin": MD5}, mirrors=(f"{address}missing/", address))
@@ -51,7 +50,7 @@ def test_file_is_downloaded_once_from_the_first_mirror_that_has_it(site: Any, st
     assert fetch("set", release, ["a.bin"])[0].read_bytes() == CONTENT
 
 
-def test_wrong_checksum_and_missing_file(site: Any, store: Path) -> None:
+def test_wrong_checksum_and_missing_file(site, store):
     folder, address = site
     (folder / "a.bin").write_bytes(b"something else")
     release = Release(md5={"a.bin": MD5}, mirrors=(address, f"{address}missing/"))
@@ -60,7 +59,7 @@ def test_wrong_checksum_and_missing_file(site: Any, store: Path) -> None:
     assert not (store / "set" / "a.bin").exists()
 
 
-def test_archive_is_unpacked(site: Any, store: Path) -> None:
+def test_archive_is_unpacked(site, store):
     folder, address = site
     with tarfile.open(folder / "all.tar.gz", "w:gz") as archive:
         for name in ("inside/a.bin", "inside/b.bin"):
@@ -78,7 +77,7 @@ def test_archive_is_unpacked(site: Any, store: Path) -> None:
     assert [path.read_bytes() for path in paths] == [CONTENT, CONTENT]
 
 
-def test_other_file_is_used_with_a_warning(store: Path) -> None:
+def test_other_file_is_used_with_a_warning(store):
     path = store / "set" / "a.bin"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"cropped again")
@@ -86,6 +85,6 @@ def test_other_file_is_used_with_a_warning(store: Path) -> None:
         assert fetch("set", Release(md5={"a.bin": MD5}, mirrors=()), ["a.bin"]) == [path]
 
 
-def test_default_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_data_folder(monkeypatch):
     monkeypatch.delenv("DUBITO_DATA")
     assert data_folder().name == "dubito"

@@ -1,6 +1,5 @@
 import gzip
 import io
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from dubito.data.known import PARSERS
 from dubito.errors import DubitoError
 
 
-def test_cifar_joins_files(put: Any, make: Any) -> None:
+def test_cifar_joins_files(put, make):
     images, labels = make.noise(5, 3, 32, 32), np.arange(5)
     files = [
         put("1.bin", make.cifar(images[:2], labels[:2])),
@@ -21,7 +20,7 @@ def test_cifar_joins_files(put: Any, make: Any) -> None:
     np.testing.assert_array_equal(parsed_labels, labels)
 
 
-def test_svhn_calls_zero_ten(put: Any, make: Any) -> None:
+def test_svhn_calls_zero_ten(put, make):
     images, stream = make.noise(3, 3, 32, 32), io.BytesIO()
     savemat(stream, {"X": images.transpose(2, 3, 1, 0), "y": np.array([[10], [1], [9]])})
     parsed, labels = PARSERS["svhn"]([put("test.mat", stream.getvalue())])
@@ -29,7 +28,7 @@ def test_svhn_calls_zero_ten(put: Any, make: Any) -> None:
     assert labels.tolist() == [0, 1, 9]
 
 
-def test_damaged_idx(put: Any, make: Any) -> None:
+def test_damaged_idx(put, make):
     good = make.idx(make.noise(5, 40, 30))
     labels = put("labels", make.idx(np.zeros(4)))
     packed = gzip.compress(good)
@@ -51,6 +50,6 @@ def other_arrays() -> bytes:
 
 @pytest.mark.parametrize("content", [b"", b"x" * 3000, other_arrays()])
 @pytest.mark.parametrize("name", ["cifar", "svhn"])
-def test_damaged_files(put: Any, name: str, content: bytes) -> None:
+def test_damaged_files(put, name, content):
     with pytest.raises(DubitoError, match=r"bad is truncated or another file.*delete it"):
         PARSERS[name]([put("bad", content)])

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -9,27 +7,27 @@ from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, ImageFormat
 
 
-def test_unknown_names(put: Any) -> None:
+def test_unknown_names(put):
     with pytest.raises(DubitoError, match=r"'minst' is not a file.* known: .*'digits'.*'mnist'"):
         data.open("minst")
     with pytest.raises(DubitoError, match=r"a\.xyz is neither a folder nor a table"):
         data.open(put("a.xyz", ""))
 
 
-def test_source_is_returned_with_or_without_its_target() -> None:
+def test_source_is_returned_with_or_without_its_target():
     source = data.open((np.zeros((2, 3)), ["a", "b"]))
     assert data.open(source).target.tolist() == ["a", "b"]
     assert data.open(source, labeled=False).target is None
     assert source.target is not None
 
 
-def test_tensors_and_lists() -> None:
+def test_tensors_and_lists():
     source = data.open((torch.zeros(2, 3), torch.tensor([1, 0])))
     assert source.target.tolist() == [1, 0]
     assert data.open(([[1, 2], [3, 4]], ["a", "b"])).load().tolist() == [[1, 2], [3, 4]]
 
 
-def test_images_of_another_size_are_converted_on_request() -> None:
+def test_images_of_another_size_are_converted_on_request():
     format = ImageFormat(size=(4, 4), mode="RGB")
     with pytest.raises(DubitoError, match=r"8 x 8 L images, but .* 4 x 4 RGB images.*resize=True"):
         data.open("digits", "test", format=format)
@@ -51,6 +49,6 @@ def test_images_of_another_size_are_converted_on_request() -> None:
         ((np.zeros((2, 2)), [1]), {}, "2 inputs, but 1 targets"),
     ],
 )
-def test_options_that_do_not_fit(source: Any, options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_fit(source, options, message):
     with pytest.raises(ValueError, match=message):
         data.open(source, **options)

@@ -26,7 +26,7 @@ def houses(put: Any) -> data.Source:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_numbers_and_categories(put: Any, kind: str) -> None:
+def test_numbers_and_categories(put, kind):
     path = put("a.csv", "size, color ,kind\n2.5,red,x\n1e1, blue,y\n")
     if kind == "parquet":
         pytest.importorskip("pyarrow")
@@ -37,7 +37,7 @@ def test_numbers_and_categories(put: Any, kind: str) -> None:
     assert source.target.tolist() == ["x", "y"]
 
 
-def test_missing_values_and_codes(houses: data.Source) -> None:
+def test_missing_values_and_codes(houses):
     area, code, heating = houses.load().split((2, 2, 3), 1)
     assert area.tolist() == [[50, 0], [80, 1], [120, 0], [80, 0]]  # the median and an indicator
     assert code.tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]  # a category, though of digits
@@ -48,9 +48,7 @@ def test_missing_values_and_codes(houses: data.Source) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "frame", "file"])
-def test_prediction_reads_rows_frames_and_files_alike(
-    houses: data.Source, put: Any, kind: str
-) -> None:
+def test_prediction_reads_rows_frames_and_files_alike(houses, put, kind):
     rows = [
         {"heating": "oil", "extra": 1, "postcode": "04315", "area": 60},
         {"heating": None, "extra": 2, "postcode": "04109", "area": None},
@@ -63,7 +61,7 @@ def test_prediction_reads_rows_frames_and_files_alike(
     assert (encoded.errors, encoded.notes) == ({}, {})
 
 
-def test_values_far_outside_and_unseen_categories(houses: data.Source) -> None:
+def test_values_far_outside_and_unseen_categories(houses):
     rows = [
         {"area": 700, "postcode": "99999", "heating": "gas"},
         {"area": -20, "postcode": "04109", "heating": "gas"},
@@ -78,7 +76,7 @@ def test_values_far_outside_and_unseen_categories(houses: data.Source) -> None:
     assert houses.format.in_range(houses.load()).all()
 
 
-def test_describe_returns_the_cells_of_a_row() -> None:
+def test_describe_returns_the_cells_of_a_row():
     frame = pd.DataFrame({"age": [1.5, None, 3.0], "hue": ["red", "tan", "red"]})
     format = data.open(frame, labeled=False).format
     inputs = format.encode([*frame.to_dict("records"), {"age": 2, "hue": "sky"}]).inputs
@@ -86,7 +84,7 @@ def test_describe_returns_the_cells_of_a_row() -> None:
     assert rows == [[1.5, "red"], ["", "tan"], [3.0, "red"], [2.0, None]]
 
 
-def test_rows_that_cannot_be_read(put: Any) -> None:
+def test_rows_that_cannot_be_read(put):
     format = data.open(put("a.csv", "n,c,y\n1,a,0\n2,b,1\n3,a,1\n")).format
     rows = [{"n": "x", "c": "a"}, {"n": 1, "c": None}, {"n": "inf", "c": "a"}, {"n": 2, "c": "b"}]
     encoded = format.encode(rows)
@@ -98,23 +96,23 @@ def test_rows_that_cannot_be_read(put: Any) -> None:
     assert encoded.inputs.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [2, 0, 1]]
 
 
-def test_column_missing_at_prediction(houses: data.Source) -> None:
+def test_column_missing_at_prediction(houses):
     with pytest.raises(DubitoError, match="lacks the column 'heating'; it has 'area', 'postcode'"):
         houses.format.encode([{"area": 1, "postcode": "04109"}])
 
 
-def test_ignored_columns_and_categories(put: Any) -> None:
+def test_ignored_columns_and_categories(put):
     rows = "".join(f"u{i},{i % 3},{i % 2}\n" for i in range(30))
     path = put("a.csv", f"id,floor,y\n{rows}")
     assert data.open(path, ignore=["id"]).load().tolist()[2:4] == [[2], [0]]
     source = data.open(path, ignore=["id"], categories=["floor"])
-    assert [column.name for column in source.format.columns] == ["floor"]  # type: ignore[attr-defined]
+    assert [column.name for column in source.format.columns] == ["floor"]
     assert source.load().tolist()[2:4] == [[0, 0, 1], [1, 0, 0]]
     encoded = source.format.encode([{"floor": 2}, {"floor": 1.0}])
     assert encoded.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
 
 
-def test_all_problems_are_reported_at_once(put: Any) -> None:
+def test_all_problems_are_reported_at_once(put):
     lines = [f"u{i},{'x' if i == 3 else i},{1e9 + i / 1e3},," for i in range(30)]
     path = put("bad.csv", "id,n,time,none,price\n" + "\n".join(lines))
     with pytest.raises(DubitoError, match=r"^bad\.csv: ") as caught:
@@ -127,7 +125,7 @@ def test_all_problems_are_reported_at_once(put: Any) -> None:
     assert "target 'price' is missing in 30 rows, the first is line 2" in message
 
 
-def test_rows_without_a_target_are_left_out(put: Any) -> None:
+def test_rows_without_a_target_are_left_out(put):
     path = put("a.csv", "n,w,a,b\n1,1,5,\n2,1,,\n3,0.5,6,7\n9,1,nan,\n")
     with pytest.warns(UserWarning, match=r"2 of 4 samples have no target .* first is a\.csv:3"):
         source = data.open(path, target=["a", "b"], weight="w")
@@ -139,7 +137,7 @@ def test_rows_without_a_target_are_left_out(put: Any) -> None:
     assert len(unlabeled) == 4
 
 
-def test_labels_of_arrays_may_be_missing() -> None:
+def test_labels_of_arrays_may_be_missing():
     inputs = np.arange(6.0).reshape(3, 2)
     with pytest.warns(UserWarning, match="1 of 3 samples have no target .* first is sample 1"):
         source = data.open((inputs, ["cat", None, "dog"]))
@@ -147,7 +145,7 @@ def test_labels_of_arrays_may_be_missing() -> None:
     assert list(source.target) == ["cat", "dog"]
 
 
-def test_weights_are_numbers_of_at_least_zero(put: Any) -> None:
+def test_weights_are_numbers_of_at_least_zero(put):
     path = put("a.csv", "text,y,w\ngood,1,2\nbad,0,1\n")
     assert data.open(path, text="text", weight="w").weight.tolist() == [2, 1]
     path = put("a.csv", "n,w,y\n1,1,5\n2,-1,6\n")
@@ -168,19 +166,19 @@ def test_weights_are_numbers_of_at_least_zero(put: Any) -> None:
         (["NA", "none"], ["NA", "none"]),
     ],
 )
-def test_targets_are_numbers_or_text(put: Any, cells: list[str], expected: list[Any]) -> None:
+def test_targets_are_numbers_or_text(put, cells, expected):
     path = put("a.csv", "n,y\n" + "".join(f"{row},{cell}\n" for row, cell in enumerate(cells)))
     assert data.open(path).target.tolist() == expected
 
 
-def test_several_targets(put: Any) -> None:
+def test_several_targets(put):
     source = data.open(put("a.csv", "y,n,z\n1,2,3\n4,5,6\n"), target=["z", "y"])
     assert list(source.target.columns) == ["z", "y"]
     assert source.load().tolist() == [[2], [5]]
     assert source.subset([1]).target.to_numpy().tolist() == [[6, 4]]
 
 
-def test_data_frame() -> None:
+def test_data_frame():
     frame = pd.DataFrame(
         {"n": [1.0, np.nan, 3.0], "b": [True, False, True], "c": ["x", "y", None], "y": [1, 2, 3]}
     )
@@ -194,7 +192,7 @@ def test_data_frame() -> None:
     assert pair.target.tolist() == ["a", "b", "a"]
 
 
-def test_index_column_is_ignored(put: Any) -> None:
+def test_index_column_is_ignored(put):
     frame = pd.DataFrame({"n": [1, 2, 3], "y": [0, 1, 0]})
     with pytest.warns(UserWarning, match="first column has no name and counts rows"):
         source = data.open(put("a.csv", frame.to_csv()))
@@ -202,12 +200,12 @@ def test_index_column_is_ignored(put: Any) -> None:
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
-def test_delimiters(put: Any, delimiter: str) -> None:
+def test_delimiters(put, delimiter):
     path = put("a.csv", HOUSES.replace(",", delimiter))
     assert data.open(path, target="price").load().shape == (4, 7)
 
 
-def test_evaluation_uses_the_format_of_a_model(houses: data.Source, put: Any) -> None:
+def test_evaluation_uses_the_format_of_a_model(houses, put):
     path = put("test.csv", "price,heating,area,postcode\n250,oil,90,04315\n")
     source = data.open(path, format=houses.format, ignore=["id"])
     assert source.load().tolist() == [[90, 0, 0, 1, 0, 0, 1]]
@@ -215,7 +213,7 @@ def test_evaluation_uses_the_format_of_a_model(houses: data.Source, put: Any) ->
     assert source.target.name == "price"
 
 
-def test_unreadable_rows_raise_unless_reported(put: Any) -> None:
+def test_unreadable_rows_raise_unless_reported(put):
     format = data.open(put("a.csv", "n,y\n1,0\n2,1\n")).format
     path = put("b.csv", "n,y\n1,0\nx,1\n")
     with pytest.raises(DubitoError, match=r"1 of 2 inputs.*b\.csv:3: column 'n' is 'x'"):
@@ -237,18 +235,18 @@ def test_unreadable_rows_raise_unless_reported(put: Any) -> None:
         ("y\n1\n2\n", "no input columns"),
     ],
 )
-def test_bad_files(put: Any, content: str | bytes, message: str) -> None:
+def test_bad_files(put, content, message):
     with pytest.raises(DubitoError, match=message):
         data.open(put("bad.csv", content))
 
 
 @pytest.mark.parametrize("option", ["target", "ignore", "categories"])
-def test_unknown_columns(put: Any, option: str) -> None:
+def test_unknown_columns(put, option):
     with pytest.raises(ValueError, match=r"unknown column of a\.csv 'z'; known: 'n', 'y'"):
         data.open(put("a.csv", "n,y\n1,2\n"), **{option: ["z"]})
 
 
-def test_refit_takes_ranges_and_categories_from_some_rows() -> None:
+def test_refit_takes_ranges_and_categories_from_some_rows():
     frame = pd.DataFrame(
         {"age": [20.0, 30.0, None, 700.0], "city": ["a", "b", "a", "c"], "y": [0, 1, 0, 1]}
     )
