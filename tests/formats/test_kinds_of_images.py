@@ -158,7 +158,7 @@ def stored(kind: str, side: int = SIDE) -> Stored:
 @pytest.mark.parametrize(
     ("kind", "side"), [*((kind, SIDE) for kind in KINDS), *((kind, 1056) for kind in LARGE)]
 )
-def test_each_kind_is_read_as_it_looks(kind: str, side: int, size: int) -> None:
+def test_each_kind_is_read_as_it_looks(kind, side, size):
     content, seen = stored(kind, side)
     expected = np.asarray(image(seen).resize((size, size), Image.Resampling.BOX)).astype(float)
     pixels = ImageFormat(size=(size, size), mode="RGB").encode([content]).checked()[0]
@@ -172,7 +172,7 @@ def test_each_kind_is_read_as_it_looks(kind: str, side: int, size: int) -> None:
     "kind", ["RGBA.png", "RGBA.tif", "LA.png", "transparent.png", "transparent.gif"]
 )
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_dropped_transparency_leaves_what_pillow_converts(kind: str, mode: Any) -> None:
+def test_dropped_transparency_leaves_what_pillow_converts(kind, mode):
     content, _ = stored(kind)
     format = ImageFormat(size=(SIDE, SIDE), mode=mode, transparency="drop")
     with warnings.catch_warnings():
@@ -183,7 +183,7 @@ def test_dropped_transparency_leaves_what_pillow_converts(kind: str, mode: Any) 
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_without_draft_large_images_are_resized_as_by_pillow(kind: str) -> None:
+def test_without_draft_large_images_are_resized_as_by_pillow(kind):
     values = np.random.default_rng(0).integers(256, size=(1100, 1000, 3), dtype=np.uint8)
     content = saved(Image.fromarray(values), kind)
     resized = Image.open(io.BytesIO(content)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
@@ -206,9 +206,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("size", [8, 2 * SIDE])
-def test_training_and_prediction_read_a_folder_alike(
-    folder: Path, tmp_path: Path, size: int, stream: bool
-) -> None:
+def test_training_and_prediction_read_a_folder_alike(folder, tmp_path, size, stream):
     options: Any = {"size": size, "stream": stream}
     with pytest.warns(UserWarning, match=r"1 of 34 .*odd/half\.jpg: image file is truncated"):
         source = data.open(folder, **options)

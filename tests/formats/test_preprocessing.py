@@ -14,11 +14,13 @@ def fit(x, **options):
     return Preprocessing.fit(ArrayFormat.fit(x.numpy()), x, **options)
 
 
-def test_flat_numbers_are_standardized():
+def test_flat_numbers_are_standardized_or_stay():
     x = torch.randn(500, 2) * torch.tensor([3.0, 0.1]) + torch.tensor([5.0, -7.0])
     normalized = fit(x).normalize(x)
     torch.testing.assert_close(normalized.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(normalized.std(0, correction=0), torch.ones(2))
+    assert torch.equal(fit(x, standardize=False).normalize(x), x)
+    assert Preprocessing.model_validate_json(fit(x).model_dump_json()) == fit(x)
 
 
 def test_numbers_far_from_zero_keep_their_digits():
@@ -55,16 +57,6 @@ def test_mean_and_deviation_are_given():
         Preprocessing.fit(IMAGES, x, mean=mean)
     with pytest.raises(DubitoError, match="standardize=False contradicts"):
         Preprocessing.fit(IMAGES, x, standardize=False, mean=mean, std=std)
-
-
-def test_flat_numbers_may_stay_as_they_are():
-    x = torch.randn(5, 2) * 9
-    assert torch.equal(fit(x, standardize=False).normalize(x), x)
-
-
-def test_round_trip_through_json():
-    preprocessing = fit(torch.randn(50, 3))
-    assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing
 
 
 def test_normalize_can_be_exported_and_differentiated():
