@@ -76,9 +76,7 @@ def opened(browser: Browser, address: Callable[[str], str]) -> Iterator[Callable
 
         def open_page(name: str = "demo", *, ready: bool = True, **options: Any) -> Watched:
             url = address(name)
-            context = browser.new_context(
-                **{"viewport": {"width": 1280, "height": 900}, **options}  # type: ignore[arg-type]
-            )
+            context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
             stack.callback(context.close)
             context.set_default_timeout(PATIENCE)
             page = context.new_page()

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from tests.browser.hands import answered, draw, offer, png, row, shown, text, until
+from tests.browser.hands import (
+    PREDICT,
+    answered,
+    draw,
+    offer,
+    png,
+    respond,
+    row,
+    show,
+    shown,
+    text,
+    until,
+)
 from tests.browser.models import SPECIES, TREES
 from tests.browser.service import TOKEN
 from tests.browser.watched import Watched
@@ -21,42 +32,24 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-PREDICT = "**/v1/predict*"
 DOT = [[(0.5, 0.5)]]
 REFUSED = "Failed to load resource"
-
-
-def respond(route: Route, **options: Any) -> None:
-    route.fulfill(**options)
-
-
-def show(watched: Watched, **changes: Any) -> tuple[str, str, str]:
-    """Return stamp, headline and reason that the page shows for a row."""
-    page = watched.page
-    page.unroute_all()
-    page.route(PREDICT, partial(respond, json={"predictions": [row(**changes)]}))
-    draw(page, DOT)
-    answered(page)
-    return text(page, "stamp"), text(page, "headline"), text(page, "why")
 
 
 # --- decisions ------------------------------------------------------------------------------------
 
 
-def test_accepted(demo: Watched) -> None:
-    stamp, headline, why = show(demo, epistemic=0.02)
-    assert (stamp, headline) == ("✓ Accepted", "It’s 3.")
+def test_accepted(demo):
+    stamp, headline, why = show(demo.page, prediction="<i>3</i>", epistemic=0.02)
+    assert (stamp, headline) == ("✓ Accepted", "It’s <i>3</i>.")  # names are text
     assert why.startswith("Probability 10%. Familiar: its epistemic uncertainty, 0.020, is within")
-
-
-def test_guarantee(demo: Watched) -> None:
-    expected = "an error rate of at most 2% among accepted predictions, with confidence 95%"
-    assert expected in text(demo.page, "policy")
+    guarantee = "an error rate of at most 2% among accepted predictions, with confidence 95%"
+    assert guarantee in text(demo.page, "policy")
 
 
 def test_accepted_is_not_called_familiar_without_an_ood_threshold(
-    opened: Callable[..., Watched],
-) -> None:
+    opened,
+):
     watched = opened(ready=False)
 
     def without(route: Route) -> None:
@@ -67,20 +60,20 @@ def test_accepted_is_not_called_familiar_without_an_ood_threshold(
     watched.page.route("**/v1/model", without)
     watched.page.reload()
     watched.page.wait_for_selector("body[data-ready]")
-    assert show(watched)[2] == "Probability 10%."
+    assert show(watched.page)[2] == "Probability 10%."
 
 
-def test_ambiguous(demo: Watched) -> None:
+def test_ambiguous(demo):
     probs = {**{str(k): 0.0 for k in range(10)}, "3": 0.55, "8": 0.45}
     changes = {"probs": probs, "probability": 0.55, "accepted": False, "reason": "ambiguous"}
-    stamp, headline, why = show(demo, **changes)
+    stamp, headline, why = show(demo.page, **changes)
     assert stamp == "? Abstained"
     assert headline == "I’m not sure: 3 or 8."
     assert why.startswith("Not certain enough for an error rate of at most 2%. Best guess: 3.")
 
 
-def test_unfamiliar(demo: Watched) -> None:
-    _, headline, why = show(demo, accepted=False, reason="unfamiliar")
+def test_unfamiliar(demo):
+    _, headline, why = show(demo.page, accepted=False, reason="unfamiliar")
     assert headline == "I don’t know: not like anything seen in training."
     assert why.startswith("Its epistemic uncertainty, 0.500, is above the limit of ")
     assert "guess" not in why
@@ -88,14 +81,10 @@ def test_unfamiliar(demo: Watched) -> None:
     assert cells.inner_text() == "(10%)"  # not calibrated for such inputs
 
 
-def test_names_are_text(demo: Watched) -> None:
-    assert show(demo, prediction="<i>3</i>")[1] == "It’s <i>3</i>."
-
-
 # --- kinds of models ------------------------------------------------------------------------------
 
 
-def test_many_classes_without_a_policy(opened: Callable[..., Watched]) -> None:
+def test_many_classes_without_a_policy(opened):
     page = opened("species").page
     image = np.random.default_rng(1).integers(0, 255, (50, 30, 3), dtype=np.uint8)
     offer(page, "paste", ("a.png", "image/png", png(image)))
@@ -113,19 +102,8 @@ def test_many_classes_without_a_policy(opened: Callable[..., Watched]) -> None:
     assert not page.locator("#gallery").is_visible()
 
 
-def test_table_behind_a_token(opened: Callable[..., Watched]) -> None:
-    watched = opened("table", ready=False)
-    watched.expected = ["status of 401"]
-    page = watched.page
-    page.wait_for_selector("#token[open]")
-    page.fill("#token-value", "something-wrong")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("text=This token was not accepted")
-    page.fill("#token-value", TOKEN)
-    page.keyboard.press("Enter")
-    page.wait_for_selector("body[data-ready]")
-    answered(page)
-    assert page.locator("#row label").all_inner_texts() == ["height", "girth", "bark"]
+def test_token_stays_in_the_tab(table):
+    page = table.page
     with page.expect_download() as saved:  # a link has no token
         page.click("#api")
     described = json.loads(Path(saved.value.path()).read_text("utf-8"))
@@ -137,28 +115,43 @@ def test_table_behind_a_token(opened: Callable[..., Watched]) -> None:
 
 @pytest.fixture
 def table(opened: Callable[..., Watched]) -> Watched:
-    """Return the page of the table, with its token."""
+    """Return the page of the table, which asks for a token until it is right."""
     watched = opened("table", ready=False)
     watched.expected = ["status of 401"]
-    watched.page.wait_for_selector("#token[open]")
-    watched.page.fill("#token-value", TOKEN)
-    watched.page.keyboard.press("Enter")
-    answered(watched.page)
+    page = watched.page
+    page.wait_for_selector("#token[open]")
+    page.fill("#token-value", "something-wrong")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=This token was not accepted")
+    page.fill("#token-value", TOKEN)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("body[data-ready]")
+    answered(page)
     return watched
 
 
-def test_table_has_a_form(table: Watched) -> None:
+def test_table_has_a_form(table):
     page = table.page
     assert not page.locator("#surface").is_visible()
     assert not page.locator("#triangle").is_visible()  # softmax has no evidence
     assert text(page, "beliefs-title") == "Probability"
+    assert page.locator("#row label").all_inner_texts() == ["height", "girth", "bark"]
     assert page.locator("#bars tbody").first.locator("th").all_inner_texts() == list(TREES)
     before = text(page, "bars")
     page.fill("#field-0", "30")
     until(page, f"document.getElementById('bars').innerText !== {json.dumps(before)}")
+    page.fill("#field-1", "")  # never missing in training
+    assert text(page, "row-source") == "Enter a number: girth."
+    page.fill("#field-1", "1")
+    page.fill("#field-0", "")
+    assert text(page, "row-source") == ""
+    answered(page)
+    page.fill("#field-0", "900")
+    page.wait_for_selector("text=I don’t know: a value is out of range.")
+    assert "height is 900, far from" in text(page, "why")
 
 
-def test_text_has_a_box(opened: Callable[..., Watched]) -> None:
+def test_text_has_a_box(opened):
     page = opened("reviews").page
     assert page.locator("#verdict").get_attribute("data-state") == "idle"
     page.fill("#text", "the music was wonderful, a day")
@@ -170,24 +163,7 @@ def test_text_has_a_box(opened: Callable[..., Watched]) -> None:
     answered(page, "idle")
 
 
-def test_missing_values_of_a_table(table: Watched) -> None:
-    page = table.page
-    page.fill("#field-1", "")  # never missing in training
-    assert text(page, "row-source") == "Enter a number: girth."
-    page.fill("#field-1", "1")
-    page.fill("#field-0", "")
-    assert text(page, "row-source") == ""
-    answered(page)
-
-
-def test_value_out_of_range(table: Watched) -> None:
-    page = table.page
-    page.fill("#field-0", "900")
-    page.wait_for_selector("text=I don’t know: a value is out of range.")
-    assert "height is 900, far from" in text(page, "why")
-
-
-def test_regression_has_value_and_interval(opened: Callable[..., Watched]) -> None:
+def test_regression_has_value_and_interval(opened):
     page = opened("regression").page
     assert answered(page) == "accept"
     value = float(text(page, "headline").removeprefix("age: "))
@@ -204,7 +180,7 @@ def test_regression_has_value_and_interval(opened: Callable[..., Watched]) -> No
     assert track[0] < left < start < end < right < track[1]
 
 
-def test_several_targets(opened: Callable[..., Watched]) -> None:
+def test_several_targets(opened):
     page = opened("targets").page
     page.fill("#json", "[1, 2")
     page.click("#row button")
@@ -218,7 +194,7 @@ def test_several_targets(opened: Callable[..., Watched]) -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_newest_answer_wins(demo: Watched) -> None:
+def test_newest_answer_wins(demo):
     page = demo.page
     first: list[Route] = []
     aborted: list[Request] = []
@@ -243,9 +219,9 @@ def test_newest_answer_wins(demo: Watched) -> None:
         json.dumps({"predictions": [row(total=None)]}),
     ],
 )
-def test_invalid_response(demo: Watched, body: str) -> None:
+def test_invalid_response(demo, body):
     page = demo.page
-    page.route(PREDICT, partial(respond, status=200, body=body))
+    respond(page, body=body)
     draw(page, DOT)
     answered(page, "error")
     assert "the response is not valid" in text(page, "headline")
@@ -256,28 +232,25 @@ def test_invalid_response(demo: Watched, body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "headline"), [(413, "too large"), (500, "No answer."), (504, "took too long")]
+    ("status", "answer", "headline"),
+    [
+        (413, {"detail": "this is the reason"}, "too large"),
+        (500, {"detail": "this is the reason"}, "No answer."),
+        (504, {"detail": "this is the reason"}, "took too long"),
+        (200, {"predictions": [{"error": "this is the reason"}]}, ""),
+    ],
 )
-def test_refusal_in_words(demo: Watched, status: int, headline: str) -> None:
+def test_refusal_in_words(demo, status, answer, headline):
     demo.expected = [REFUSED]
     page = demo.page
-    page.route(PREDICT, partial(respond, status=status, json={"detail": "this is the reason"}))
+    respond(page, status=status, json=answer)
     draw(page, DOT)
     answered(page, "error")
     assert headline in text(page, "headline")
     assert text(page, "why").startswith("This is the reason. ")
 
 
-def test_row_with_an_error(demo: Watched) -> None:
-    page = demo.page
-    rows = [{"error": "the outputs are not finite"}]
-    page.route(PREDICT, partial(respond, json={"predictions": rows}))
-    draw(page, DOT)
-    answered(page, "error")
-    assert text(page, "why").startswith("The outputs are not finite. ")
-
-
-def test_busy_service_is_asked_again(demo: Watched) -> None:
+def test_busy_service_is_asked_again(demo):
     demo.expected = [REFUSED]
     page = demo.page
     refused: list[str] = []
@@ -296,7 +269,7 @@ def test_busy_service_is_asked_again(demo: Watched) -> None:
     assert len(refused) == 2
 
 
-def test_unreachable_service(demo: Watched) -> None:
+def test_unreachable_service(demo):
     demo.expected = [REFUSED]
     page = demo.page
     page.route(PREDICT, lambda route: route.abort("connectionrefused"))
@@ -309,7 +282,7 @@ def test_unreachable_service(demo: Watched) -> None:
     answered(page)
 
 
-def test_unreachable_before_the_model_is_known(demo: Watched) -> None:
+def test_unreachable_before_the_model_is_known(demo):
     demo.expected = [REFUSED]
     page = demo.page
     page.route("**/v1/model", lambda route: route.abort("connectionrefused"))

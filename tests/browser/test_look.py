@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from tests.browser.hands import DIGITS, answered, draw, pick, seen, shown
-from tests.browser.watched import Watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -69,7 +67,7 @@ def contrast(first: list[float], other: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
-def test_contrast_of_text(opened: Callable[..., Watched], scheme: str, dark: bool) -> None:
+def test_contrast_of_text(opened, scheme, dark):
     page = opened(color_scheme=scheme).page
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     paper = luminance(page.evaluate(ground))
@@ -87,7 +85,7 @@ def test_contrast_of_text(opened: Callable[..., Watched], scheme: str, dark: boo
 
 
 @pytest.mark.parametrize("name", ["demo", "photos", "regression", "reviews"])
-def test_nothing_is_wider_than_the_screen(opened: Callable[..., Watched], name: str) -> None:
+def test_nothing_is_wider_than_the_screen(opened, name):
     page = opened(name).page
     beyond = """
     (width) => [...document.querySelectorAll("body *")]
@@ -101,7 +99,7 @@ def test_nothing_is_wider_than_the_screen(opened: Callable[..., Watched], name: 
         assert page.evaluate(beyond, width) == []
 
 
-def test_targets_on_a_phone_are_large_enough(opened: Callable[..., Watched]) -> None:
+def test_targets_on_a_phone_are_large_enough(opened):
     page = opened(viewport=PHONE, has_touch=True).page
     page.wait_for_selector(".sample")
     sizes: list[list[Any]] = page.evaluate("""
@@ -114,9 +112,7 @@ def test_targets_on_a_phone_are_large_enough(opened: Callable[..., Watched]) -> 
 
 
 @pytest.mark.parametrize("viewport", [PHONE, WIDE])
-def test_nothing_moves_when_answers_come(
-    opened: Callable[..., Watched], viewport: dict[str, int]
-) -> None:
+def test_nothing_moves_when_answers_come(opened, viewport):
     page = opened(viewport=viewport).page
     page.wait_for_selector(".sample")
     before = page.evaluate(PLACES)
@@ -129,7 +125,7 @@ def test_nothing_moves_when_answers_come(
     assert states == {"accept", "abstain"}
 
 
-def test_accepted_and_abstained_differ_without_color(demo: Watched) -> None:
+def test_accepted_and_abstained_differ_without_color(demo):
     page = demo.page
     looks = {}
     for kind in ("known", "unknown"):
@@ -157,7 +153,7 @@ def press(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-def test_drawing_by_keyboard(demo: Watched) -> None:
+def test_drawing_by_keyboard(demo):
     page = demo.page
     press(page, "Tab")
     assert focused(page) == "skip"
@@ -182,7 +178,7 @@ def test_drawing_by_keyboard(demo: Watched) -> None:
     answered(page, "idle")
 
 
-def test_everything_else_by_keyboard(demo: Watched) -> None:
+def test_everything_else_by_keyboard(demo):
     page = demo.page
     draw(page, DIGITS["1"])
     answered(page)
@@ -205,7 +201,7 @@ def test_everything_else_by_keyboard(demo: Watched) -> None:
     assert not page.locator("#follow").is_checked()
 
 
-def test_everything_has_a_name(demo: Watched) -> None:
+def test_everything_has_a_name(demo):
     page = demo.page
     draw(page, DIGITS["2"])
     answered(page)
@@ -224,7 +220,7 @@ def test_everything_has_a_name(demo: Watched) -> None:
     assert rows == 11
 
 
-def test_the_answer_stays_in_sight(opened: Callable[..., Watched]) -> None:
+def test_the_answer_stays_in_sight(opened):
     page = opened(viewport=PHONE).page
     pick(page, "unknown")
     dock = page.locator("#dock")
