@@ -23,7 +23,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_features(draw_features(), tmp_path_factory.mktemp("features") / "novel.npz")
 
 
-def test_fewshot_writes_a_result(file: Path, tmp_path: Path) -> None:
+def test_fewshot_writes_a_result(file, tmp_path):
     result = fewshot(
         file, ood=write_features(draw_features(5, 60, 64, 1), tmp_path / "ood.npz"),
         method={"name": "edl", "kl_weight": 0.5}, ways=4, shots=2, queries=3, episodes=30,
@@ -35,7 +35,7 @@ def test_fewshot_writes_a_result(file: Path, tmp_path: Path) -> None:
     assert result["metrics"]["accuracy"]["episodes"] == 30
 
 
-def test_presets_set_method_and_scaling(file: Path) -> None:
+def test_presets_set_method_and_scaling(file):
     options = {"ways": 4, "shots": 1, "episodes": 20, "device": "cpu"}
     centered = fewshot(file, preset="centered", reference=draw_features(seed=1), **options)
     published = fewshot(file, preset="published", **options)
@@ -44,19 +44,19 @@ def test_presets_set_method_and_scaling(file: Path) -> None:
     assert centered["features"]["hash"] != published["features"]["hash"]
 
 
-@pytest.mark.parametrize("options", [{"method": "edl"}, {"scaling": "unit"}])
-def test_preset_excludes_method_and_scaling(file: Path, options: dict[str, str]) -> None:
-    with pytest.raises(DubitoError, match="pass either preset, or method and scaling"):
-        fewshot(file, preset="published", **options)
-
-
-def test_unknown_names_fail_before_features_are_read() -> None:
-    with pytest.raises(DubitoError, match="unknown preset 'publishd'; known: 'published'"):
-        fewshot("no file.npz", preset="publishd")
-    with pytest.raises(DubitoError, match="unknown method 'edll'"):
-        fewshot("no file.npz", method="edll")
-    with pytest.raises(DubitoError, match="unknown scaling 'units'; known: 'none', 'unit'"):
-        fewshot("no file.npz", scaling="units")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "published", "method": "edl"}, "pass either preset, or method and scaling"),
+        ({"preset": "published", "scaling": "unit"}, "pass either preset, or method and scaling"),
+        ({"preset": "publishd"}, "unknown preset 'publishd'; known: 'published'"),
+        ({"method": "edll"}, "unknown method 'edll'"),
+        ({"scaling": "units"}, "unknown scaling 'units'; known: 'none', 'unit'"),
+    ],
+)
+def test_wrong_options_fail_before_features_are_read(options, message):
+    with pytest.raises(DubitoError, match=message):
+        fewshot("no file.npz", **options)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_features_of_a_model_folder(photos: Path, tmp_path: Path) -> None:
+def test_features_of_a_model_folder(photos, tmp_path):
     source = open_data(photos, "all")
     task = Classification.from_target(source.target)
     preprocessing = Preprocessing.fit(source.format, source.load())
@@ -94,14 +94,19 @@ class Pixels(nn.Module):
         return x.mean((1, 2, 3))
 
 
-@pytest.mark.parametrize("network", [Pixels, Pixels(), nn.Flatten()], ids=str)
-def test_features_of_a_network(photos: Path, network: object) -> None:
+@pytest.mark.parametrize("network", [Pixels, Pixels(), nn.Flatten(), "torch.nn:Flatten"], ids=str)
+def test_features_of_a_network(photos, network):
     result = features(network, photos, size=4, mode="L", device="cpu")
     expected = open_data(photos, "all", size=4, mode="L").load().flatten(1) / 255
     torch.testing.assert_close(result.values, expected)
 
 
-def test_features_of_a_model_with_a_module_of_the_user(photos: Path, tmp_path: Path) -> None:
+def test_outputs_that_are_no_features_are_an_error(photos):
+    with pytest.raises(DubitoError, match=r"features have shape \(10, 3, 8, 8\)"):
+        features(nn.Identity(), photos, device="cpu")
+
+
+def test_features_of_a_model_with_a_module_of_the_user(photos, tmp_path):
     (tmp_path / "nets.py").write_text(
         "from torch import nn\n"
         "def build(shape):\n"
@@ -116,12 +121,3 @@ def test_features_of_a_model_with_a_module_of_the_user(photos: Path, tmp_path: P
     torch.testing.assert_close(result.values, source.load().flatten(1) / 255)
     with pytest.raises(DubitoError, match="pass network="):
         features(tmp_path / "model", photos, device="cpu")
-
-
-def test_features_of_a_named_function(photos: Path) -> None:
-    assert features("torch.nn:Flatten", photos, device="cpu").values.shape == (10, 8 * 8 * 3)
-
-
-def test_outputs_that_are_no_features_are_an_error(photos: Path) -> None:
-    with pytest.raises(DubitoError, match=r"features have shape \(10, 3, 8, 8\)"):
-        features(nn.Identity(), photos, device="cpu")

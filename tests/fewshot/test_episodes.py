@@ -18,7 +18,7 @@ from tests.fewshot.samples import draw_features
         (3, 2, False, "5ca3b5cb8c7bc788"),
     ],
 )
-def test_seed_keeps_its_episodes(ways: int, shots: int, apart: bool, expected: str) -> None:
+def test_seed_keeps_its_episodes(ways, shots, apart, expected):
     """The hashes are those of the first edition."""
     ood = draw_features(5, 60, 64, 1) if apart else None
     drawn = Sampler(draw_features(), ood, Setting(ways, shots, seed=7)).draw(3, 200)
@@ -26,7 +26,7 @@ def test_seed_keeps_its_episodes(ways: int, shots: int, apart: bool, expected: s
     assert digest.hexdigest()[:16] == expected
 
 
-def test_samples_of_an_episode_are_disjoint() -> None:
+def test_samples_of_an_episode_are_disjoint():
     features = draw_features()
     drawn = Sampler(features, None, Setting(3, 4)).draw(0, 300)
     for support, query, ood in zip(*drawn, strict=True):
@@ -37,12 +37,12 @@ def test_samples_of_an_episode_are_disjoint() -> None:
         assert not inside & set(features.labels[ood].tolist())
 
 
-def test_more_shots_contain_fewer() -> None:
+def test_more_shots_contain_fewer():
     few, many = (Sampler(draw_features(), None, Setting(3, k, 15)).draw(0, 50) for k in (2, 5))
     assert (many.support.reshape(50, 3, 5)[:, :, :2] == few.support.reshape(50, 3, 2)).all()
 
 
-def test_draws_are_uniform() -> None:
+def test_draws_are_uniform():
     drawn = Sampler(draw_features(), None, Setting(4, 1)).draw(0, 20_000)
     counts = np.bincount(draw_features().labels[drawn.support].flatten().numpy())
     assert abs(counts / counts.mean() - 1).max() < 0.03
@@ -56,21 +56,18 @@ def test_draws_are_uniform() -> None:
         (Setting(8, 1), "need 120 out-of-distribution queries, but sample-0 has 0 classes"),
     ],
 )
-def test_impossible_episodes_are_errors(setting: Setting, message: str) -> None:
+def test_impossible_episodes_are_errors(setting, message):
     with pytest.raises(DubitoError, match=message):
         Sampler(draw_features(), None, setting)
 
 
-def test_all_samples_of_a_class_can_be_used() -> None:
+def test_all_samples_of_a_class_can_be_used():
     drawn = Sampler(draw_features(), None, Setting(2, 25, 15)).draw(0, 1)
     assert len({*drawn.support[0].tolist(), *drawn.query[0].tolist()}) == 80
 
 
-def test_features_of_another_width_are_an_error() -> None:
-    with pytest.raises(DubitoError, match="sample-0 has 64 features and sample-1 32"):
-        Sampler(draw_features(), draw_features(size=32, seed=1), Setting())
-
-
-def test_setting_out_of_range_is_an_error() -> None:
+def test_settings_and_features_that_do_not_fit_are_errors():
     with pytest.raises(DubitoError, match="ways must be at least 2, not 1"):
         Setting(ways=1)
+    with pytest.raises(DubitoError, match="sample-0 has 64 features and sample-1 32"):
+        Sampler(draw_features(), draw_features(size=32, seed=1), Setting())

@@ -1,7 +1,5 @@
 """Features, their files and scalings."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,27 +10,30 @@ from dubito.fewshot._features import scale
 from tests.fewshot.samples import draw_features
 
 
-def test_classes_without_samples_are_left_out() -> None:
+def test_classes_without_samples_are_left_out():
     features = Features(torch.rand(4, 2), torch.tensor([0, 2, 2, 0]), ("a", "b", "c"))
     assert features.classes == ("a", "c")
     assert features.labels.tolist() == [0, 1, 1, 0]
 
 
-def test_features_that_are_not_finite_are_an_error() -> None:
+def test_features_that_are_not_finite_are_an_error():
     values = torch.ones(3, 2)
     values[1, 0] = torch.nan
     with pytest.raises(DubitoError, match="sample 1 are not finite"):
         Features(values, torch.arange(3), tuple("abc"), "bad")
 
 
-def test_unit_gives_the_mean_length_of_the_reference() -> None:
-    reference = draw_features(seed=1)
-    lengths = scale(draw_features(), "unit", reference).values.norm(dim=-1)
+def test_unit_gives_the_mean_length_of_the_reference():
+    data, reference = draw_features(), draw_features(seed=1)
+    lengths = scale(data, "unit", reference).values.norm(dim=-1)
     expected = reference.values.norm(dim=-1).mean()
     torch.testing.assert_close(lengths, expected.expand_as(lengths))
+    assert scale(data, "none", None) is data
+    with pytest.raises(DubitoError, match="'unit' needs a reference"):
+        scale(data, "unit", None)
 
 
-def test_centered_uses_the_mean_of_the_reference() -> None:
+def test_centered_uses_the_mean_of_the_reference():
     data, reference = draw_features(), draw_features(seed=1)
     moved = data.values - reference.values.mean(0)
     result = scale(data, "centered", reference).values
@@ -40,17 +41,7 @@ def test_centered_uses_the_mean_of_the_reference() -> None:
     torch.testing.assert_close(cosine, torch.ones_like(cosine))
 
 
-def test_none_leaves_features_alone() -> None:
-    data = draw_features()
-    assert scale(data, "none", None) is data
-
-
-def test_scaling_needs_a_reference() -> None:
-    with pytest.raises(DubitoError, match="'unit' needs a reference"):
-        scale(draw_features(), "unit", None)
-
-
-def test_written_features_are_read_back(tmp_path: Path) -> None:
+def test_written_features_are_read_back(tmp_path):
     data = draw_features()
     result = read_features(write_features(data, tmp_path / "sample.npz"))
     assert result.classes == data.classes
@@ -59,23 +50,21 @@ def test_written_features_are_read_back(tmp_path: Path) -> None:
     assert result.labels.equal(data.labels)
 
 
-def test_damaged_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(b"not a file of features")
-    with pytest.raises(DubitoError, match=r"cannot read .*a\.npz"):
-        read_features(tmp_path / "a.npz")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("damaged.npz", r"cannot read .*damaged\.npz"),
+        ("a.pkl", r"kept in \.npz files, not in .*a\.pkl"),
+        ("none.npz", "No such file"),
+    ],
+)
+def test_bad_files_are_errors(tmp_path, name, message):
+    (tmp_path / "damaged.npz").write_bytes(b"not a file of features")
+    with pytest.raises(DubitoError, match=message):
+        read_features(tmp_path / name)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DubitoError, match=r"kept in \.npz files, not in .*a\.pkl"):
-        read_features(tmp_path / "a.pkl")
-
-
-def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DubitoError, match="No such file"):
-        read_features(tmp_path / "none.npz")
-
-
-def test_numbers_are_indices_of_named_classes(tmp_path: Path) -> None:
+def test_numbers_are_indices_of_named_classes(tmp_path):
     path = tmp_path / "a.npz"
     arrays = {"features": np.eye(3), "labels": np.array([1, 0, 1])}
     np.savez(path, classes=np.array(["cat", "dog"]), **arrays)

@@ -16,7 +16,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_figures_are_those_of_the_cpu(name: str) -> None:
+def test_figures_are_those_of_the_cpu(name):
     setting = Setting(ways=4, shots=5)
     values, expected = (
         Engine(METHODS.build(name), draw_features(), setting=setting, device=device).values(0, 200)
@@ -28,7 +28,7 @@ def test_figures_are_those_of_the_cpu(name: str) -> None:
         assert abs(np.nanmean(values[key]) - np.nanmean(expected[key])) < 0.01
 
 
-def test_second_run_gives_the_same() -> None:
+def test_second_run_gives_the_same():
     engine = Engine(
         METHODS.build("iedl"), draw_features(), setting=Setting(ways=4, shots=5), device="cuda"
     )

@@ -67,7 +67,7 @@ def fit(engine: Engine, x: Tensor) -> Tensor:
     ("name", "shots", "iterations"),
     [("iedl", 1, 5), ("iedl", 5, 2), *((name, 5, 5) for name in NAMES)],
 )
-def test_iterates_are_those_of_torch_in_all_weights(name: str, shots: int, iterations: int) -> None:
+def test_iterates_are_those_of_torch_in_all_weights(name, shots, iterations):
     solver = Solver(rounds=3, iterations=iterations, evaluations=6, tolerance_grad=0)
     engine = build_engine(name, shots, solver)
     x = supports(engine)
@@ -78,7 +78,7 @@ def test_iterates_are_those_of_torch_in_all_weights(name: str, shots: int, itera
         )
 
 
-def test_solution_is_the_optimum_that_scipy_finds() -> None:
+def test_solution_is_the_optimum_that_scipy_finds():
     solver = Solver(rounds=3, iterations=100, evaluations=125, tolerance_grad=1e-6)
     engine = build_engine("iedl", 3, solver, fisher_weight=0.05)
     x = supports(engine)
@@ -95,18 +95,18 @@ def test_solution_is_the_optimum_that_scipy_finds() -> None:
         assert evaluate(engine, one, weights, 2)[0].item() == pytest.approx(best.fun, abs=1e-6)
 
 
-def test_defaults_are_those_of_the_published_code() -> None:
+def test_defaults_are_those_of_the_published_code():
     assert Solver() == (10, 10, 12, 20, 1e-3, 1e-9)
 
 
-def test_batch_does_not_matter() -> None:
+def test_batch_does_not_matter():
     engine = build_engine("softmax", 3)
     x = supports(engine, 8)
     alone = torch.cat([fit(engine, one[None]) for one in x])
     torch.testing.assert_close(fit(engine, x), alone, rtol=1e-6, atol=1e-6)
 
 
-def test_value_and_gradient_is_that_of_the_loss() -> None:
+def test_value_and_gradient_is_that_of_the_loss():
     """The weights of the terms belong to the round of each episode."""
     drawn = torch.Generator().manual_seed(0)
     rounds = torch.tensor([0, 3, 9, 0, 5, 12])  # beyond the last round for finished episodes
