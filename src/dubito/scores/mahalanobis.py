@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from dubito import _checks
 from dubito.numerics.covariance import shrunk
@@ -98,6 +98,8 @@ class Mahalanobis(Score):
 
     def keep(self, center: Tensor, projection: Tensor, means: Tensor, offsets: Tensor) -> None:
         """Keep the state of max_c offset_c - |(f - center) projection - mean_c|^2."""
+        if not projection.shape[-1]:  # of constant features; the sum over no axis has no graph
+            projection, means = pad(projection, (0, 1)), pad(means, (0, 1))
         self.register_buffer("center", center.float())
         self.register_buffer("projection", projection.float())
         self.register_buffer("means", means.float())
