@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import dubito.onnx
-import tests.scores.kinds  # noqa: F401  registers test_residual
 from dubito import methods
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
@@ -92,12 +90,16 @@ def assert_equals_torch(
 # --- equality ---
 
 
+NAMES = sorted(methods.METHODS.keys() - {*SAMPLING, "label_smoothing", "ensemble"})
+ENSEMBLES = [{"name": "ensemble", "member": member, "size": 2} for member in ("softmax", "der")]
+
+
 # The table below is one of label smoothing.
-@pytest.mark.parametrize("name", sorted(methods.METHODS.keys() - {*SAMPLING, "label_smoothing"}))
-def test_every_method_equals_torch(name: str, tmp_path: Path) -> None:
-    model = build({"name": name, "size": 2} if name == "ensemble" else name)
+@pytest.mark.parametrize("method", [*NAMES, *ENSEMBLES], ids=str)
+def test_every_method_equals_torch(method, tmp_path):
+    model = build(method)
     scores: list[str] | None = None
-    if name == "edl":  # further scores, one of them post hoc
+    if method == "edl":  # further scores, one of them post hoc
         scores = ["vacuity", "dissonance", "energy"]
         model.add_scores(["energy"], draw(model, 10), ["ant"] * 10)
     exported = model.export(tmp_path / "model.onnx", scores=scores)
@@ -119,21 +121,30 @@ def wrapped() -> Model:
 
 
 @pytest.mark.parametrize("make", [partial(build, "edl"), wrapped])
-def test_scores_of_features_are_in_the_graph(make: Callable[[], Model], tmp_path: Path) -> None:
-    model = make().add_scores(["test_residual"], draw(make(), 90), ["ant"] * 90)
-    model.fit_policy(draw(model, 200), coverage=0.5, ood_score="test_residual")
+def test_scores_of_features_are_in_the_graph(make, tmp_path):
+    model = make().add_scores(["vim"], draw(make(), 90), ["ant"] * 90)
+    model.fit_policy(draw(model, 200), coverage=0.5, ood_score="vim")
     columns = assert_equals_torch(
-        model, model.export(tmp_path / "model.onnx", scores=["test_residual"]),
-        draw(model, 50), ["test_residual"],
+        model, model.export(tmp_path / "model.onnx", scores=["vim"]),
+        draw(model, 50), ["vim"],
     )  # fmt: skip
-    assert columns["test_residual"].std() > 0
+    assert columns["vim"].std() > 0
+
+
+def test_mahalanobis_of_constant_features(tmp_path):
+    model = build("edl", limits=False)
+    for parameter in model.network.backbone.parameters():
+        nn.init.zeros_(parameter)
+    model.add_scores(["mahalanobis"], draw(model, 90), ["ant"] * 90)
+    model.fit_policy(draw(model, 200), coverage=0.5, ood_score="mahalanobis")
+    assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 9))
 
 
 @pytest.mark.parametrize(
     ("method", "of_members"),
     [("iedl", False), ({"name": "ensemble", "member": "iedl", "size": 2}, True)],
 )
-def test_calibration_of_almost_no_evidence(method: Any, of_members: bool, tmp_path: Path) -> None:
+def test_calibration_of_almost_no_evidence(method, of_members, tmp_path):
     model = build(method, limits=False)
     for name, parameter in model.network.named_parameters():
         if name.endswith("head.bias"):
@@ -145,7 +156,7 @@ def test_calibration_of_almost_no_evidence(method: Any, of_members: bool, tmp_pa
     assert (columns["probs"].argmax(-1) == columns["prediction"]).all()
 
 
-def test_export_leaves_the_level_of_a_logger(tmp_path: Path) -> None:
+def test_export_leaves_the_level_of_a_logger(tmp_path):
     logger = logging.getLogger(dubito.onnx.LOGGER)
     before = logger.level
     logger.setLevel(logging.INFO)
@@ -156,13 +167,7 @@ def test_export_leaves_the_level_of_a_logger(tmp_path: Path) -> None:
         logger.setLevel(before)
 
 
-def test_ensemble_of_regressions(tmp_path: Path) -> None:
-    model = build({"name": "ensemble", "member": "der", "size": 2})
-    columns = assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 9))
-    assert columns["prediction"].shape == columns["lower"].shape == (9, 2)
-
-
-def test_dissonance_of_many_classes_has_a_graph() -> None:
+def test_dissonance_of_many_classes_has_a_graph():
     class Dissonance(nn.Module):
         def forward(self, alpha: Tensor) -> Tensor:
             return Dirichlet(alpha).dissonance
@@ -173,9 +178,13 @@ def test_dissonance_of_many_classes_has_a_graph() -> None:
     torch.testing.assert_close(program.module()(alpha[:2]), Dirichlet(alpha[:2]).dissonance)
 
 
+PIXELS = ArrayFormat(shape=(1, 12, 12), dtype="uint8")
+
+
 @pytest.mark.parametrize("floats", [False, True])
-def test_images_are_bytes_or_floats(floats: bool, tmp_path: Path) -> None:
-    prepare = Preprocessing(inputs=ImageFormat(size=(12, 12), mode="L"), mean=(0.4,), std=(0.2,))
+@pytest.mark.parametrize("format", [ImageFormat(size=(12, 12), mode="L"), PIXELS])
+def test_images_are_bytes_or_floats(format, floats, tmp_path):
+    prepare = Preprocessing(inputs=format, mean=(0.4,), std=(0.2,))
     model = build("softmax", prepare, "convnet", limits=False)
     exported = dubito.onnx.export(model, tmp_path / "model.onnx", floats=floats)
     pixels = draw(model, 6)
@@ -183,13 +192,7 @@ def test_images_are_bytes_or_floats(floats: bool, tmp_path: Path) -> None:
     assert "accepted" not in assert_equals_torch(model, exported, pixels, file_inputs=file_inputs)
     inputs = json.loads(exported.metadata["inputs"])
     assert inputs["type"] == ("float32" if floats else "uint8")
-
-
-def test_arrays_of_pixels_as_floats_are_from_0_to_1(tmp_path: Path) -> None:
-    prepare = Preprocessing(inputs=ArrayFormat(shape=(4,), dtype="uint8"))
-    model = build("softmax", prepare, limits=False)
-    exported = dubito.onnx.export(model, tmp_path / "model.onnx", floats=True)
-    assert "pixels from 0 to 1;" in json.loads(exported.metadata["inputs"])["values"]
+    assert ("pixels from 0 to 1;" in inputs["values"]) is floats
 
 
 # --- the file ---
@@ -213,7 +216,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Exported]:
     return model, model.export(tmp_path_factory.mktemp("table") / "model.onnx")
 
 
-def test_rows_of_a_table(table: tuple[Model, Exported]) -> None:
+def test_rows_of_a_table(table):
     model, exported = table
     rows = [
         {"size": 1000003.25, "hue": "sky"},
@@ -225,7 +228,7 @@ def test_rows_of_a_table(table: tuple[Model, Exported]) -> None:
     assert columns["reason"].tolist()[2:] == [REASONS.index("out_of_range")] * 2
 
 
-def test_metadata_describes_the_file(table: tuple[Model, Exported]) -> None:
+def test_metadata_describes_the_file(table):
     model, exported = table
     stored = onnxruntime.InferenceSession(exported.path).get_modelmeta().custom_metadata_map
     assert stored == dict(exported.metadata)
@@ -242,7 +245,7 @@ def test_metadata_describes_the_file(table: tuple[Model, Exported]) -> None:
     assert "nats" in content["columns"]["total"]
 
 
-def test_file_is_portable(table: tuple[Model, Exported]) -> None:
+def test_file_is_portable(table):
     content = table[1].path.read_bytes()
     assert len(content) == table[1].size
     assert b"site-packages" not in content
@@ -254,7 +257,7 @@ def test_file_is_portable(table: tuple[Model, Exported]) -> None:
         assert value.doc_string
 
 
-def test_inputs_that_are_not_finite_are_not_answered(table: tuple[Model, Exported]) -> None:
+def test_inputs_that_are_not_finite_are_not_answered(table):
     inputs = torch.tensor([[1e6, 0, 1, 0, 0]]).repeat(3, 1)
     inputs[1, 2], inputs[2, 0] = math.nan, -math.inf
     columns = run(table[1].path, inputs)
@@ -274,19 +277,17 @@ def test_inputs_that_are_not_finite_are_not_answered(table: tuple[Model, Exporte
 @pytest.mark.parametrize(
     "method", ["mc_dropout", {"name": "ensemble", "member": "mc_dropout", "size": 2}]
 )
-def test_methods_that_sample_are_refused(method: Any, tmp_path: Path) -> None:
+def test_methods_that_sample_are_refused(method, tmp_path):
     with pytest.raises(ValueError, match="mc_dropout samples its predictions"):
         build(method, limits=False).export(tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("factor", [1.001, math.nan])
-def test_a_file_that_differs_is_not_written(
-    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_differs_is_not_written(factor, tmp_path, monkeypatch):
     """A runtime that computes something else leaves the old file in place."""
 
-    class Session(onnxruntime.InferenceSession):  # type: ignore[misc, name-defined]
+    class Session(onnxruntime.InferenceSession):
         def __init__(self, content: bytes, *args: Any, **options: Any) -> None:
             proto = onnx.load_from_string(content)
             matrix = max(proto.graph.initializer, key=lambda tensor: math.prod(tensor.dims))
@@ -315,14 +316,14 @@ class Branching(nn.Module):
         return y if bool(y.sum() > 0) else -y
 
 
-def test_a_network_without_a_graph(tmp_path: Path) -> None:
+def test_a_network_without_a_graph(tmp_path):
     model = Model(Branching(), methods.Softmax(), CLASSES, FLAT)
     with pytest.raises(DubitoError, match="torch cannot export Branching as a graph: ") as caught:
         model.export(tmp_path / "model.onnx")
     assert "\n" not in str(caught.value)
 
 
-def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_arguments(tmp_path, monkeypatch):
     model = build("softmax", limits=False)
     with pytest.raises(ValueError, match=r"path must end with \.onnx, but is '.*model\.pt'"):
         model.export(tmp_path / "model.pt")
@@ -333,7 +334,7 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model.export(tmp_path / "model.onnx")
 
 
-def test_texts(tmp_path: Path) -> None:
+def test_texts(tmp_path):
     """Indices of words are the inputs of the file; torch is compared with on indices, too."""
     format = TextFormat(vocabulary=("good", "bad", "film"), length=4)
     backbone = {"name": "embedding", "vocabulary": format.size, "size": 4, "hidden": [8]}

@@ -8,7 +8,7 @@ from dubito.policy import SanityCheck
 from tests.model import models
 
 
-def test_card_of_a_classifier() -> None:
+def test_card_of_a_classifier():
     model = models.fitted()
     model.record = TrainingRecord(
         epochs=30,
@@ -26,13 +26,7 @@ def test_card_of_a_classifier() -> None:
     assert "| at most 20% |" in text
 
 
-def test_card_of_a_regression() -> None:
-    text = card(models.fitted("der"))
-    assert text.startswith("# Regression: price\n")
-    assert "- Targets: price" in text
-
-
-def test_card_of_prediction_sets() -> None:
+def test_card_of_prediction_sets():
     model, (x, _) = models.fitted(), models.samples()
     assert "Prediction sets" not in card(model)
     text = card(model.calibrate(x, models.names(), levels=(0.9, 0.95, 0.999)))
@@ -40,41 +34,46 @@ def test_card_of_prediction_sets() -> None:
     assert "Those of 99.9% have every class: the calibration samples are too few." in text
 
 
-def test_card_without_calibration_and_policy() -> None:
+def test_card_of_a_regression():
+    text = card(models.fitted("der"))
+    assert text.startswith("# Regression: price\n")
+    assert "- Targets: price" in text
+
+
+def test_card_without_calibration_and_policy():
     text = card(models.build())
     assert "not calibrated" in text
     assert "no policy" in text
 
 
-def test_policy_that_accepts_nothing() -> None:
-    model = models.build()
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ({"error_rate": 0.001}, "abstains from every input"),
+        ({"coverage": 0.8}, "at least 80% of the inputs are answered"),
+    ],
+)
+def test_card_of_a_policy(limit, words):
     x, _ = models.samples()
-    model.fit_policy(x, models.names(), error_rate=0.001)
-    assert "abstains from every input" in card(model)
-
-
-def test_coverage_policy() -> None:
-    model = models.build()
-    model.fit_policy(models.samples()[0], models.names(), coverage=0.8)
-    assert "at least 80% of the inputs are answered" in card(model)
+    assert words in card(models.build().fit_policy(x, models.names(), **limit))
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("a_b", r"a\_b"), ("a\nb", "a b"), ("<i>|", r"\<i\>\|")]
+    ("names", "shown"),
+    [
+        (("a_b", "dog"), r"- Classes: a\_b, dog"),
+        (("a\nb", "dog"), "- Classes: a b, dog"),
+        (("<i>|", "dog"), r"- Classes: \<i\>\|, dog"),
+        (tuple(map(str, range(25))), "18, 19 and 5 more"),
+    ],
 )
-def test_names_are_escaped(name: str, shown: str) -> None:
+def test_names_are_escaped_and_shortened(names, shown):
     model = models.build()
-    model.task = model.task.model_copy(update={"classes": (name, "dog", "eel")})
-    assert f"- Classes: {shown}, dog, eel\n" in card(model)
+    model.task = model.task.model_copy(update={"classes": names})
+    assert f"{shown}\n" in card(model)
 
 
-def test_many_classes_are_shortened() -> None:
-    model = models.build()
-    model.task = model.task.model_copy(update={"classes": tuple(map(str, range(25)))})
-    assert "18, 19 and 5 more" in card(model)
-
-
-def test_hardly_recognized_classes_are_named() -> None:
+def test_hardly_recognized_classes_are_named():
     model = models.build()
     model.record = TrainingRecord(recall={"cat": 0.9, "dog": 0.8, "e_l": 0.1})
     assert r"**Classes hardly recognized: e\_l (10.0%); the mean recall is 60.0%.**" in card(model)
@@ -82,13 +81,10 @@ def test_hardly_recognized_classes_are_named() -> None:
     assert "recall" not in card(model)
 
 
-def test_the_sanity_check_warns_of_wrong_answers() -> None:
+def test_the_sanity_check_warns_of_wrong_answers():
     model = models.fitted()
-    assert model.policy is not None
-    found = {
-        "noise": SanityCheck(accepted=0.5, wrong=0.5),
-        "shuffled": SanityCheck(accepted=0.5, wrong=0),
-    }
+    wrong = {"noise": 0.5, "shuffled": 0}
+    found = {name: SanityCheck(accepted=0.5, wrong=share) for name, share in wrong.items()}
     model.policy = model.policy.model_copy(update={"sanity": found})
     text = card(model)
     assert "made from the data: noise 50%, shuffled 50% (0% wrongly)." in text

@@ -178,10 +178,7 @@ def cut(path: Path) -> None:
 
 DAMAGE = {
     "no folder": (shutil.rmtree, "there is no folder"),
-    "no model.json": (
-        lambda f: (f / "model.json").unlink(),
-        "is not a model: it has no model.json",
-    ),
+    "no model.json": (lambda f: (f / "model.json").unlink(), "is not a model: it has no model"),
     "cut model.json": (lambda f: cut(f / "model.json"), r"model\.json is damaged"),
     "nested": (lambda f: (f / "model.json").write_text("[" * 10**5), r"model\.json is damaged"),
     "a list": (lambda f: (f / "model.json").write_text("[]"), "does not describe a dubito model"),

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import dubito
-import tests.scores.kinds  # noqa: F401  registers scores that read features
 from dubito import data
 from dubito.data.base import Items
 from dubito.formats import ArrayFormat, ImageFormat, Preprocessing
@@ -48,7 +47,7 @@ MODELS = {
     "mc_dropout": (lambda: models.build({"name": "mc_dropout", "member": "iedl", "samples": 4}), 4),
     "wrapped": (wrapped, 1),
 }
-SETS = {"none": (), "energy": ("energy",), "features": ("energy", "test_nearest")}
+SETS = {"none": (), "energy": ("energy",), "features": ("energy", "knn")}
 
 
 @pytest.fixture(params=MODELS)
@@ -72,7 +71,7 @@ def test_each_input_passes_the_network_once(counted, scores):
         return counts.pop("inputs", 0) / passes
 
     model.add_scores(scores, X, NAMES)
-    assert passed() == (len(X) if "test_nearest" in scores else 0)
+    assert passed() == (len(X) if "knn" in scores else 0)
     prediction = model.predict(X)
     assert passed() == len(X)
     model.calibrate(prediction, NAMES).fit_policy(prediction, NAMES)
@@ -87,7 +86,7 @@ def test_each_input_passes_the_network_once(counted, scores):
 def test_inputs_are_read_once():
     model = models.build()
     inputs = source(model)
-    model.add_scores(["energy", "test_nearest", "test_density"], inputs)
+    model.add_scores(["energy", "knn", "mahalanobis"], inputs)
     assert inputs.counts == Counter(range(len(X)))
     inputs.counts.clear()
     model.evaluate(inputs, noise=[0.1, 0.2, 0.3])
@@ -105,7 +104,7 @@ def test_training_ends_with_one_pass_over_each_part(tmp_path, monkeypatch):
     monkeypatch.setattr(Model, "run", counting)
     model = dubito.train(
         (X.numpy(), NAMES), out=tmp_path, epochs=1, report=False, backbone={"hidden": [8]},
-        posthoc=("energy", "test_nearest"),
+        posthoc=("energy", "knn"),
     )  # fmt: skip
     assert sum(model.record.samples.values()) == len(X)
     assert passed["inputs"] == len(X) + 2  # blank ones, before the training: are there features?

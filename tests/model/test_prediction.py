@@ -114,18 +114,13 @@ def test_a_width_needs_intervals_of_one_number(classifier):
     x, _ = models.samples()
     with pytest.raises(DubitoError, match="max_width needs intervals"):
         deepcopy(classifier).fit_policy(x, max_width=1.0)
-    dist = NormalInverseGamma.from_outputs(torch.randn(30, 8))
-    for target, width, message in (
-        (dist, 1.0, "one target value, not for 2"),
-        (
-            NormalInverseGamma.from_outputs(torch.randn(30, 4)),
-            -1.0,
-            "max_width must be a finite number > 0, not -1",
-        ),
+    for outputs, width, message in (
+        (8, 1.0, "one target value, not for 2"),
+        (4, -1.0, "max_width must be a finite number > 0, not -1"),
     ):
-        calibration = Calibration.fit(target, target.mean)
+        dist = NormalInverseGamma.from_outputs(torch.randn(30, outputs))
         with pytest.raises(DubitoError, match=message):
-            Policy.control_width(target, calibration, width)
+            Policy.control_width(dist, Calibration.fit(dist, dist.mean), width)
 
 
 def test_sets_are_names_of_classes(classifier):
@@ -158,26 +153,17 @@ def test_several_target_values_have_a_column_each():
         predicted.interval()
 
 
-def test_row_with_an_error_has_nothing_else(predicted):
-    rows = list(predicted.rows())
-    assert list(rows[1]) == ["error"]
-    assert "value [0] is nan" in rows[1]["error"]
+def test_rows(predicted):
+    typical, wrong, far, *_ = predicted.rows()
+    assert set(typical["probs"]) == set(models.CLASSES)
+    assert not {"error", "note"} & set(typical)
+    assert list(wrong) == ["error"]
+    assert "value [0] is nan" in wrong["error"]
     assert not predicted.accepted[1]
     assert predicted.reason[1] == "error"
-
-
-def test_row_out_of_range_is_noted_and_not_accepted(predicted):
-    row = list(predicted.rows())[2]
-    assert "feature 3 is 700" in row["note"]
-    assert (row["accepted"], row["reason"]) == (False, "out_of_range")
-    assert row["prediction"] in models.CLASSES
-
-
-def test_rows_nest_probabilities_and_leave_out_empty_columns(predicted):
-    row = next(iter(predicted.rows()))
-    assert set(row["probs"]) == set(models.CLASSES)
-    assert "error" not in row
-    assert "note" not in row
+    assert "feature 3 is 700" in far["note"]
+    assert (far["accepted"], far["reason"]) == (False, "out_of_range")
+    assert far["prediction"] in models.CLASSES
 
 
 def test_tensors_are_indices_and_numbers(predicted):
@@ -201,12 +187,8 @@ def test_selected_rows_keep_their_messages(predicted, index):
     assert list(predicted[2].rows()) == list(predicted.rows())[2:3]
 
 
-def test_to_pandas_has_the_columns(predicted):
+def test_frame_and_repr(predicted):
     frame = predicted.to_pandas()
-    assert list(frame) == list(predicted.columns())
-    assert len(frame) == 6
-
-
-def test_repr_counts(predicted):
+    assert (list(frame), len(frame)) == (list(predicted.columns()), 6)
     assert repr(predicted).startswith("Prediction(6 inputs, ")
     assert repr(predicted).endswith("1 with errors)")

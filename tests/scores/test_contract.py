@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import dubito
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.scores import SCORES
@@ -56,9 +55,8 @@ def test_is_saved_evaluated_and_decides(name, method, tmp_path):
 
 def test_onnx_file_equals_torch(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
-    model = scored("energy", "ensemble").add_scores(
-        [n for n in BUILT_IN if n != "energy"], X, NAMES
-    )
+    others = [name for name in BUILT_IN if name != "energy"]
+    model = scored("energy", "ensemble").add_scores(others, X, NAMES)
     model.fit_policy(X, NAMES, error_rate=0.2, score="knn", ood_score="mahalanobis")
     exported = model.export(tmp_path / "model.onnx", scores=BUILT_IN)
     assert exported.difference <= 1e-4
@@ -69,14 +67,6 @@ def test_onnx_file_equals_torch(tmp_path):
     for name, column in zip(BUILT_IN, values, strict=True):
         np.testing.assert_allclose(column, expected.score(name), 1e-4, 1e-4, err_msg=name)
     assert np.mean(codes == expected.codes.numpy()) > 0.99  # rounding decides at a threshold
-
-
-def test_finished_model_gets_all_scores(tmp_path):
-    dubito.train("digits", out=tmp_path, epochs=1, report=False, backbone="mlp")
-    posthoc = [*(name for name in BUILT_IN if name != "knn"), {"name": "knn", "k": 3}]
-    model = dubito.calibrate(tmp_path, posthoc=posthoc, ood_score="knn")
-    assert model.policy.ood_threshold.score == "knn"
-    assert dubito.load(tmp_path).scores["knn"].k == 3
 
 
 @EACH

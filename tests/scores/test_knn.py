@@ -20,9 +20,6 @@ def test_equals_scikit_learn(options, k):
 
 def test_close_neighbors_keep_their_digits():
     bank = X + 1e-4 * draw(600, seed=2)[0]
-    distances, _ = (
-        NearestNeighbors(n_neighbors=1)
-        .fit(unit(bank.double().numpy()))
-        .kneighbors(unit(X.double().numpy()))
-    )
+    index = NearestNeighbors(n_neighbors=1).fit(unit(bank.double().numpy()))
+    distances, _ = index.kneighbors(unit(X.double().numpy()))
     np.testing.assert_allclose(values("knn", X, bank, Y, k=1), -distances[:, -1], rtol=0.02)

@@ -2,22 +2,46 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dubito.errors import DubitoError
 from dubito.model import Model
-from dubito.scores import SCORES
+from dubito.scores import SCORES, Score
 from tests.model import models
-from tests.scores import kinds
 
 X, _ = models.samples()
 NAMES = models.names()
 
 
+@SCORES.register("test_density")
+class Density(Score):
+    """Normal density of outputs, which is computed by a sub-module."""
+
+    needs_features = False
+
+    def fit(self, features: object, outputs: Tensor, target: Tensor, head: object) -> None:
+        self._build(outputs.shape[-1])
+        flat = outputs.flatten(0, -2)
+        self.scale.weight.data = flat.std(0).reciprocal().diag()
+        self.scale.bias.data = -flat.mean(0) / flat.std(0)
+        self.register_buffer("classes", target.unique())
+
+    def forward(self, features: object, outputs: Tensor) -> Tensor:
+        values = -self.scale(outputs).square().sum(-1)
+        return values.flatten(1).mean(-1) if values.ndim > 1 else values
+
+    def allocate(self, state: dict[str, Tensor]) -> None:
+        super().allocate(state)
+        self._build(len(state["scale.bias"]))
+
+    def _build(self, size: int) -> None:
+        self.scale = nn.Linear(size, size)
+
+
 def test_options_are_fixed_and_state_is_not():
-    score = SCORES.build("test_nearest", k=3)
-    assert SCORES.to_dict(score) == {"name": "test_nearest", "k": 3}
-    with pytest.raises(AttributeError, match=r"k is an option of Nearest\(k=3\)"):
+    score = SCORES.build("knn", k=3)
+    assert SCORES.to_dict(score) == {"name": "knn", "k": 3}
+    with pytest.raises(AttributeError, match=r"k is an option of KNN\(k=3\)"):
         score.k = 4
     score.fit(torch.eye(4), torch.zeros(4, 2), torch.zeros(4), None)
     assert score.bank.shape == (4, 4)
@@ -25,14 +49,14 @@ def test_options_are_fixed_and_state_is_not():
 
 
 def test_models_fit_copies_of_a_score():
-    score = SCORES.build("test_nearest")
+    score = SCORES.build("knn")
     model = models.build().add_scores([score], X, NAMES)
     assert not score.state_dict()
-    assert len(model.scores["test_nearest"].bank) == len(X)
+    assert len(model.scores["knn"].bank) == len(X)
 
 
 @pytest.mark.parametrize("method", ["iedl", "ensemble", "mc_dropout", "posterior_network"])
-@pytest.mark.parametrize("name", ["test_nearest", "test_density"])
+@pytest.mark.parametrize("name", ["knn", "test_density"])
 def test_saved_scores_are_loaded(name, method, tmp_path):
     model = models.build(method).eval().add_scores([name], X, NAMES)
     loaded = Model.load(model.save(tmp_path))
@@ -43,19 +67,10 @@ def test_saved_scores_are_loaded(name, method, tmp_path):
     assert torch.equal(loaded.predict(X[:9] + 1).score(name), expected)
 
 
-def test_several_scores_are_fitted_together():
-    model = models.build().add_scores([{"name": "test_nearest", "k": 2}, "energy"], X, NAMES)
-    assert list(model.scores) == ["test_nearest", "energy"]
-    nearest = model.predict(X).score("test_nearest")
-    bank = torch.nn.functional.normalize(model.features(X))
-    expected = -torch.cdist(bank, bank).sort().values[:, 1]
-    torch.testing.assert_close(nearest, expected, atol=1e-3, rtol=0)
-
-
 # --- the head ---
 
 
-class Recorded(kinds.Nearest):
+class Recorded(SCORES["knn"]):
     def fit(self, features, outputs, target, head):
         self.seen = features, outputs, head
         super().fit(features, outputs, target, head)
@@ -73,6 +88,7 @@ def test_head_of_a_plain_network():
     features, outputs, head = head_of(model)
     assert head is model.network.head
     torch.testing.assert_close(head(features), outputs)
+    assert head_of(models.build("posterior_network").eval())[2] is None  # is not linear
 
 
 def test_heads_of_an_ensemble():
@@ -107,19 +123,6 @@ def test_spectrally_normalized_head_has_its_effective_weights():
     torch.testing.assert_close(features @ head.weight.mT + head.bias, outputs)
 
 
-def test_head_that_is_not_linear_is_none():
-    assert head_of(models.build("posterior_network").eval())[2] is None
-
-
-def test_residual_is_zero_where_the_head_reads_all():
-    model = models.build().add_scores(["test_residual"], X, NAMES)
-    head = model.network.head
-    inside = model.scores["test_residual"].origin + torch.randn(5, 3) @ head.weight
-    score = model.scores["test_residual"](inside, head(inside))
-    torch.testing.assert_close(score, torch.zeros(5), atol=1e-5, rtol=0)
-    assert (model.predict(X).score("test_residual") > 1e-3).any()
-
-
 # --- errors ---
 
 
@@ -127,11 +130,8 @@ def test_residual_is_zero_where_the_head_reads_all():
     ("add", "message"),
     [
         (lambda model: model.add_scores(["magic"]), "unknown score 'magic'; known: .*'energy'"),
-        (
-            lambda model: model.add_scores(["test_nearest"]),
-            "test_nearest are fitted to training data",
-        ),
-        (lambda model: model.add_scores(["test_nearest"], X), "these inputs have no targets"),
+        (lambda model: model.add_scores(["knn"]), "knn are fitted to train"),
+        (lambda model: model.add_scores(["knn"], X), "these inputs have no targets"),
     ],
 )
 def test_errors(add, message):
@@ -148,4 +148,4 @@ def test_score_of_a_network_without_features():
     model.network.forward = lambda x: nn.functional.bilinear(x, x, model.network.weight)
     assert model.add_scores(["energy"]).predict(X[:3]).score("energy").shape == (3,)
     with pytest.raises(DubitoError, match="Bilinear has no features"):
-        model.add_scores(["test_nearest"], X, NAMES)
+        model.add_scores(["knn"], X, NAMES)
