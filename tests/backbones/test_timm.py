@@ -42,7 +42,7 @@ def photo() -> Image.Image:
     return Image.fromarray(values).resize((300, 240), Image.Resampling.BICUBIC)
 
 
-def test_inputs_and_features_are_those_of_timm(folder: Path, photo: Image.Image) -> None:
+def test_inputs_and_features_are_those_of_timm(folder, photo):
     backbone = BACKBONES.build(f"timm:local-dir:{folder}")
     reference = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     config = timm.data.resolve_data_config({}, model=reference)
@@ -58,7 +58,7 @@ def test_inputs_and_features_are_those_of_timm(folder: Path, photo: Image.Image)
     assert names == NAMES
 
 
-def test_model_loads_without_the_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_model_loads_without_the_checkpoint(folder, tmp_path):
     moved = folder.rename(tmp_path / "moved")
     backbone = BACKBONES.build(f"timm:local-dir:{moved}")
     task = Classification(classes=("a", "b"))
@@ -73,7 +73,7 @@ def test_model_loads_without_the_checkpoint(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "size", "fit"), [("test_vit", 96, "crop"), ("test_efficientnet", 100, "crop")]
 )
-def test_architectures(name: str, size: int, fit: str, tmp_path: Path) -> None:
+def test_architectures(name, size, fit, tmp_path):
     from timm.models import save_for_hf
 
     save_for_hf(timm.create_model(name), tmp_path, safe_serialization=True)
@@ -84,7 +84,7 @@ def test_architectures(name: str, size: int, fit: str, tmp_path: Path) -> None:
     assert network(torch.rand(2, 3, size, size)).shape == (2, network.out_features)
 
 
-def test_bad_input(folder: Path, tmp_path: Path) -> None:
+def test_bad_input(folder, tmp_path):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(DubitoError, match="has no weights in safetensors format: save them"):
