@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import dubito
-from dubito import cli
 from dubito.api import train
 from dubito.backbones import BACKBONES, Backbone, default, efficientnet_lite0
 from dubito.backbones.default import default_for
@@ -20,6 +19,8 @@ from dubito.model import Model
 from dubito.tasks import Classification
 from dubito.training import Callback, TrainConfig
 from dubito.training.recipes import with_recipe
+from tests.commands import run
+from tests.training.helpers import weights
 
 SETTINGS = {"backbone": "tiny_photo", "epochs": 3, "report": False, "method": "edl"}
 TASK = Classification(classes=("a", "b"))
@@ -85,10 +86,6 @@ def tuned(photos, tmp_path_factory):
     return train(photos, out=out, callbacks=[Look()], **SETTINGS), first[0]
 
 
-def weights(model):
-    return torch.cat([value.flatten() for value in model.network.parameters()])
-
-
 def tuned_by(model, count=1000, device="cpu", **values):
     return with_recipe(TrainConfig(**values), model, count, device)
 
@@ -107,12 +104,6 @@ def test_a_usable_model_is_saved_before_fine_tuning(tuned, photos):
     assert model.record.epochs == 3
 
 
-def test_its_backbone_is_that_of_the_weights(tuned):
-    expected = BACKBONES.build("tiny_photo").build((3, 48, 48), pretrained=True)
-    found = tuned[1].network.backbone.state_dict()
-    assert all(torch.equal(value, found[name]) for name, value in expected.state_dict().items())
-
-
 def test_its_calibration_is_that_of_the_whole_network(tuned, photos):
     first = deepcopy(tuned[1])
     pipeline_parts = RunConfig.merge(first.record.config, {})
@@ -128,6 +119,9 @@ def test_its_calibration_is_that_of_the_whole_network(tuned, photos):
 
 def test_fine_tuning_changes_the_last_layers_only_on_a_cpu(tuned):
     model, first = tuned
+    expected = BACKBONES.build("tiny_photo").build((3, 48, 48), pretrained=True)
+    found = first.network.backbone.state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in expected.state_dict().items())
     before = first.network.state_dict()
     same = {n for n, v in model.network.state_dict().items() if torch.equal(v, before[n])}
     assert {"backbone.0.0.weight", "backbone.0.1.running_mean"} <= same
@@ -161,14 +155,6 @@ def test_methods_that_train_with_other_inputs_begin_with_fine_tuning(photos, tmp
     assert not (tmp_path / "model.json").exists()
 
 
-def test_progress_of_the_features_is_that_of_epoch_0(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("dubito.training.callbacks.MIN_INTERVAL", 0.0)
-    watch = Watch(1)
-    with pytest.raises(KeyboardInterrupt):
-        train(photos, out=tmp_path, callbacks=[watch], **SETTINGS)
-    assert watch.epochs == [0, 1]
-
-
 # --- interruption ---
 
 
@@ -195,23 +181,19 @@ def test_folds_start_from_heads_of_their_own(photos, tmp_path):
     assert train(photos, out=tmp_path, **settings).record.epochs == 3
 
 
-def test_an_interrupted_run_can_be_finished_with_its_first_model(photos, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        train(photos, out=tmp_path, callbacks=[Watch(1)], **SETTINGS)
-    first = dubito.load(tmp_path)
-    model = train(photos, out=tmp_path, finish=True, **SETTINGS)
-    assert torch.equal(weights(model), weights(first))
-
-
-def test_an_interrupted_command_says_that_there_is_a_model(photos, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_command_has_a_model_and_can_be_finished(
+    photos, tmp_path, capsys, monkeypatch
+):
     np.savez(tmp_path / "photos.npz", inputs=photos[0], labels=photos[1])
     monkeypatch.setattr(_progress.TrainProgress, "on_epoch_begin", Watch(1).on_epoch_begin)
-    options = ["--out", f"{tmp_path}/run", "--backbone", "tiny_photo", "--epochs", "1"]
-    with pytest.raises(SystemExit) as left:
-        cli.main(["train", f"{tmp_path}/photos.npz", *options])
-    assert left.value.code == 130
+    out, options = tmp_path / "run", ["--backbone", "tiny_photo", "--epochs", 1, "--no-report"]
+    words = ["train", tmp_path / "photos.npz", "--out", out, *options]
+    assert run(*words) == 130
     assert "run has a first model that can be used already" in capsys.readouterr().err
-    assert dubito.load(tmp_path / "run").policy is not None
+    first = dubito.load(out)
+    assert first.policy is not None
+    assert run(*words, "--finish") == 0
+    assert torch.equal(weights(dubito.load(out)), weights(first))
 
 
 # --- settings ---
@@ -233,41 +215,28 @@ def test_freeze_needs_pretrained_weights(tmp_path):
         train("digits", out=tmp_path, freeze=True)
 
 
-def test_what_is_set_wins_over_the_recipe(tuned):
-    model = tuned[0]
-    chosen = tuned_by(model)
-    assert (chosen.optimizer, chosen.freeze_stages, chosen.freeze_batch_norm) == (
-        "adamw",
-        0.5,
-        True,
-    )
+def test_recipe(tuned):
+    chosen = tuned_by(tuned[0])
+    assert (chosen.optimizer, chosen.freeze_stages, chosen.warmup_steps) == ("adamw", 0.5, 0.1)
+    assert chosen.freeze_batch_norm
     assert chosen.param_groups["head.*"].lr == pytest.approx(3 * chosen.lr)
-    assert chosen.warmup_steps == 0.1
-    own = tuned_by(model, lr=0.01, freeze_stages=0, augment=None, schedule="linear", epochs=7)
-    assert (own.lr, own.freeze_stages, own.augment, own.epochs) == (0.01, 0, None, 7)
-    assert own.schedule == "linear"
-    assert own.param_groups["head.*"].lr == pytest.approx(0.03)
-    other = tuned_by(model, optimizer="sgd")
-    assert other.optimizer_options == {}
-    assert other.lr == TrainConfig().lr
-
-
-def test_a_gpu_trains_all_layers_for_longer(tuned):
-    chosen = tuned_by(tuned[0], device="cuda")
-    assert chosen.freeze_stages == 0
-    assert chosen.precision == "bfloat16"
-    assert chosen.epochs > tuned_by(tuned[0]).epochs
-
-
-def test_epochs_follow_the_number_of_samples(tuned):
+    on_gpu = tuned_by(tuned[0], device="cuda")
+    assert (on_gpu.freeze_stages, on_gpu.precision) == (0, "bfloat16")
+    assert on_gpu.epochs > chosen.epochs
     epochs = [tuned_by(tuned[0], count).epochs for count in (20, 3_000, 1_000_000)]
-    assert epochs == sorted(epochs, reverse=True)
-    assert len({*epochs}) == 3
-
-
-def test_other_networks_keep_their_settings():
+    assert epochs == sorted({*epochs}, reverse=True)
     format = Preprocessing(inputs=ImageFormat(size=(28, 28), mode="L"))
     assert tuned_by(Model.build("edl", TASK, format)) == TrainConfig()
+
+
+def test_what_is_set_wins_over_the_recipe(tuned):
+    settings = {"lr": 0.01, "freeze_stages": 0, "schedule": "linear", "epochs": 7, "augment": None}
+    own = tuned_by(tuned[0], **settings)
+    assert {name: getattr(own, name) for name in settings} == settings
+    assert own.param_groups["head.*"].lr == pytest.approx(0.03)
+    other = tuned_by(tuned[0], optimizer="sgd")
+    assert other.optimizer_options == {}
+    assert other.lr == TrainConfig().lr
 
 
 def test_a_saved_run_is_repeated_with_its_settings(tuned):
@@ -327,10 +296,12 @@ def test_without_weights_the_first_line_names_the_remedy(photos, tmp_path, no_we
     )
 
 
-def test_the_first_line_says_what_was_chosen_and_how_long_it_takes(photos, tmp_path):
-    lines = []
+def test_the_first_line_and_the_progress_of_the_features(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("dubito.training.callbacks.MIN_INTERVAL", 0.0)
+    lines, watch = [], Watch(1)
     with pytest.raises(KeyboardInterrupt):
-        train(photos, out=tmp_path, on_start=lines.append, callbacks=[Watch(1)], **SETTINGS)
+        train(photos, out=tmp_path, on_start=lines.append, callbacks=[watch], **SETTINGS)
+    assert watch.epochs == [0, 1]  # features are epoch 0
     assert len(lines) == 1
     assert "backbone tiny_photo with pretrained weights, cpu: a first model in about " in lines[0]
     assert "then fine-tuning of the last 50% of its layers, about " in lines[0]

@@ -12,11 +12,11 @@ from PIL import Image
 from torch import nn
 
 import dubito
-from dubito import cli
 from dubito.api import calibrate, predict
 from dubito.errors import DubitoError
 from dubito.formats import ImageFormat
 from tests.backbones import checkpoints
+from tests.commands import run
 
 COLORS = {"blue": (60, 60, 220), "green": (60, 220, 60), "red": (220, 60, 60)}
 SIZE, MEAN, STD = 16, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
@@ -57,7 +57,7 @@ def read(path: str) -> torch.Tensor:
 def loop(network: nn.Module) -> Callable[[list[str]], torch.Tensor]:
     def outputs(files: list[str]) -> torch.Tensor:
         with torch.no_grad():
-            return network(torch.stack([read(file) for file in files]))  # type: ignore[no-any-return]
+            return network(torch.stack([read(file) for file in files]))
 
     return outputs
 
@@ -112,7 +112,7 @@ def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- networks of transformers ---
 
 
-def test_a_checkpoint_answers_as_in_transformers(checkpoint, animals, tmp_path) -> None:
+def test_a_checkpoint_answers_as_in_transformers(checkpoint, animals, tmp_path):
     transformers = pytest.importorskip("transformers")
     onnxruntime = pytest.importorskip("onnxruntime")
     folder = shutil.copytree(checkpoint, tmp_path / "resnet")
@@ -135,7 +135,7 @@ def test_a_checkpoint_answers_as_in_transformers(checkpoint, animals, tmp_path) 
     calibrate(tmp_path / "run", error_rate=0.9)  # finds its samples again
 
 
-def test_a_function_checks_images_of_all_kinds(checkpoint, animals) -> None:
+def test_a_function_checks_images_of_all_kinds(checkpoint, animals):
     transformers = pytest.importorskip("transformers")
     network = transformers.AutoModelForImageClassification.from_pretrained(checkpoint).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
@@ -146,13 +146,13 @@ def test_a_function_checks_images_of_all_kinds(checkpoint, animals) -> None:
         kinds.update(image.mode for image in images)
         pixels = processor([image.convert("RGB") for image in images], return_tensors="pt")
         with torch.no_grad():
-            return network(**pixels).logits  # type: ignore[no-any-return]
+            return network(**pixels).logits
 
     dubito.wrap(f"hf:{checkpoint}", animals, check=outputs, device="cpu")
     assert kinds == {"RGB", "RGBA", "L", "LA", "P", "CMYK"}
 
 
-def test_texts(tmp_path) -> None:
+def test_texts(tmp_path):
     pytest.importorskip("transformers")
     folder, path = checkpoints.save("bert", tmp_path / "bert"), tmp_path / "texts.csv"
     words = [*zip(checkpoints.WORDS[5:10], checkpoints.CLASSES, strict=True)] * 20
@@ -167,13 +167,10 @@ def test_texts(tmp_path) -> None:
 # --- modules ---
 
 
-def test_a_network_of_ones_own(photos) -> None:
+def test_a_network_of_ones_own(photos):
     network, lines = colors([0, 1, 2]), []
     model = dubito.wrap(network, photos, check=loop(network), on_start=lines.append, **SETTINGS)
-    assert model.record is not None
     assert model.record.samples == {"scores": 72, "calibration": 168}
-    assert model.policy is not None
-    assert model.policy.validation is not None
     assert model.policy.validation.samples == 168
     assert "72 samples fit mahalanobis, 168 calibration and policy, 3 classes" in lines[0]
     test = model.predict(sorted(photos.rglob("*.png")))
@@ -183,16 +180,15 @@ def test_a_network_of_ones_own(photos) -> None:
     assert not model.predict(noise).accepted.any()
 
 
-def test_classes_in_another_order_are_found(photos) -> None:
+def test_classes_in_another_order_are_found(photos):
     network = colors([2, 0, 1])
     with pytest.raises(DubitoError, match=r"pass classes=\('red', 'blue', 'green'\)"):
         dubito.wrap(network, photos, **SETTINGS)
     model = dubito.wrap(network, photos, classes=("red", "blue", "green"), **SETTINGS)
-    assert model.record is not None
     assert model.record.metrics["accuracy"] == 1
 
 
-def test_kinds_of_images_that_differ_are_named(photos) -> None:
+def test_kinds_of_images_that_differ_are_named(photos):
     network = colors([0, 1, 2])
 
     format = ImageFormat(size=(SIZE, SIZE), mode="RGB")
@@ -206,16 +202,7 @@ def test_kinds_of_images_that_differ_are_named(photos) -> None:
 # --- command line ---
 
 
-def run(*words: object) -> int:
-    """Run the command line in this process; return its exit status."""
-    try:
-        cli.main([str(word) for word in words])
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
-
-
-def test_the_command(photos, nets, tmp_path, capsys) -> None:
+def test_the_command(photos, nets, tmp_path, capsys):
     network, options = f"module:{nets}:build", ["--size", SIZE, "--mean", "0.5,0.5,0.5"]
     options += ["--std", "0.25,0.25,0.25", "--weights", tmp_path / "weights.pt"]
     assert run("wrap", network, photos, "--out", tmp_path / "run", *options) == 0
@@ -250,29 +237,17 @@ def test_the_command(photos, nets, tmp_path, capsys) -> None:
         ("hf:{five}", {"weights": "x.pt"}, r"weights='x\.pt' is for a module"),
         ("resnet", {}, "resnet has no classifier"),
         ("module:{nets}:build", {"size": None}, "which images of photos it was trained on: pass s"),
-        (
-            "module:{nets}:build",
-            {"mode": "L", "mean": None, "std": None},
-            "cannot read inputs of s",
-        ),
-        (
-            "module:{nets}:build",
-            {"classes": ["blue", "green", "rot"]},
-            "but photos has 'red': name",
-        ),
+        ("module:{nets}:build", {"mode": "L", "mean": None, "std": None}, "cannot read inputs"),
+        ("module:{nets}:build", {"classes": ["blue", "green", "rot"]}, "but photos has 'red'"),
         ("module:{nets}:build", {"weights": "{nets}"}, "is not what torch.save.*writes for this n"),
         ("module:{nets}:build", {"weights": "x.pt"}, r"cannot read the weights x\.pt: "),
-        (
-            "module:{nets}:build",
-            {"calibration": 0.99},
-            "240 samples of photos are too few: none of",
-        ),
+        ("module:{nets}:build", {"calibration": 0.99}, "240 samples of photos are too few"),
         ("module:{nets}:build", {"calibration": 0}, "calibration=0 leaves no samples"),
         ("module:{nets}:sized", {}, "is called without arguments, but missing .*'shape'"),
         ("module:{nets}:nothing", {}, "returns NoneType, not a module"),
     ],
 )
-def test_bad_input(network, settings, message, photos, nets, tmp_path) -> None:
+def test_bad_input(network, settings, message, photos, nets, tmp_path):
     if network.startswith("hf:"):
         pytest.importorskip("transformers")
     places = {"nets": nets, "five": tmp_path / "five", "encoder": tmp_path / "encoder"}
@@ -289,7 +264,7 @@ def test_bad_input(network, settings, message, photos, nets, tmp_path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_data_that_cannot_be_used(photos, tmp_path) -> None:
+def test_data_that_cannot_be_used(photos, tmp_path):
     network, few = colors([0, 1, 2]), tmp_path / "few"
     for name in COLORS:
         (few / name).mkdir(parents=True)
@@ -300,16 +275,13 @@ def test_data_that_cannot_be_used(photos, tmp_path) -> None:
         (x, "data has no target to learn"),
         (sorted(photos.rglob("*.png")), "files have no targets: pass a folder with one sub-folder"),
         (photos / "red", "red has no sub-folders, and 80 image files"),
-        (
-            (x, [0, 1] * 15),
-            r"Sequential has 3 classes, but data has 2 \('0', '1'\): pass samples of",
-        ),
+        ((x, [0, 1] * 15), r"Sequential has 3 classes, but data has 2 \('0', '1'\): pass"),
     ):
         with pytest.raises(DubitoError, match=message):
             dubito.wrap(network, data, **SETTINGS)
 
 
-def test_a_network_of_transformers_in_memory_is_to_be_saved(checkpoint, animals) -> None:
+def test_a_network_of_transformers_in_memory_is_to_be_saved(checkpoint, animals):
     transformers = pytest.importorskip("transformers")
     network = transformers.AutoModelForImageClassification.from_pretrained(checkpoint)
     with pytest.raises(DubitoError, match="save a network of transformers with save_pretrained"):

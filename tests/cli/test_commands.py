@@ -16,18 +16,10 @@ from sklearn.datasets import load_digits
 import dubito
 from dubito import cli
 from dubito.cli._commands import COMMANDS
+from tests.commands import run
 
 OPTIONS = ["--epochs", "6", "--lr", "0.01", "--training.batch_size=16", "--backbone.hidden", "32"]
 METHOD = ["--method.kl_weight", "0.5"]
-
-
-def run(*words: str) -> int:
-    """Run the command line in this process; return its exit status."""
-    try:
-        cli.main([str(word) for word in words])
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +80,10 @@ def test_wrong_use(words, capsys):
     assert "Error" in capsys.readouterr().err
 
 
-def test_a_known_error_is_one_line(capsys):
+def test_a_known_error_is_one_line_and_warnings_are_printed_as_before(capsys):
+    before = warnings.showwarning
     assert run("predict", "nowhere", "x.png") == 2
     assert capsys.readouterr().err == "error: there is no folder nowhere\n"
-
-
-def test_warnings_are_printed_as_before_when_a_command_has_ended(capsys):
-    before = warnings.showwarning
-    run("predict", "nowhere", "x.png")
     assert warnings.showwarning is before
 
 
@@ -108,32 +96,32 @@ def test_a_bug_is_not_caught(monkeypatch):
         cli.main(["predict", "nowhere", "x.png"])
 
 
-def test_help_of_train_follows_the_method(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    assert run("train", "--help") == 0
-    text = capsys.readouterr().out
-    assert "--method.fisher-weight" in text
-    assert "Weight of the log-determinant." in text
-    assert run("train", "--method", "edl", "--help") == 0
-    assert "--method.likelihood" in capsys.readouterr().out
+METHOD_OPTION = "--method.fisher-weight"
+LISTED = ["auto, convnet, eff", "der, distill", "energy", "adam, adamw", "photo, shift"]
+ENTRIES = ["--backbone.width", "--augment.padding", "--posthoc.energy.temperature"]
 
 
-def test_help_of_train_lists_names(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "shown", "absent"),
+    [
+        ("", [METHOD_OPTION, "Weight of the log-determinant.", *LISTED], "--method.likelihood"),
+        ("--method edl", ["--method.likelihood"], "--method.samples"),
+        ("--backbone resnet --augment shift", ENTRIES, "--backbone.hidden"),
+        ("--augment shift", ["--augment.padding"], "--augment.scale"),
+    ],
+)
+def test_help_of_train_follows_what_is_named(words, shown, absent, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    assert run("train", "--help", "--backbone", "resnet", "--augment", "shift") == 0
+    assert run("train", "--help", *words.split()) == 0
     text = capsys.readouterr().out
-    for names in ("auto, convnet, eff", "der, distill", "energy", "adam, adamw", "photo, shift"):
-        assert names in text
-    for option in ("--backbone.width", "--augment.padding", "--posthoc.energy.temperature"):
-        assert option in text
-    assert "--backbone.hidden" not in text
-    assert "--augment.scale" not in text
+    assert all(part in text for part in shown)
+    assert absent not in text
 
 
 # --- train ---
 
 
-def test_train_writes_a_model(trained):
+def test_train_writes_a_model_once(trained, photos, capsys):
     names = {path.name for path in trained.iterdir()}
     assert {"model.json", "card.md", "report.html", "metrics.jsonl"} <= names
     assert "checkpoint.safetensors" not in names
@@ -141,6 +129,10 @@ def test_train_writes_a_model(trained):
     assert config["method"]["kl_weight"] == 0.5
     assert config["training"]["batch_size"] == 16
     assert config["backbone"]["hidden"] == [32]
+    before = (trained / "model.json").read_bytes()
+    assert run("train", photos, "--out", trained, *OPTIONS, *METHOD) == 0
+    assert "epoch 1/6" not in capsys.readouterr().out
+    assert (trained / "model.json").read_bytes() == before
 
 
 def test_train_shows_progress(photos, tmp_path, capsys):
@@ -165,13 +157,6 @@ def test_train_takes_options_of_entries(photos, tmp_path):
     assert model.scores["energy"].temperature == 2
     augment = model.record.config["training"]["augment"]
     assert (augment["name"], augment["scale"]) == ("photo", 0.8)
-
-
-def test_train_again_does_nothing(trained, photos, capsys):
-    before = (trained / "model.json").read_bytes()
-    assert run("train", photos, "--out", trained, *OPTIONS, *METHOD) == 0
-    assert "epoch 1/6" not in capsys.readouterr().out
-    assert (trained / "model.json").read_bytes() == before
 
 
 def test_flags_override_a_config_file(photos, tmp_path):
@@ -309,13 +294,6 @@ def test_promises_and_the_sanity_check_are_printed(trained, tmp_path, capsys):
     assert "More than 5% wrong answers to" in text
 
 
-def test_calibrate_changes_the_policy(trained, tmp_path, capsys):
-    assert run("calibrate", trained, "--error-rate", "0.2", "--out", tmp_path) == 0
-    assert "error <= 0.2" in capsys.readouterr().out
-    assert dubito.load(tmp_path).policy.guarantee.level == 0.2
-    assert dubito.load(trained).policy.guarantee.level == 0.05
-
-
 def test_calibrate_adds_prediction_sets(trained, photos, tmp_path, capsys):
     assert run("calibrate", trained, "--levels", "0.999,0.5", "--out", tmp_path) == 0
     assert run("predict", tmp_path, photos / "0", "--out", tmp_path / "rows.csv") == 0
@@ -331,13 +309,17 @@ def test_calibrate_adds_prediction_sets(trained, photos, tmp_path, capsys):
     assert dubito.load(tmp_path).calibration.levels == (0.999, 0.5)
 
 
-def test_calibrate_adds_a_score(trained, tmp_path, capsys):
+def test_calibrate_adds_a_score_and_changes_the_policy(trained, tmp_path, capsys):
     words = ["--posthoc", "energy", "--posthoc.energy.temperature", 2, "--ood-score", "energy"]
-    assert run("calibrate", trained, *words, "--out", tmp_path) == 0
-    assert "energy" in capsys.readouterr().out
+    assert run("calibrate", trained, *words, "--error-rate", "0.2", "--out", tmp_path) == 0
+    text = capsys.readouterr().out
+    assert "error <= 0.2" in text
+    assert "energy" in text
     model = dubito.load(tmp_path)
+    assert model.policy.guarantee.level == 0.2
     assert model.policy.ood_threshold.score == "energy"
     assert model.scores["energy"].temperature == 2
+    assert dubito.load(trained).policy.guarantee.level == 0.05
 
 
 def test_calibrate_keeps_a_policy_that_accepts(trained, capsys):

@@ -40,11 +40,13 @@ RECORD = TrainingRecord(
 )
 
 
+MLP = {"name": "mlp", "hidden": [8]}
+
+
 def fitted(method: str, task: Task, source: Source, backbone: Any = None) -> Model:
     """Return a model with random weights, a calibration, a policy and a record."""
     preprocessing = Preprocessing.fit(source.format, source.load())
-    backbone = backbone or {"name": "mlp", "hidden": [8]}
-    model = Model.build(method, task, preprocessing, backbone).eval()
+    model = Model.build(method, task, preprocessing, backbone or MLP).eval()
     model.calibrate(source)
     model.record = RECORD
     return model.fit_policy(source, error_rate=0.5) if task.defines_errors else model
@@ -96,38 +98,38 @@ class Checker(HTMLParser):
             self.problems.append(tag)
 
 
-def test_page_is_complete(text: str) -> None:
+def test_page_is_complete(digits, text, tmp_path):
     checker = Checker()
     checker.feed(text)
     assert not checker.open
     assert not checker.problems
     assert all(address.startswith("data:image/") for address in checker.addresses)
+    assert page(*digits, tmp_path) == text  # reproducible
+    words = " ".join(text.split())
+    assert "Trained on 1,500 samples for 12 epochs" in words
+    assert "The weights are those of epoch 4" in words
+    assert "&lt;b&gt;" in words
+    assert "Loss by epoch" in words
 
 
-def test_pages_are_reproducible(digits: tuple[Model, Source], text: str, tmp_path: Path) -> None:
-    assert page(*digits, tmp_path) == text
-
-
-def test_key_figures(digits: tuple[Model, Source], text: str) -> None:
+def test_key_figures(digits, text):
     model, source = digits
     result = model.evaluate(source)
+    expected = {
+        "Accuracy": result["metrics"]["accuracy"],
+        "Calibration error (ECE)": result["calibrated"]["ece"],
+        "Answered": result["policy"]["accepted"],
+    }
+    if result["policy"]["accepted"]:
+        expected["Errors among the answers"] = result["policy"]["error_rate"]
     tiles = dict(re.findall(r"<dt>([^<]*)</dt><dd><b>([^<]*)</b>", text))
-    assert tiles == {
-        "Accuracy": f"{result['metrics']['accuracy']:.1%}",
-        "Calibration error (ECE)": f"{result['calibrated']['ece']:.1%}",
-        "Answered": f"{result['policy']['accepted']:.1%}",
-    } | (
-        {"Errors among the answers": f"{result['policy']['error_rate']:.1%}"}
-        if result["policy"]["accepted"]
-        else {}
-    )
-
-
-def test_shares_answered(digits: tuple[Model, Source], text: str) -> None:
-    policy = digits[0].policy
-    assert policy is not None
+    assert tiles == {name: f"{value:.1%}" for name, value in expected.items()}
     shares = re.findall(r"at most ([\d.]+)%</th>\s*<td>.*?<b>([\d.]+%)</b>", text)
-    assert shares == [(f"{100 * p.error_rate:g}", f"{p.coverage:.1%}") for p in policy.table]
+    table = model.policy.table
+    assert shares == [(f"{100 * p.error_rate:g}", f"{p.coverage:.1%}") for p in table]
+    cells = re.findall(r'<td class="(?:right|wrong)[^"]*"[^>]*>(\d*)</td>', text)
+    assert len(cells) == 100  # of the confusion matrix
+    assert sum(int(cell or 0) for cell in cells) == len(source)
 
 
 def facts(card: str) -> list[tuple[str, str]]:
@@ -140,10 +142,9 @@ def cards(text: str) -> dict[str, str]:
     return {unescape(re.findall(r'title="([^"]*)"', part)[0]): part for part in parts}
 
 
-def test_images_have_names_truth_and_answer(digits: tuple[Model, Source], text: str) -> None:
+def test_images_have_names_truth_and_answer(digits, text):
     model, source = digits
     prediction = model.predict(source)
-    assert prediction.accepted is not None
     rows = {source.item(row): row for row in range(len(source))}
     found = cards(text)
     assert len(found) >= 9
@@ -155,21 +156,7 @@ def test_images_have_names_truth_and_answer(digits: tuple[Model, Source], text: 
         assert ("abstains: " in card) is (answer == "guess")
 
 
-def test_confusion_matrix(digits: tuple[Model, Source], text: str) -> None:
-    cells = re.findall(r'<td class="(?:right|wrong)[^"]*"[^>]*>(\d*)</td>', text)
-    assert sum(int(cell or 0) for cell in cells) == len(digits[1])
-    assert len(cells) == 100
-
-
-def test_training_record(text: str) -> None:
-    words = " ".join(text.split())
-    assert "Trained on 1,500 samples for 12 epochs" in words
-    assert "The weights are those of epoch 4" in words
-    assert "&lt;b&gt;" in words
-    assert "Loss by epoch" in words
-
-
-def test_table_rows_show_their_values(table: pd.DataFrame, tmp_path: Path) -> None:
+def test_table_rows_show_their_values(table, tmp_path):
     source = data.open(table.drop(columns="price"), target="dear")
     text = page(fitted("edl", Classification.from_target(source.target), source), source, tmp_path)
     for name, card in cards(text).items():
@@ -180,7 +167,7 @@ def test_table_rows_show_their_values(table: pd.DataFrame, tmp_path: Path) -> No
         assert found["city"] == escape(expected["city"])
 
 
-def test_a_text_is_shown(tmp_path: Path) -> None:
+def test_a_text_is_shown(tmp_path):
     texts = [f"a {'dull' if i % 2 else 'moving'} film" + " indeed" * (i % 60) for i in range(120)]
     frame = pd.DataFrame({"text": texts, "good": ["no", "yes"] * 60})
     source = data.open(frame, text="text", target="good")
@@ -188,17 +175,11 @@ def test_a_text_is_shown(tmp_path: Path) -> None:
     found = cards(page(model, source, tmp_path))
     for name, card in found.items():
         shown = re.search(r"<div><dd>([^<]*)</dd></div>", card)
-        assert shown is not None
         words = texts[int(name.removeprefix("row "))]
         assert shown[1] == words if len(words) <= 300 else shown[1] == f"{words[:299]}…"
 
 
 # --- evaluation ---
-
-
-def strange(model: Model, name: str, pixels: torch.Tensor) -> tuple[str, tuple[Source, Prediction]]:
-    source = data.open(pixels, format=model.preprocessing.inputs, labeled=False)
-    return name, (source, model.predict(source))
 
 
 def evaluated(model: Model, source: Source, folder: Path, foreign: Any) -> str:
@@ -217,33 +198,26 @@ def shares(text: str) -> dict[str, tuple[str, bool]]:
 
 
 @pytest.fixture(scope="module")
-def answering(digits: tuple[Model, Source]) -> tuple[Model, Source]:
-    """Return a model that accepts most samples."""
-    model, source = digits
-    return deepcopy(model).fit_policy(source, coverage=0.8), source
-
-
-@pytest.fixture(scope="module")
-def two_kinds(answering: tuple[Model, Source]) -> Any:
-    """Return foreign inputs by name: some that look like digits, and noise."""
-    model, source = answering
+def accepting(digits, tmp_path_factory) -> tuple[Model, Source, dict[str, Prediction], str]:
+    """Return a model that accepts most samples, foreign predictions by name, and their page."""
+    model, source = deepcopy(digits[0]).fit_policy(digits[1], coverage=0.8), digits[1]
     noise = torch.randint(256, (40, 8, 8), generator=torch.Generator().manual_seed(0))
-    known = source.load()[:, 0]
-    pairs = [("old/digits", known), ("noise", noise.byte())]
-    return dict(strange(model, *pair) for pair in pairs)
+    foreign = {}
+    for name, pixels in (("old/digits", source.load()[:, 0]), ("noise", noise.byte())):
+        other = data.open(pixels, format=model.preprocessing.inputs, labeled=False)
+        foreign[name] = other, model.predict(other)
+    text = evaluated(model, source, tmp_path_factory.mktemp("foreign"), foreign)
+    return model, source, {name: prediction for name, (_, prediction) in foreign.items()}, text
 
 
-def test_accepted_foreign_inputs(
-    answering: tuple[Model, Source], two_kinds: Any, tmp_path: Path
-) -> None:
-    model, source = answering
-    text = evaluated(model, source, tmp_path, two_kinds)
+def test_accepted_foreign_inputs(accepting):
+    _, _, foreign, text = accepting
     for name, (share, much) in shares(text).items():
-        expected = two_kinds[name.replace("\u200b", "")][1].accepted.double().mean().item()
+        expected = foreign[name.replace("\u200b", "")].accepted.double().mean().item()
         assert share == f"{expected:.1%}"
         assert much is (expected > 0.05)
     shown = text.split("<h3>old/digits</h3>")[1].split("<h3>")[0]
-    _, prediction = two_kinds["old/digits"]
+    prediction = foreign["old/digits"]
     confidence = prediction.score("max_prob").masked_fill(~prediction.accepted, -1)
     top = confidence.argsort(descending=True, stable=True)[:6]
     found = [dict(facts(card))["answer"] for card in cards(shown).values()]
@@ -251,15 +225,12 @@ def test_accepted_foreign_inputs(
     assert shown.count("<img") == 6
 
 
-def test_detection_is_by_auroc_first(
-    answering: tuple[Model, Source], two_kinds: Any, tmp_path: Path
-) -> None:
-    model, source = answering
-    text = evaluated(model, source, tmp_path, two_kinds)
+def test_detection_is_by_auroc_first(accepting):
+    model, source, foreign, text = accepting
     table = text.split('<table class="detection">')[1].split("</table>")[0]
     heads = re.findall(r'<th scope="col">(\w+)', table)
     assert heads == ["score", "AUROC", "FPR95", "AUPR"]
-    part = model.evaluate(source, ood={"noise": two_kinds["noise"][1]})["ood"]["noise"]["detection"]
+    part = model.evaluate(source, ood={"noise": foreign["noise"]})["ood"]["noise"]["detection"]
     noise = table.split("<b>noise</b>")[1]
     found = re.findall(r'<th scope="row">(\w+) <span[^>]*>([^<]*)<.*?<td>([\d.%]*)', noise, re.S)
     assert [what for _, what, _ in found[:2]] == ["right or wrong", "foreign"]
@@ -271,10 +242,9 @@ def test_detection_is_by_auroc_first(
             assert part[score]["auroc"] == min(rest)
 
 
-def test_shares_of_the_sanity_check(digits: tuple[Model, Source], tmp_path: Path) -> None:
+def test_shares_of_the_sanity_check(digits, tmp_path):
     model, source = digits
     policy = model.policy
-    assert policy is not None
     shares_of = {"noise": 0.52, "flat": 0.01}
     found = {name: SanityCheck(accepted=share, wrong=share) for name, share in shares_of.items()}
     model.policy = policy.model_copy(update={"sanity": found})
@@ -284,18 +254,13 @@ def test_shares_of_the_sanity_check(digits: tuple[Model, Source], tmp_path: Path
     assert "More than 5% wrong answers to noise:" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_a_model_without_calibration_and_record(
-    kind: str, table: pd.DataFrame, tmp_path: Path
-) -> None:
-    target = "dear" if kind == "classification" else "price"
-    source = data.open(table.drop(columns={"dear", "price"} - {target}), target=target)
-    task: Task = Classification.from_target(source.target)
-    if kind == "regression":
-        task = Regression.from_target(source.target)
-    method = "edl" if kind == "classification" else "der"
+@pytest.mark.parametrize(
+    ("method", "task", "target"), [("edl", Classification, "dear"), ("der", Regression, "price")]
+)
+def test_a_model_without_calibration_and_record(method, task, target, table, tmp_path):
+    source = data.open(table[["age", "city", target]], target=target)
     preprocessing = Preprocessing.fit(source.format, source.load())
-    model = Model.build(method, task, preprocessing, {"name": "mlp", "hidden": [8]}).eval()
+    model = Model.build(method, task.from_target(source.target), preprocessing, MLP).eval()
     text = evaluated(model, source, tmp_path, {})
     assert "Evaluation report" in text
     assert "it answers every input" in text
@@ -305,7 +270,7 @@ def test_a_model_without_calibration_and_record(
 # --- tasks ---
 
 
-def test_prediction_sets(digits: tuple[Model, Source], tmp_path: Path) -> None:
+def test_prediction_sets(digits, tmp_path):
     model, source = digits
     model = deepcopy(model).calibrate(source, levels=(0.95,))
     text, result = page(model, source, tmp_path), model.evaluate(source)
@@ -317,7 +282,7 @@ def test_prediction_sets(digits: tuple[Model, Source], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tolerance", [None, 60.0])
-def test_regression(table: pd.DataFrame, tolerance: float | None, tmp_path: Path) -> None:
+def test_regression(table, tolerance, tmp_path):
     source = data.open(table.drop(columns="dear"), target="price")
     model = fitted("der", Regression.from_target(source.target, tolerance=tolerance), source)
     model.calibrate(source, levels=(0.9, 0.5))
@@ -333,14 +298,14 @@ def test_regression(table: pd.DataFrame, tolerance: float | None, tmp_path: Path
     assert ("Error rate among the answers" in text) is (tolerance is not None)
 
 
-def test_several_targets(table: pd.DataFrame, tmp_path: Path) -> None:
+def test_several_targets(table, tmp_path):
     frame = table.assign(rent=table["price"] / 2).drop(columns="dear")
     source = data.open(frame, target=["price", "rent"])
     text = page(fitted("der", Regression.from_target(source.target), source), source, tmp_path)
     assert "Predicted against true rent" in text
 
 
-def test_many_classes(tmp_path: Path) -> None:
+def test_many_classes(tmp_path):
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(400, 3)).astype(np.float32)
     source = data.open((inputs, [f"class {i % 25}" for i in range(400)]))
@@ -350,7 +315,7 @@ def test_many_classes(tmp_path: Path) -> None:
     assert "Classes with the lowest accuracy" in text
 
 
-def test_page_without_errors_has_no_confident_errors(tmp_path: Path) -> None:
+def test_page_without_errors_has_no_confident_errors(tmp_path):
     inputs = np.repeat(np.array([[-9.0, 9.0], [9.0, -9.0]], np.float32), 30, 0)
     source = data.open((inputs, ["a"] * 30 + ["b"] * 30))
     model = fitted("softmax", Classification.from_target(source.target), source)
@@ -363,7 +328,7 @@ def test_page_without_errors_has_no_confident_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ramp", [0, 10])
-def test_training_loss_has_the_final_weights(ramp: int) -> None:
+def test_training_loss_has_the_final_weights(ramp):
     method = METHODS.build("iedl", kl_ramp=ramp, kl_weight=0.5, fisher_weight=0.1)
     terms = {"fisher_bias": 1.0, "fisher_variance": 2.0, "fisher_penalty": 3.0}
     history = [{"epoch": 1, "terms": {**terms, "label_removed_kl": 4.0}}]
