@@ -55,7 +55,7 @@ def scaled_numbers(factor: float, count: int, seed: int = 0) -> tuple[NormalInve
 
 
 @pytest.mark.parametrize("factor", [0.05, 20.0], ids=["underconfident", "overconfident"])
-def test_fit_undoes_a_factor_of_the_evidence(factor: float) -> None:
+def test_fit_undoes_a_factor_of_the_evidence(factor):
     alpha, labels = scaled_evidence(factor)
     other, truth = scaled_evidence(factor, seed=1)
     calibration = Calibration.fit(Dirichlet(alpha), labels)
@@ -76,7 +76,7 @@ def test_fit_undoes_a_factor_of_the_evidence(factor: float) -> None:
         (20.0, (-2.4678599607610923, -0.07965105667302438)),
     ],
 )
-def test_fit_equals_the_first_edition(factor: float, theta: tuple[float, float]) -> None:
+def test_fit_equals_the_first_edition(factor, theta):
     calibration = Calibration.fit(Dirichlet(scaled_evidence(factor)[0]), scaled_evidence(factor)[1])
     assert calibration.theta == pytest.approx(theta, abs=1e-6)
 
@@ -113,7 +113,7 @@ def scale_case() -> Case:
 
 
 @pytest.mark.parametrize("case", [temperature_case, scale_case])
-def test_fit_is_the_maximum_that_scipy_finds(case: Callable[[], Case]) -> None:
+def test_fit_is_the_maximum_that_scipy_finds(case):
     dist, target, log_likelihood = case()
     optimum = optimize.minimize_scalar(
         lambda theta: -log_likelihood(theta).sum(), bounds=(-12, 12), method="bounded",
@@ -122,7 +122,7 @@ def test_fit_is_the_maximum_that_scipy_finds(case: Callable[[], Case]) -> None:
     assert Calibration.fit(dist, target).theta == pytest.approx([optimum.x], abs=1e-5)
 
 
-def test_a_grid_on_some_rows_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_on_some_rows_finds_the_same(monkeypatch):
     alpha, labels = scaled_evidence(0.3)
     expected = Calibration.fit(Dirichlet(alpha), labels).theta
     monkeypatch.setattr(calibration, "ENTRIES", N * K // 8)
@@ -139,7 +139,7 @@ DISTRIBUTIONS = [*SINGLE, *(f"mixture_of_{name}" for name in SINGLE)]
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_every_distribution_is_calibrated(name: str) -> None:
+def test_every_distribution_is_calibrated(name):
     dist: Any = build(name, 2 * outputs_of(name, 200))
     if hasattr(dist, "probs"):
         target = torch.multinomial(dist.probs.sqrt(), 1, generator=generator(1))[:, 0]
@@ -158,7 +158,7 @@ def test_every_distribution_is_calibrated(name: str) -> None:
 
 @pytest.mark.parametrize("classes", [2, 10])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_point_changes_where_rounding_ties(classes: int, dtype: torch.dtype) -> None:
+def test_no_point_changes_where_rounding_ties(classes, dtype):
     """A model that is always wrong asks for as little of its evidence as possible."""
     alpha = 1 + 5 * torch.rand(200, classes, generator=generator(0)).to(dtype)
     for dist in (Dirichlet(alpha), Categorical.from_probs(Dirichlet(alpha).probs)):
@@ -174,7 +174,7 @@ def test_no_point_changes_where_rounding_ties(classes: int, dtype: torch.dtype) 
     theta=st.tuples(st.floats(-9, 9), st.floats(-1.6, 1.6)), seed=st.integers(0, 100),
     prior=st.sampled_from([0.1, 0.7, 1.0]),
 )  # fmt: skip
-def test_the_order_of_classes_stays(theta: tuple[float, float], seed: int, prior: float) -> None:
+def test_the_order_of_classes_stays(theta, seed, prior):
     evidence = 100 * torch.rand(20, 5, generator=generator(seed), dtype=torch.float64)
     dist = Dirichlet(prior + evidence, prior=prior)
     probs = Calibration(theta=theta)(dist).probs
@@ -189,9 +189,7 @@ def test_the_order_of_classes_stays(theta: tuple[float, float], seed: int, prior
     data=st.data(), shift=st.floats(-45, 30), spread=st.sampled_from([1e-7, 1e-3, 0.3, 3.0]),
     seed=st.integers(0, 1000), of_members=st.booleans(),
 )  # fmt: skip
-def test_probabilities_sum_to_one_and_the_point_stays(
-    name: str, data: st.DataObject, shift: float, spread: float, seed: int, of_members: bool
-) -> None:
+def test_probabilities_sum_to_one_and_the_point_stays(name, data, shift, spread, seed, of_members):
     """From almost no evidence, whose alpha ties in float32, to almost nothing else."""
     shape, _ = EXAMPLES[name]
     dist: Any = build(name, shift + spread * torch.randn(20, *shape, generator=generator(seed)))
@@ -205,7 +203,7 @@ def test_probabilities_sum_to_one_and_the_point_stays(
     torch.testing.assert_close(predictive.log_prob(classes).exp().mT, predictive.probs)
 
 
-def test_classes_whose_alpha_ties_share_what_calibration_finds() -> None:
+def test_classes_whose_alpha_ties_share_what_calibration_finds():
     dist = Dirichlet.from_logits(torch.tensor([[-40.0, -17.0, -40.0]]))
     assert torch.equal(dist.alpha, torch.ones(1, 3))
     probs = Calibration(theta=(12.0, -2.0))(dist).probs[0]
@@ -215,7 +213,7 @@ def test_classes_whose_alpha_ties_share_what_calibration_finds() -> None:
     torch.testing.assert_close(probs, parts / parts.sum(), rtol=1e-6, atol=0)
 
 
-def test_a_calibration_of_members_is_applied_to_each_before_mixing() -> None:
+def test_a_calibration_of_members_is_applied_to_each_before_mixing():
     members = Dirichlet.from_logits(3 * torch.randn(200, 5, 3, generator=generator(0)).double())
     label = torch.multinomial(members[:, 0].probs.sqrt(), 1, generator=generator(1))[:, 0]
     calibration = Calibration.fit(members[:, 0], label, of_members=True)
@@ -231,7 +229,7 @@ def test_a_calibration_of_members_is_applied_to_each_before_mixing() -> None:
         Calibration.fit(members[:, 0], label)(members.mixture())
 
 
-def test_a_calibration_of_members_applies_to_a_mixture_of_numbers() -> None:
+def test_a_calibration_of_members_applies_to_a_mixture_of_numbers():
     g = generator(0)
     members = NormalInverseGamma(*(torch.rand(4, 200, 5, 2, generator=g) + 0.1).double())
     target = members.mean[:, 0] + torch.randn(200, 2, generator=g)
@@ -250,7 +248,7 @@ def test_a_calibration_of_members_applies_to_a_mixture_of_numbers() -> None:
     torch.testing.assert_close(upper - lower, one[1] - one[0])  # however far apart the means are
 
 
-def test_all_correct_or_extreme_inputs_stay_finite() -> None:
+def test_all_correct_or_extreme_inputs_stay_finite():
     alpha = torch.full((30, 3), 1.5)
     alpha[:, 0] = 4
     cases = [(Dirichlet(alpha), torch.zeros(30, dtype=torch.long))]
@@ -276,7 +274,7 @@ def drawn_classes(*shape: int) -> tuple[Categorical, Tensor]:
 
 @pytest.mark.parametrize("count", [40, 200])
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95])
-def test_sets_cover_the_class_in_a_thousand_repetitions(level: float, count: int) -> None:
+def test_sets_cover_the_class_in_a_thousand_repetitions(level, count):
     dist, label = drawn_classes(1000, count + 50)
     distances = dist.distances.gather(-1, label.unsqueeze(-1)).squeeze(-1)
     quantiles = conformal_quantiles(distances[:, :count].mT, level)
@@ -293,7 +291,7 @@ def test_sets_cover_the_class_in_a_thousand_repetitions(level: float, count: int
 
 @pytest.mark.parametrize("count", [200, 1000])
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95])
-def test_intervals_cover_in_a_thousand_repetitions(level: float, count: int) -> None:
+def test_intervals_cover_in_a_thousand_repetitions(level, count):
     """Skewed, and of a spread that the predicted one does not follow; one column for each."""
     rng = np.random.default_rng(0)
     variance = torch.as_tensor(rng.lognormal(0, 1, size=(count + 50, 1000)))
@@ -308,7 +306,7 @@ def test_intervals_cover_in_a_thousand_repetitions(level: float, count: int) -> 
     assert shares.mean() == pytest.approx(level + 0.5 / (count + 1), abs=0.5 / count + 0.006)
 
 
-def test_the_set_of_a_level_has_the_classes_with_enough_evidence() -> None:
+def test_the_set_of_a_level_has_the_classes_with_enough_evidence():
     """By the definition: a share of the largest evidence, at the rank of a conformal quantile."""
     alpha, labels = scaled_evidence(0.3)
     evidence = (alpha - 1).numpy()
@@ -326,7 +324,7 @@ def test_the_set_of_a_level_has_the_classes_with_enough_evidence() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DISTRIBUTIONS if "normal" not in name])
-def test_sets_have_the_predicted_class(name: str) -> None:
+def test_sets_have_the_predicted_class(name):
     dist: Any = build(name, 2 * outputs_of(name, 200))
     label = torch.multinomial(dist.probs.sqrt(), 1, generator=generator(1))[:, 0]
     few, most = (
@@ -337,7 +335,7 @@ def test_sets_have_the_predicted_class(name: str) -> None:
     assert few.sum() < most.sum() < most.numel()
 
 
-def test_sets_do_not_depend_on_the_temperature_or_the_factor_of_the_evidence() -> None:
+def test_sets_do_not_depend_on_the_temperature_or_the_factor_of_the_evidence():
     dist, label = drawn_classes(300)
     sharp = Categorical(3 * dist.log_probs)
     alpha, labels = (part[:300] for part in scaled_evidence(0.3))
@@ -349,14 +347,14 @@ def test_sets_do_not_depend_on_the_temperature_or_the_factor_of_the_evidence() -
         assert torch.equal(*sets)
 
 
-def test_sets_of_too_few_samples_have_every_class() -> None:
+def test_sets_of_too_few_samples_have_every_class():
     dist, label = drawn_classes(8)
     calibration = Calibration.fit(dist, label, levels=(0.5, 0.9))
     assert calibration.prediction_set(dist, 0.9).all()
     assert not calibration.prediction_set(dist, 0.5).all()
 
 
-def test_no_evidence_at_all_leaves_every_class_in_the_set() -> None:
+def test_no_evidence_at_all_leaves_every_class_in_the_set():
     logits = torch.tensor([[9.0, -1.0, -1.0], [-1.0, -1.0, -1.0], [-200.0, -200.0, 5.0]])
     for evidence in ("relu", "softplus", "exp"):
         dist = Dirichlet.from_logits(logits.repeat(40, 1), evidence)
@@ -369,7 +367,7 @@ def test_no_evidence_at_all_leaves_every_class_in_the_set() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.03, 1.0, 30.0, 1000.0])
-def test_fit_undoes_a_factor_of_the_scale(factor: float) -> None:
+def test_fit_undoes_a_factor_of_the_scale(factor):
     """The prior does not count among thousands of samples."""
     dist, target = scaled_numbers(factor, 4000)
     calibration = Calibration.fit(dist, target)
@@ -379,7 +377,7 @@ def test_fit_undoes_a_factor_of_the_scale(factor: float) -> None:
     assert task.metrics(calibration(other), truth)["coverage90"] == pytest.approx(0.9, abs=0.02)
 
 
-def test_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
+def test_few_samples_without_an_error_do_not_ask_for_certainty():
     dist, target = scaled_numbers(1.0, 1)
     theta = Calibration.fit(dist, dist.mean + 1e-6 * (target - dist.mean)).theta
     assert -2.1 < theta[0] < -1.5  # without the prior: the bound of -12
@@ -389,7 +387,7 @@ def test_few_samples_without_an_error_do_not_ask_for_certainty() -> None:
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
-def test_interval_quantiles_are_conformal(exponent: float) -> None:
+def test_interval_quantiles_are_conformal(exponent):
     dist, target = scaled_numbers(1.0, 99)
     calibration = Calibration.fit(dist, target, levels=(0.5, 0.9), exponent=exponent)
     assert calibration.exponent == exponent
@@ -406,19 +404,18 @@ def test_interval_quantiles_are_conformal(exponent: float) -> None:
 
 
 @pytest.mark.parametrize("exponent", [0.25, 1.0])
-def test_intervals_do_not_depend_on_the_unit(exponent: float) -> None:
+def test_intervals_do_not_depend_on_the_unit(exponent):
     dist, target = scaled_numbers(1.0, 99)
     scale, shift = torch.tensor([1000.0, 0.01]).double(), torch.tensor([5.0, -3.0]).double()
     other = dist.affine(scale, shift)
     lower, upper = Calibration.fit(dist, target, exponent=exponent).interval(dist)
     fitted = Calibration.fit(other, target * scale + shift, exponent=exponent)
-    torch.testing.assert_close(
-        fitted.interval(other), (lower * scale + shift, upper * scale + shift)
-    )
+    expected = lower * scale + shift, upper * scale + shift
+    torch.testing.assert_close(fitted.interval(other), expected)
 
 
 @pytest.mark.parametrize(("truth", "expected"), [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
-def test_exponent_is_that_of_the_errors(truth: float, expected: float) -> None:
+def test_exponent_is_that_of_the_errors(truth, expected):
     """Errors are as large as a power of the predicted deviation, whatever the units."""
     rng = np.random.default_rng(0)
     variance = torch.as_tensor(rng.lognormal(0, 2, size=(3000, 2)))
@@ -433,7 +430,7 @@ def test_exponent_is_that_of_the_errors(truth: float, expected: float) -> None:
     assert interval_exponent(dist, 0 * target) in EXPONENTS
 
 
-def test_too_few_samples_have_infinite_intervals() -> None:
+def test_too_few_samples_have_infinite_intervals():
     dist, target = scaled_numbers(1.0, 5)
     calibration = Calibration.fit(dist, target, levels=(0.5, 0.9))
     assert calibration.quantiles[1] == (math.inf, math.inf)
@@ -468,7 +465,7 @@ NUMBERS, TARGET = scaled_numbers(1.0, 4)
         ),
     ],
 )
-def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> None:
+def test_bad_arguments_are_named(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call()
 
@@ -483,6 +480,6 @@ def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> No
         ({"temperature": 1.0}, "Extra inputs"),
     ],
 )
-def test_bad_files_are_errors(values: dict[str, Any], message: str) -> None:
+def test_bad_files_are_errors(values, message):
     with pytest.raises(ValidationError, match=message):
         Calibration.model_validate({"theta": [0.0], **values})

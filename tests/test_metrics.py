@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise, permutations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +76,7 @@ def drawn(name: str, batch: int, size: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", RANKING)
 @pytest.mark.parametrize("factor", [0.0, 1.0, 2.0], ids=["constant", "tied", "distinct"])
 @pytest.mark.parametrize("size", SIZES)
-def test_ranking_equals_sklearn(name: str, factor: float, size: int) -> None:
+def test_ranking_equals_sklearn(name, factor, size):
     ours, reference = RANKING[name]
     scores, positive = ranked(size, tied=factor < 2)
     scores = factor * scores
@@ -87,20 +86,20 @@ def test_ranking_equals_sklearn(name: str, factor: float, size: int) -> None:
     close(ours(scores.double(), positive), expected)
 
 
-def test_fpr_at_a_rate_that_is_met_exactly() -> None:
+def test_fpr_at_a_rate_that_is_met_exactly():
     for count in range(20, 2000, 20):
         positive = torch.arange(count + 1) != 19 * count // 20
         assert m.fpr95(-torch.arange(count + 1.0), positive) == 0
 
 
-def test_aupr_and_auroc_of_a_million_scores() -> None:
+def test_aupr_and_auroc_of_a_million_scores():
     scores, positive = ranked(1_000_000, tied=False, batch=1)
     scores, positive = (scores[0] * 1e5).round(), positive[0]  # many small groups of ties
     close(m.aupr(scores, positive), sk.average_precision_score(positive, scores))
     close(m.auroc(scores, positive), sk.roc_auc_score(positive, scores))
 
 
-def test_counts_go_past_the_integers_of_float32() -> None:
+def test_counts_go_past_the_integers_of_float32():
     # 95 % of 18 million positives are reached just after half of the negatives, in the group after
     # an odd count, which float32 would round up.
     size, reached = 18_000_002, 17_100_000
@@ -110,7 +109,7 @@ def test_counts_go_past_the_integers_of_float32() -> None:
     assert m.fpr95(scores, positive).item() == 0.5
 
 
-def test_infinite_scores_are_ranked() -> None:
+def test_infinite_scores_are_ranked():
     scores = torch.tensor([math.inf, 1.0, -math.inf, -math.inf])
     finite = torch.tensor([9.0, 1.0, -9.0, -9.0])
     positive = torch.tensor([True, False, True, False])
@@ -124,7 +123,7 @@ def test_infinite_scores_are_ranked() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("classes", [2, 10])
-def test_probability_metrics_equal_sklearn(size: int, classes: int) -> None:
+def test_probability_metrics_equal_sklearn(size, classes):
     probs, target = predictions((3, size), classes)
     rows = list(zip(target.numpy(), probs.numpy(), strict=True))
     close(m.accuracy(probs, target), [sk.accuracy_score(t, p.argmax(-1)) for t, p in rows])
@@ -132,7 +131,7 @@ def test_probability_metrics_equal_sklearn(size: int, classes: int) -> None:
     close(m.brier(probs, target), expected)
 
 
-def test_accuracy_gives_ties_to_the_lower_class() -> None:
+def test_accuracy_gives_ties_to_the_lower_class():
     probs = torch.tensor([[0.25, 0.375, 0.375]]).expand(3, 3)
     assert m.accuracy(probs.unsqueeze(-2), torch.tensor([[0], [1], [2]])).tolist() == [0, 1, 0]
 
@@ -145,7 +144,7 @@ def width_groups(confidence: np.ndarray, bins: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("bins", [1, 2, 15, 40])
 @pytest.mark.parametrize("size", [1, 2, 3, 150, 10_000])
-def test_ece_equals_its_definition(bins: int, size: int) -> None:
+def test_ece_equals_its_definition(bins, size):
     probs, target = predictions((3, size), 5, seed=size)
     probs[0] = (probs[0] * 8).round() + 1e-9  # tied confidences, many on the edge of a bin
     probs[0] /= probs[0].sum(-1, keepdim=True)
@@ -157,7 +156,7 @@ def test_ece_equals_its_definition(bins: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ece_puts_an_edge_in_the_bin_below(dtype: torch.dtype) -> None:
+def test_ece_puts_an_edge_in_the_bin_below(dtype):
     # Confidence 9/15 right, just above it wrong: one bin would let the two gaps cancel.
     edge = torch.tensor(9 / 15, dtype=dtype)
     above = torch.nextafter(edge, torch.ones_like(edge))
@@ -169,7 +168,7 @@ def test_ece_puts_an_edge_in_the_bin_below(dtype: torch.dtype) -> None:
     close(m.ece(probs, torch.tensor([0, 1])), 0.1)
 
 
-def test_ece_is_exact_whatever_the_order() -> None:
+def test_ece_is_exact_whatever_the_order():
     probs, target = predictions((5000,), 10)
     shuffled = torch.randperm(5000, generator=generator(1))
     assert m.ece(probs[shuffled], target[shuffled]) == m.ece(probs, target)
@@ -183,7 +182,7 @@ def aurc_in_order(correct: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("size", [1, *SIZES])
-def test_aurc_without_ties_equals_its_definition(size: int) -> None:
+def test_aurc_without_ties_equals_its_definition(size):
     g = generator(size)
     confidence = torch.randn(3, size, generator=g, dtype=torch.float64)
     correct = torch.rand(3, size, generator=g) < 0.7
@@ -194,7 +193,7 @@ def test_aurc_without_ties_equals_its_definition(size: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
 @settings(max_examples=40)
-def test_aurc_of_ties_is_the_mean_over_all_orders(samples: list[tuple[int, bool]]) -> None:
+def test_aurc_of_ties_is_the_mean_over_all_orders(samples):
     orders = []
     for order in permutations(samples):
         by_confidence = sorted(order, key=lambda sample: -sample[0])  # stable: keeps the order
@@ -208,7 +207,7 @@ def test_aurc_of_ties_is_the_mean_over_all_orders(samples: list[tuple[int, bool]
 
 
 @pytest.mark.parametrize("size", [1, *SIZES])
-def test_regression_metrics_equal_sklearn(size: int) -> None:
+def test_regression_metrics_equal_sklearn(size):
     prediction, target = torch.randn(2, 4, size, generator=generator(size))
     rows = list(zip(target.numpy(), prediction.numpy(), strict=True))
     close(m.rmse(prediction, target), [sk.root_mean_squared_error(t, p) for t, p in rows])
@@ -218,13 +217,13 @@ def test_regression_metrics_equal_sklearn(size: int) -> None:
     close(m.coverage(lower, upper, target), inside)
 
 
-def test_small_errors_far_from_zero_in_float32() -> None:
+def test_small_errors_far_from_zero_in_float32():
     target = torch.full((1000,), 2.0**20)
     assert m.rmse(target + 0.125, target) == 0.125
     assert m.mae(target - 0.125, target) == 0.125
 
 
-def test_intervals_are_closed_and_may_be_infinite() -> None:
+def test_intervals_are_closed_and_may_be_infinite():
     target = torch.tensor([0.0, 1.0, 5.0])
     lower, upper = torch.tensor([0.0, 0.0, -math.inf]), torch.tensor([1.0, 1.0, math.inf])
     assert m.coverage(lower, upper, target) == 1
@@ -234,7 +233,7 @@ def test_intervals_are_closed_and_may_be_infinite() -> None:
 
 
 @EACH
-def test_leading_axes_are_kept(name: str) -> None:
+def test_leading_axes_are_kept(name):
     metric = EVERY[name]
     first, second = drawn(name, 6, 30)
     expected = torch.stack([metric(*row) for row in zip(first, second, strict=True)])
@@ -245,7 +244,7 @@ def test_leading_axes_are_kept(name: str) -> None:
 
 
 @EACH
-def test_non_contiguous_arguments(name: str) -> None:
+def test_non_contiguous_arguments(name):
     arguments = drawn(name, 4, 60)
     spread = [part.new_zeros(*part.mT.shape, 2) for part in arguments]
     for wide, part in zip(spread, arguments, strict=True):
@@ -257,7 +256,7 @@ def test_non_contiguous_arguments(name: str) -> None:
 
 @EACH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_dtypes(name: str, dtype: torch.dtype) -> None:
+def test_dtypes(name, dtype):
     first, second = drawn(name, 3, 500)
     rounded = first.to(dtype)  # what rounding changes is in the data
     value = EVERY[name](rounded, second)
@@ -265,7 +264,7 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     close(value, EVERY[name](rounded.double(), second))
 
 
-def test_a_float64_rank_survives() -> None:
+def test_a_float64_rank_survives():
     # Distinct in float64, tied in float32.
     scores = 1 + torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=torch.float64) * 1e-12
     positive = torch.tensor([True, True, False, False])
@@ -276,7 +275,7 @@ def test_a_float64_rank_survives() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.int32, torch.uint16, torch.uint32, torch.uint64]
 )
-def test_masks_and_labels_of_any_integer_type(dtype: torch.dtype) -> None:
+def test_masks_and_labels_of_any_integer_type(dtype):
     scores, positive = ranked(40, tied=True)
     for metric in SCORED.values() if dtype in (torch.uint8, torch.int32) else ():
         assert torch.equal(metric(scores, positive.to(dtype)), metric(scores, positive))
@@ -288,7 +287,7 @@ def test_masks_and_labels_of_any_integer_type(dtype: torch.dtype) -> None:
 
 
 @EACH
-def test_nothing_carries_a_gradient_or_changes_its_input(name: str) -> None:
+def test_nothing_carries_a_gradient_or_changes_its_input(name):
     first, second = drawn(name, 1, 40)
     copy = first.clone()
     assert not EVERY[name](first.requires_grad_(), second).requires_grad
@@ -297,7 +296,7 @@ def test_nothing_carries_a_gradient_or_changes_its_input(name: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @EACH
-def test_cuda_agrees_and_repeats(name: str) -> None:
+def test_cuda_agrees_and_repeats(name):
     arguments = drawn(name, 3, 10_000)
     there = [part.cuda() for part in arguments]
     value = EVERY[name](*there)
@@ -367,12 +366,10 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("metric", "arguments", "error", "match"), ERRORS)
-def test_bad_arguments_are_named(
-    metric: Callable[..., Tensor], arguments: tuple[Any, ...], error: type[Exception], match: str
-) -> None:
+def test_bad_arguments_are_named(metric, arguments, error, match):
     with pytest.raises(error, match=match):
         metric(*arguments)
 
 
-def test_one_class_is_no_error_of_the_risk() -> None:
+def test_one_class_is_no_error_of_the_risk():
     assert m.aurc(S, P | True) == 0

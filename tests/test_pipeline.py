@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
 
 import dubito
 from dubito import data
@@ -13,20 +12,9 @@ from dubito.config import RunConfig
 from dubito.errors import DubitoError
 from dubito.methods.ensemble import Members
 from dubito.pipeline import Pipeline
-from dubito.training import Callback
+from tests.training.helpers import StopIn, weights
 
 SETTINGS = {"lr": 0.01, "batch_size": 16, "report": False, "backbone": {"hidden": [16]}}
-
-
-class Interrupt(Callback):
-    """Interrupt a training after an epoch."""
-
-    def __init__(self, epoch):
-        self.epoch = epoch
-
-    def on_epoch_begin(self, progress):
-        if progress.epoch > self.epoch:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +44,7 @@ def test_target_statistics_come_from_training_samples(house):
 def test_calibration_samples_are_read_by_nothing_before_they_calibrate(monkeypatch):
     """Spoil their inputs and targets: the trained network stays the same."""
     source = data.open("digits")
-    weights = []
+    found = []
     for spoiled in (False, True):
         pipeline, parts = prepared(source, epochs=2, method="edl", **{"backbone.hidden": [8]})
         if spoiled:
@@ -65,8 +53,8 @@ def test_calibration_samples_are_read_by_nothing_before_they_calibrate(monkeypat
             held_out.target = ["spoiled"] * len(held_out)
         model = pipeline.build(parts, seed=0)
         pipeline.train([model], parts)
-        weights.append(nn.utils.parameters_to_vector(model.network.parameters()))
-    assert torch.equal(*weights)
+        found.append(weights(model))
+    assert torch.equal(*found)
 
 
 def test_without_calibration_samples_there_is_no_policy(tmp_path):
@@ -86,7 +74,7 @@ def test_rare_classes_weigh_more_by_default(rare, alike, tmp_path):
     networks = {}
     for weight in ("auto", "balanced", "none"):
         model = train(source, out=tmp_path / weight, epochs=1, class_weight=weight, **SETTINGS)
-        networks[weight] = nn.utils.parameters_to_vector(model.network.parameters())
+        networks[weight] = weights(model)
     assert torch.equal(networks["auto"], networks[alike])
     assert not torch.equal(networks["balanced"], networks["none"])
 
@@ -174,10 +162,9 @@ def test_interrupted_folds_resume_to_the_same_weights(folded, tmp_path):
     settings = {**SETTINGS, "folds": 3, "epochs": 20, "error_rate": 0.2}
     source = folded.parent / "data.npz"
     with pytest.raises(KeyboardInterrupt):
-        train(source, out=tmp_path, callbacks=[Interrupt(12)], **settings)
+        train(source, out=tmp_path, callbacks=[StopIn(13)], **settings)
     model = train(source, out=tmp_path, **settings)
-    pairs = zip(model.state_dict().values(), dubito.load(folded).state_dict().values(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert torch.equal(weights(model), weights(dubito.load(folded)))
 
 
 def test_folds_of_a_regression(house, tmp_path):
@@ -197,17 +184,14 @@ def test_folds_of_a_regression(house, tmp_path):
 
 
 def test_an_interrupted_training_can_be_finished(tmp_path):
-    settings = {**SETTINGS, "epochs": 50}
+    settings = {**SETTINGS, "epochs": 50, "out": tmp_path}
+    with pytest.raises(DubitoError, match="checkpoint"):
+        train("digits", finish=True, **settings)
     with pytest.raises(KeyboardInterrupt):
-        train("digits", out=tmp_path, callbacks=[Interrupt(6)], **settings)
+        train("digits", callbacks=[StopIn(7)], **settings)
     with pytest.raises(DubitoError, match="or with --finish"):
         dubito.load(tmp_path)
-    model = train("digits", out=tmp_path, finish=True, **settings)
+    model = train("digits", finish=True, **settings)
     assert model.record.epochs == 6
     assert model.policy is not None
     assert dubito.load(tmp_path).record.metrics["accuracy"] > 0.8
-
-
-def test_finishing_needs_a_checkpoint(tmp_path):
-    with pytest.raises(DubitoError, match="checkpoint"):
-        train("digits", out=tmp_path, epochs=2, finish=True, **SETTINGS)

@@ -45,7 +45,6 @@ def threshold(score: str, value: float) -> Threshold:
 
 
 def coverage(policy: Policy) -> float:
-    assert policy.validation is not None
     return policy.validation.coverage
 
 
@@ -87,7 +86,7 @@ def slow_search(wrong: np.ndarray, level: float, delta: float) -> int:
 
 
 @pytest.mark.parametrize(("count", "level"), [(40, 0.1), (90, 0.05), (150, 0.1)])
-def test_the_search_is_the_definition(count: int, level: float) -> None:
+def test_the_search_is_the_definition(count, level):
     generator, found = np.random.default_rng(count), set()
     for _ in range(20):
         wrong = generator.random(count) < 2 * level * np.linspace(0, 1, count) ** 2
@@ -100,7 +99,7 @@ def test_the_search_is_the_definition(count: int, level: float) -> None:
     assert len(found) > 2
 
 
-def test_validation_is_about_the_accepted_samples() -> None:
+def test_validation_is_about_the_accepted_samples():
     wrong = np.zeros(400, bool)
     wrong[[150, 220, 260, *range(300, 400, 5)]] = True
     dist, errors = ranked(wrong)
@@ -108,7 +107,6 @@ def test_validation_is_about_the_accepted_samples() -> None:
     rank = round(coverage(policy) * 400)
     assert 250 < rank < 400  # neither the first rank nor the last
     assert policy.threshold.value == dist.score("max_prob")[rank - 1].item()
-    assert policy.validation is not None
     assert policy.validation.errors == wrong[:rank].sum()
     test = binomtest(int(wrong[:rank].sum()), rank)
     upper = test.proportion_ci(1 - 2 * DELTA, method="exact").high
@@ -116,7 +114,7 @@ def test_validation_is_about_the_accepted_samples() -> None:
 
 
 @pytest.mark.parametrize(("level", "needed"), [(0.05, 59), (0.01, 299), (0.1, 29)])
-def test_too_few_samples_accept_nothing(level: float, needed: int) -> None:
+def test_too_few_samples_accept_nothing(level, needed):
     assert not Policy.control_error(*ranked([False] * needed), level=level).accepts_nothing
     policy = Policy.control_error(*ranked([False] * (needed - 1)), level=level)
     assert policy.accepts_nothing
@@ -124,27 +122,26 @@ def test_too_few_samples_accept_nothing(level: float, needed: int) -> None:
     assert policy.decide(binary(np.array([1.0, 0.5]))).all()
 
 
-def test_defaults_are_one_percent() -> None:
+def test_defaults_are_one_percent():
     dist, errors = ranked(np.zeros(600, bool))
     guarantee = Policy.control_error(dist, errors, ood_score="max_prob").guarantee
-    assert guarantee is not None
     assert (guarantee.level, guarantee.confidence, guarantee.false_alarms) == (0.01, 0.95, 0.01)
 
 
-def test_accepting_nothing_includes_infinite_scores() -> None:
+def test_accepting_nothing_includes_infinite_scores():
     dist = Categorical(torch.tensor([[math.inf, 0.0]]))
     policy = Policy(threshold=threshold("max_logit", math.inf))
     assert policy.decide(dist).all()
 
 
-def test_early_errors_do_not_end_the_search() -> None:
+def test_early_errors_do_not_end_the_search():
     wrong = np.zeros(1000, bool)
     wrong[:10] = True
     assert coverage(Policy.control_error(*ranked(wrong), level=0.05)) == 1
     assert Policy.control_error(*ranked(wrong), level=0.01).accepts_nothing
 
 
-def test_thresholds_of_many_samples_are_not_only_the_ends_of_blocks() -> None:
+def test_thresholds_of_many_samples_are_not_only_the_ends_of_blocks():
     """Above 1,000 samples ranks form blocks."""
     wrong = np.random.default_rng(0).random(100_000) < np.linspace(0, 0.15, 100_000)
     dist, errors = ranked(wrong)
@@ -157,13 +154,13 @@ def test_thresholds_of_many_samples_are_not_only_the_ends_of_blocks() -> None:
 
 
 @pytest.mark.parametrize(("level", "confidence", "count"), [(0.5, 0.75, 2), (0.05, 0.1, 50)])
-def test_any_confidence_ends_the_search(level: float, confidence: float, count: int) -> None:
+def test_any_confidence_ends_the_search(level, confidence, count):
     policy = Policy.control_error(*ranked([False] * count), level, confidence)
     assert coverage(policy) == 1
     assert Policy.control_error(*ranked([True] * count), level, confidence).accepts_nothing
 
 
-def test_ties_are_accepted_or_rejected_together() -> None:
+def test_ties_are_accepted_or_rejected_together():
     confidence, errors = np.repeat([0.9, 0.8, 0.7], 100), np.arange(300) >= 200
     policy = Policy.control_error(binary(confidence), errors, level=0.05)
     assert policy.threshold.value == pytest.approx(0.8)
@@ -173,7 +170,7 @@ def test_ties_are_accepted_or_rejected_together() -> None:
 
 
 @pytest.mark.parametrize("score", ["vacuity", "epistemic"])
-def test_an_uncertainty_is_bounded_from_above(score: str) -> None:
+def test_an_uncertainty_is_bounded_from_above(score):
     dist = Dirichlet(torch.stack([torch.linspace(50, 2, 200), torch.ones(200)], -1))
     policy = Policy.control_error(dist, torch.arange(200) >= 120, level=0.05, score=score)
     accepted = policy.decide(dist) == 0
@@ -232,7 +229,7 @@ def simulated(
 
 @pytest.mark.parametrize("steps", [None, 25])
 @pytest.mark.parametrize("case", CASES)
-def test_the_guarantee_holds(case: str, steps: int | None) -> None:
+def test_the_guarantee_holds(case, steps):
     generator = np.random.default_rng(0)
     _, risks = simulated(CASES[case], generator, count=300, steps=steps)
     broken = int((risks > 0.05).sum())
@@ -240,7 +237,7 @@ def test_the_guarantee_holds(case: str, steps: int | None) -> None:
     assert broken <= binom(REPETITIONS, DELTA).isf(1e-4)
 
 
-def test_the_guarantee_costs_little() -> None:
+def test_the_guarantee_costs_little():
     case, generator = CASES["a usual model"], np.random.default_rng(1)
     covered, risks = simulated(case, generator, count=2000, repetitions=200)
     assert (risks <= 0.05).mean() >= 1 - DELTA
@@ -249,7 +246,7 @@ def test_the_guarantee_costs_little() -> None:
     assert (covered == 0).mean() < 0.05
 
 
-def test_more_samples_answer_more() -> None:
+def test_more_samples_answer_more():
     case, generator, means = CASES["a usual model"], np.random.default_rng(4), []
     for count in (60, 80, 120, 180, 250, 400, 800):
         covered, _ = simulated(case, generator, count, repetitions=200)
@@ -259,14 +256,14 @@ def test_more_samples_answer_more() -> None:
     assert means[-1][0] > means[0][0] + 0.4
 
 
-def test_the_guarantee_is_not_needlessly_strong() -> None:
+def test_the_guarantee_is_not_needlessly_strong():
     """If everything errs slightly too often, nearly the allowed share of guarantees fails."""
     case, generator = CASES["slightly too bad everywhere"], np.random.default_rng(2)
     _, risks = simulated(case, generator, count=300)
     assert (risks > 0.05).mean() > 0.4 * DELTA
 
 
-def test_the_guarantee_is_about_samples_that_pass_both_thresholds() -> None:
+def test_the_guarantee_is_about_samples_that_pass_both_thresholds():
     """Errors are among the familiar: without the unfamiliar the rate of the rest is higher."""
     generator = np.random.default_rng(3)
     broken = 0
@@ -277,7 +274,6 @@ def test_the_guarantee_is_about_samples_that_pass_both_thresholds() -> None:
         total = np.where(strange, generator.uniform(2.1, 3, 300), generator.uniform(20, 30, 300))
         dist = Dirichlet(torch.as_tensor(np.stack([top * total, (1 - top) * total], -1)))
         policy = Policy.control_error(dist, wrong, 0.05, ood_score="vacuity", false_alarms=0.3)
-        assert policy.ood_threshold is not None
         # the true rate is 6 % among the familiar and a little less with strange ones accepted
         admitted = policy.ood_threshold.value > 2 / 3
         broken += not policy.accepts_nothing and not admitted
@@ -285,7 +281,7 @@ def test_the_guarantee_is_about_samples_that_pass_both_thresholds() -> None:
 
 
 @pytest.mark.parametrize(("count", "level"), [(100, 0.05), (200, 0.05), (500, 0.02)])
-def test_the_guarantee_holds_for_ties_at_the_ood_threshold(count: int, level: float) -> None:
+def test_the_guarantee_holds_for_ties_at_the_ood_threshold(count, level):
     """Inputs without evidence are all errors, slightly more often than allowed; others correct."""
     share, broken = 1.002 * level, 0.0
     for empty in range(count // 5):  # all that matters of a draw is how many of them it has
@@ -297,7 +293,7 @@ def test_the_guarantee_holds_for_ties_at_the_ood_threshold(count: int, level: fl
     assert broken <= DELTA
 
 
-def test_correct_samples_at_the_ood_threshold_show_nothing() -> None:
+def test_correct_samples_at_the_ood_threshold_show_nothing():
     """Of 100 tied values 61 are above the threshold; 59 show 5 %, and 74 would show 4 %."""
     dist, errors = Dirichlet(torch.tensor([[3.0, 1.0]]).expand(100, 2)), np.zeros(100, bool)
     policies = [
@@ -312,7 +308,7 @@ def test_correct_samples_at_the_ood_threshold_show_nothing() -> None:
 
 
 @pytest.mark.parametrize("ood_score", [None, "alpha0"])
-def test_coverage_holds_on_average(ood_score: str | None) -> None:
+def test_coverage_holds_on_average(ood_score):
     generator = np.random.default_rng(0)
     shares = []
     for _ in range(300):
@@ -323,7 +319,7 @@ def test_coverage_holds_on_average(ood_score: str | None) -> None:
     assert np.mean(shares) == pytest.approx(29 / 41, abs=0.02)
 
 
-def test_false_alarms_are_as_rare_as_requested() -> None:
+def test_false_alarms_are_as_rare_as_requested():
     generator = np.random.default_rng(0)
     alarms = []
     for _ in range(300):
@@ -335,14 +331,14 @@ def test_false_alarms_are_as_rare_as_requested() -> None:
     assert np.mean(alarms) == pytest.approx(5 / 51, abs=0.02)  # the 46th of 51 places
 
 
-def test_too_few_samples_raise_no_alarm() -> None:
+def test_too_few_samples_raise_no_alarm():
     dist = Dirichlet(torch.rand(50, 3) + 1)
     policy = Policy.control_coverage(dist, 0.5, ood_score="vacuity", false_alarms=0.01)
     assert policy.ood_threshold == threshold("vacuity", math.inf)
     assert UNFAMILIAR not in policy.decide(dist)
 
 
-def test_reasons() -> None:
+def test_reasons():
     policy = Policy(threshold=threshold("max_prob", 0.7), ood_threshold=threshold("vacuity", 0.5))
     alpha = torch.tensor([[9.0, 1.0], [9.0, 9.0], [1.2, 1.0], [1.9, 0.1 + 1]])
     reasons = [REASONS[code] for code in policy.decide(Dirichlet(alpha))]
@@ -353,7 +349,7 @@ def test_reasons() -> None:
     assert reasons == ["out_of_range", "ambiguous", "out_of_range", "unfamiliar"]
 
 
-def test_table_has_the_coverage_at_each_error_rate() -> None:
+def test_table_has_the_coverage_at_each_error_rate():
     wrong = np.zeros(1000, bool)
     wrong[500::4] = True
     dist, errors = ranked(wrong)
@@ -385,9 +381,7 @@ def test_table_has_the_coverage_at_each_error_rate() -> None:
         (62, 0, 0.05, True, ""),
     ],
 )  # fmt: skip
-def test_advice_names_the_cause(
-    count: int, wrong: int, level: float, ood: bool, expected: str
-) -> None:
+def test_advice_names_the_cause(count, wrong, level, ood, expected):
     errors = np.zeros(count, bool)
     errors[: 2 * wrong : 2] = True
     dist = binary(np.linspace(0.99, 0.51, count))
@@ -401,7 +395,7 @@ def test_advice_names_the_cause(
 
 
 @pytest.mark.parametrize("level", [0.02, 1e-6], ids=["finite", "infinite"])
-def test_json_round_trip(level: float) -> None:
+def test_json_round_trip(level):
     dist = Dirichlet(torch.rand(500, 3, generator=torch.Generator().manual_seed(0)) * 9 + 1)
     policy = Policy.control_error(dist, np.zeros(500, bool), level, ood_score="mutual_information")
     again = Policy.model_validate_json(policy.model_dump_json())
@@ -421,7 +415,7 @@ def test_json_round_trip(level: float) -> None:
         ({"extra": 1}, "Extra inputs are not permitted"),
     ],
 )
-def test_bad_files_are_errors(change: dict[str, object], message: str) -> None:
+def test_bad_files_are_errors(change, message):
     good = Policy(
         threshold=threshold("max_prob", 0.5), guarantee=Guarantee(controls="coverage", level=0.5)
     ).model_dump()
@@ -444,13 +438,13 @@ def test_bad_files_are_errors(change: dict[str, object], message: str) -> None:
         ({"dist": binary(np.full((3, 3), 0.5))}, r"batch shape \(N,\), N >= 1, not .*\(3, 3\)"),
     ],
 )
-def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+def test_bad_arguments_are_named(arguments, message):
     defaults = {"dist": binary(np.linspace(0.5, 0.9, 9)), "errors": np.zeros(9, bool)}
     with pytest.raises((ValueError, TypeError), match=message):
-        Policy.control_error(**{**defaults, **arguments})  # type: ignore[arg-type]
+        Policy.control_error(**{**defaults, **arguments})
 
 
-def test_nan_is_an_error_and_never_a_decision() -> None:
+def test_nan_is_an_error_and_never_a_decision():
     dist = Categorical(torch.tensor([[0.5, 0.5], [math.nan, 0.5]]))
     policy = Policy(threshold=threshold("max_prob", 0.5))
     with pytest.raises(ValueError, match=r"max_prob is NaN for 1 samples, the first at \[1\]"):
@@ -462,7 +456,7 @@ def test_nan_is_an_error_and_never_a_decision() -> None:
 @pytest.mark.parametrize(
     ("coverage", "message"), [(0.95, r"0\.95 is impossible"), (1.0, r"must be in \(0, 1\)")]
 )
-def test_coverage_and_false_alarms_must_fit_together(coverage: float, message: str) -> None:
+def test_coverage_and_false_alarms_must_fit_together(coverage, message):
     dist = Dirichlet(torch.rand(200, 3) + 1)
     with pytest.raises(ValueError, match=f"coverage {message}"):
         Policy.control_coverage(dist, coverage, ood_score="vacuity", false_alarms=0.1)

@@ -20,7 +20,7 @@ def drawn(augmentation: Augmentation, count: int = 6, seed: int = 0) -> Tensor:
     return augmentation.draw(count, torch.Generator().manual_seed(seed))
 
 
-def test_equal_seeds_give_equal_results(augmentation: Augmentation) -> None:
+def test_equal_seeds_give_equal_results(augmentation):
     changes = drawn(augmentation)
     assert (changes.shape, changes.dtype) == ((6, augmentation.columns), torch.float32)
     assert torch.equal(changes, drawn(augmentation))
@@ -34,9 +34,7 @@ def test_equal_seeds_give_equal_results(augmentation: Augmentation) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_shape_type_and_range_stay(
-    augmentation: Augmentation, channels: int, dtype: torch.dtype
-) -> None:
+def test_shape_type_and_range_stay(augmentation, channels, dtype):
     images = PIXELS[:, :1].repeat(1, channels, 1, 1).to(dtype)
     before = images.clone()
     changed = augmentation.apply(images, drawn(augmentation))
@@ -46,7 +44,7 @@ def test_shape_type_and_range_stay(
     assert torch.equal(images, before)
 
 
-def test_images_do_not_depend_on_their_batch(augmentation: Augmentation) -> None:
+def test_images_do_not_depend_on_their_batch(augmentation):
     changes = drawn(augmentation)
     alone = torch.cat([augmentation.apply(PIXELS[i, None], changes[i, None]) for i in range(6)])
     difference = alone.int() - augmentation.apply(PIXELS, changes).int()
@@ -60,13 +58,13 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.operations: list[tuple[str, tuple[int, ...]]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         self.operations.append((str(func), tuple(getattr(result, "shape", ()))))
         return result
 
 
-def test_operations_do_not_depend_on_values(augmentation: Augmentation) -> None:
+def test_operations_do_not_depend_on_values(augmentation):
     # Otherwise a CUDA graph could not be captured.
     runs = []
     for seed in (1, 2):
@@ -78,14 +76,14 @@ def test_operations_do_not_depend_on_values(augmentation: Augmentation) -> None:
     assert not [name for name, _ in runs[0] if any(part in name for part in read)]
 
 
-def test_compiles_without_breaks(augmentation: Augmentation) -> None:
+def test_compiles_without_breaks(augmentation):
     fast = torch.compile(augmentation.apply, dynamic=False, backend="aot_eager", fullgraph=True)
     changes = drawn(augmentation)
     difference = fast(PIXELS, changes).int() - augmentation.apply(PIXELS, changes).int()
     assert difference.abs().max() <= 1
 
 
-def test_other_shapes_are_refused(augmentation: Augmentation) -> None:
+def test_other_shapes_are_refused(augmentation):
     columns = augmentation.columns
     message = rf"\(N, C, H, W\).*\(N, {columns}\), not \(2, 64\) and \(2, 3\)"
     with pytest.raises(DubitoError, match=message):

@@ -23,7 +23,7 @@ def changes(count: int = 5, **values: float) -> Tensor:
     return torch.tensor([[plain[name] for name in names]]).repeat(count, 1)
 
 
-def test_identity_changes_nothing() -> None:
+def test_identity_changes_nothing():
     torch.testing.assert_close(Photo().apply(IMAGES, changes()), IMAGES, rtol=0, atol=1e-5)
     pixels = (255 * IMAGES).to(torch.uint8)
     assert torch.equal(Photo().apply(pixels, changes()), pixels)
@@ -34,7 +34,7 @@ def test_identity_changes_nothing() -> None:
 
 @pytest.mark.parametrize("flip", [0, 1])
 @pytest.mark.parametrize("box", [(0, 0, 12, 15), (3, 7, 20, 11), (23, 29, 1, 1), (5, 0, 19, 30)])
-def test_crop_is_that_of_interpolate(box: tuple[int, int, int, int], flip: int) -> None:
+def test_crop_is_that_of_interpolate(box, flip):
     top, left, height, width = box
     values = {"top": top / 24, "left": left / 30, "height": height / 24, "width": width / 30}
     result = Photo().apply(IMAGES, changes(flip=flip, **values))
@@ -44,7 +44,7 @@ def test_crop_is_that_of_interpolate(box: tuple[int, int, int, int], flip: int) 
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-4)
 
 
-def test_colors_change_as_pillow_changes_them() -> None:
+def test_colors_change_as_pillow_changes_them():
     pixels = (255 * IMAGES).to(torch.uint8)
     kinds = {"brightness": "Brightness", "contrast": "Contrast", "saturation": "Color"}
     for name, kind in kinds.items():
@@ -57,7 +57,7 @@ def test_colors_change_as_pillow_changes_them() -> None:
                 assert abs(difference).max() <= 2, (name, factor)
 
 
-def test_draws_have_their_distributions() -> None:
+def test_draws_have_their_distributions():
     photo = Photo(scale=0.4)
     drawn = photo.draw(20_000, torch.Generator().manual_seed(0))
     flip, height, width, top, left, *factors = drawn.numpy().T
@@ -76,6 +76,6 @@ def test_draws_have_their_distributions() -> None:
 @pytest.mark.parametrize(
     "options", [{"scale": 0.0}, {"ratio": 0.5}, {"flip": 2}, {"contrast": -1}, {"scale": math.nan}]
 )
-def test_bad_options_are_named(options: dict[str, float]) -> None:
+def test_bad_options_are_named(options):
     with pytest.raises(DubitoError, match=next(iter(options))):
         AUGMENTATIONS.build("photo", **options)

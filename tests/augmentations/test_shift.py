@@ -41,7 +41,7 @@ def ambiguous(height: int, width: int, angle: float) -> np.ndarray:
         (Shift(padding=2, degrees=180), (1, 9, 14)),
     ],
 )
-def test_equals_pillow(shift: Shift, shape: tuple[int, ...]) -> None:
+def test_equals_pillow(shift, shape):
     generator = torch.Generator().manual_seed(1)
     # No zeros, so that every pixel from outside shows.
     images = torch.randint(1, 256, (60, *shape), generator=generator).to(torch.uint8)
@@ -57,7 +57,7 @@ def test_equals_pillow(shift: Shift, shape: tuple[int, ...]) -> None:
     assert excluded < 0.02 * moved.size / shape[0]
 
 
-def test_dtypes_agree() -> None:
+def test_dtypes_agree():
     images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)
     shift = Shift()
     changes = shift.draw(8, torch.Generator().manual_seed(0))
@@ -66,7 +66,7 @@ def test_dtypes_agree() -> None:
     assert torch.equal(shift.apply(images.float(), changes), moved.float())
 
 
-def test_draws_have_their_distributions() -> None:
+def test_draws_have_their_distributions():
     flip, top, left, angle = Shift().draw(40_000, torch.Generator().manual_seed(0)).numpy().T
     assert stats.binomtest(int(flip.sum()), len(flip), 0.5).pvalue > 1e-3
     for corner in (top, left):
@@ -80,7 +80,7 @@ def test_draws_have_their_distributions() -> None:
 
 
 @pytest.mark.parametrize("flip", [0, 1])
-def test_flip_alone(flip: int) -> None:
+def test_flip_alone(flip):
     images, shift = torch.rand(5, 2, 7, 6), Shift(flip=flip, padding=0, degrees=0)
     moved = shift.apply(images, shift.draw(5, torch.Generator().manual_seed(0)))
     assert torch.equal(moved, images.flip(-1) if flip else images)
@@ -90,6 +90,6 @@ def test_flip_alone(flip: int) -> None:
     "options",
     [{"flip": 1.5}, {"padding": -1}, {"padding": 1.5}, {"degrees": 200}, {"degrees": math.nan}],
 )
-def test_bad_options(options: dict[str, float]) -> None:
+def test_bad_options(options):
     with pytest.raises(DubitoError, match=next(iter(options))):
         AUGMENTATIONS.build("shift", **options)
