@@ -92,33 +92,26 @@ def served(model: Any, **options: Any) -> Iterator[httpx.Client]:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
-            client.service = app.state.service  # type: ignore[attr-defined]
-            client.connections = server.server_state.connections  # type: ignore[attr-defined]
+            client.service = app.state.service
+            client.connections = server.server_state.connections
             yield client
     finally:
         server.should_exit = True
         thread.join()
 
 
-@pytest.fixture(scope="session")
-def arrays(array_model: Model) -> Iterator[httpx.Client]:
-    """Return a client of a service for arrays, which all tests share."""
-    with served(array_model) as client:
-        yield client
+def client_of(model: str) -> Any:
+    """Return a fixture: a client of a service for a model, which all tests share."""
+
+    @pytest.fixture(scope="session")
+    def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+        with served(request.getfixturevalue(model)) as running:
+            yield running
+
+    return client
 
 
-@pytest.fixture(scope="session")
-def images(image_model: Model) -> Iterator[httpx.Client]:
-    """Return a client of a service for images."""
-    with served(image_model) as client:
-        yield client
-
-
-@pytest.fixture(scope="session")
-def table(table_model: Model) -> Iterator[httpx.Client]:
-    """Return a client of a service for rows of a table."""
-    with served(table_model) as client:
-        yield client
+arrays, images, table = map(client_of, ("array_model", "image_model", "table_model"))
 
 
 class Gate(torch.nn.Module):

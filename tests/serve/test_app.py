@@ -4,7 +4,9 @@ import asyncio
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -44,13 +46,13 @@ def assert_same(rows: list[dict], expected: list[dict]) -> None:
 # --- inputs ---
 
 
-def test_arrays(arrays: httpx.Client, array_model: Model) -> None:
+def test_arrays(arrays, array_model):
     inputs = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
     response = arrays.post("/v1/predict", json={"inputs": inputs.tolist()})
     assert_same(predictions(response), list(array_model.predict(inputs).rows()))
 
 
-def test_images_in_every_form(images: httpx.Client, image_model: Model, pixels: np.ndarray) -> None:
+def test_images_in_every_form(images, image_model, pixels):
     expected = list(image_model.predict(pixels[:2]).rows())
     files = [("images", (f"{k}.png", png(pixels[k]))) for k in range(2)]
     form = images.post("/v1/predict", files=files)
@@ -62,7 +64,7 @@ def test_images_in_every_form(images: httpx.Client, image_model: Model, pixels: 
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
-def test_formats(images: httpx.Client, kind: str, image_model: Model, pixels: np.ndarray) -> None:
+def test_formats(images, kind, image_model, pixels):
     content = encoded(Image.fromarray(pixels[0]), kind)
     headers = {"content-type": f"image/{kind.lower()}"}
     response = images.post("/v1/predict", content=content, headers=headers)
@@ -70,7 +72,7 @@ def test_formats(images: httpx.Client, kind: str, image_model: Model, pixels: np
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "I;16"])
-def test_large_images(images: httpx.Client, mode: str, image_model: Model) -> None:
+def test_large_images(images, mode, image_model):
     gradient = np.tile(np.linspace(0, 255, 1600, dtype=np.uint8), (1200, 1))
     content = encoded(Image.fromarray(gradient).convert(mode))
     response = images.post("/v1/predict", content=content, headers=PNG)
@@ -78,7 +80,7 @@ def test_large_images(images: httpx.Client, mode: str, image_model: Model) -> No
     assert row["probs"] == pytest.approx(expected["probs"], rel=1e-5)
 
 
-def test_rows_of_a_table(table: httpx.Client, table_model: Model) -> None:
+def test_rows_of_a_table(table, table_model):
     rows = [{"height": 2.5, "bark": "grey", "other": 1}, {"height": 99, "bark": "blue"}]
     typical, unusual = predictions(table.post("/v1/predict", json={"rows": rows}))
     info = table.get("/v1/model").json()
@@ -90,7 +92,7 @@ def test_rows_of_a_table(table: httpx.Client, table_model: Model) -> None:
     assert info["levels"] == list(table_model.calibration.levels)
 
 
-def test_evidence_on_request(arrays: httpx.Client) -> None:
+def test_evidence_on_request(arrays):
     body = {"inputs": [[0.1, 0.2, 0.3, 0.4]]}
     (row,) = predictions(arrays.post("/v1/predict?evidence=true", json=body))
     (plain,) = predictions(arrays.post("/v1/predict", json=body))
@@ -98,7 +100,7 @@ def test_evidence_on_request(arrays: httpx.Client) -> None:
     assert set(row) - set(plain) == {"vacuity", "belief", "alpha"}
 
 
-def test_engines_agree_and_follow_from_the_model(array_model: Model, arrays: httpx.Client) -> None:
+def test_engines_agree_and_follow_from_the_model(array_model, arrays):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     body = {"inputs": np.random.default_rng(2).normal(size=(70, 4)).tolist()}
@@ -111,25 +113,31 @@ def test_engines_agree_and_follow_from_the_model(array_model: Model, arrays: htt
     assert create_app(sampled).state.service.loaded.engine.name == "torch"
 
 
-def test_app_can_be_mounted(array_model: Model) -> None:
+TOKEN = "0123456789abcdef"
+
+
+def status(app: FastAPI, body: object, path: str = "/v1/predict", **options: Any) -> int:
+    """Return the status of a prediction by an application that no server runs."""
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post(path, json=body, **options)
+
+    return asyncio.run(ask()).status_code
+
+
+def test_app_can_be_mounted(array_model):
     outer = FastAPI()
-    config = ServeConfig(engine="torch", allowed_hosts=("own",), token="0123456789abcdef")
+    config = ServeConfig(engine="torch", allowed_hosts=("own",), token=TOKEN)
     outer.mount("/model", create_app(array_model, config))
-
-    async def ask(**options: object) -> int:
-        transport = httpx.ASGITransport(outer)
-        async with httpx.AsyncClient(transport=transport, base_url="http://own") as client:
-            body = {"inputs": [[1, 2, 3, 4]]}
-            return (await client.post("/model/v1/predict", json=body, **options)).status_code
-
-    assert asyncio.run(ask()) == 401
-    assert asyncio.run(ask(headers={"authorization": "Bearer 0123456789abcdef"})) == 200
+    for token, expected in (("wrong", 401), (TOKEN, 200)):
+        headers = {"host": "own", "authorization": f"Bearer {token}"}
+        assert status(outer, ARRAYS, "/model/v1/predict", headers=headers) == expected
 
 
 @pytest.mark.parametrize("inputs", ["array_model", "image_model", "table_model"])
-def test_batches_have_the_same_rows_in_the_loop_and_in_a_thread(
-    inputs: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_have_the_same_rows_in_the_loop_and_in_a_thread(inputs, request, monkeypatch):
     model = request.getfixturevalue(inputs)
     answers = []
     for brief in (0, 60):
@@ -141,8 +149,9 @@ def test_batches_have_the_same_rows_in_the_loop_and_in_a_thread(
     assert answers[0] == answers[1]
 
 
+ARRAYS = {"inputs": [[0.1, 2, 3, 4]] * 3}
 BODIES = {
-    "array_model": {"inputs": [[0.1, 2, 3, 4]] * 3},
+    "array_model": ARRAYS,
     "image_model": {"inputs": [[[[7] * 8] * 8]] * 3},
     "table_model": {"rows": [{"height": 2.5, "bark": "grey"}] * 3},
 }
@@ -152,8 +161,8 @@ async def stays() -> bool:
     return False
 
 
-def test_dependencies_and_handlers_apply_to_predictions(array_model: Model) -> None:
-    app = create_app(array_model, ServeConfig(engine="torch", token="0123456789abcdef"))
+def test_dependencies_and_handlers_apply_to_predictions(array_model):
+    app, body = create_app(array_model, ServeConfig(engine="torch", token=TOKEN)), ARRAYS
 
     @app.exception_handler(401)
     async def teapot(request: Request, error: Exception) -> Response:
@@ -164,24 +173,18 @@ def test_dependencies_and_handlers_apply_to_predictions(array_model: Model) -> N
         return Response("bad", 400)
 
     (route,) = [route for route in app.routes if getattr(route, "path", "") == "/v1/predict"]
-    (dependency,) = route.dependencies  # type: ignore[union-attr]
-
-    async def post(target: FastAPI, body: object = BODIES["array_model"]) -> int:
-        transport = httpx.ASGITransport(target)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return (await client.post("/v1/predict", json=body)).status_code
-
-    assert asyncio.run(post(app)) == 418
+    (dependency,) = route.dependencies
+    assert status(app, body) == 418
     app.dependency_overrides[dependency.dependency] = lambda: None
-    assert asyncio.run(post(app)) == 200
-    assert asyncio.run(post(app, {})) == 400
+    assert status(app, body) == 200
+    assert status(app, {}) == 400
 
     def refuse() -> None:
         raise HTTPException(409)
 
     outer = FastAPI()
     outer.include_router(app.router, dependencies=[Depends(refuse)])
-    assert asyncio.run(post(outer)) == 409
+    assert status(outer, body) == 409
 
 
 class Sound(InputFormat):
@@ -200,7 +203,7 @@ class Sound(InputFormat):
         return Encoded(lengths, errors, {})
 
 
-def test_files_of_another_format() -> None:
+def test_files_of_another_format():
     reader = InputReader(Sound(), ServeConfig(max_pixels=8))
     form = httpx.Request("POST", "http://a", files=[("a", b"12"), ("b", b"345")])
     items = [
@@ -237,21 +240,21 @@ def test_files_of_another_format() -> None:
         ("", "body: Invalid JSON"),
     ],
 )  # fmt: skip
-def test_bad_json(arrays: httpx.Client, body: str, detail: str) -> None:
+def test_bad_json(arrays, body, detail):
     response = arrays.post("/v1/predict", content=body, headers=JSON)
     assert response.status_code == 422
     assert response.json()["detail"].startswith(detail)
 
 
 @pytest.mark.parametrize("height", [{}, {"height": [1]}, {"height": "tall"}, {"height": 10**400}])
-def test_bad_rows(table: httpx.Client, height: dict) -> None:
+def test_bad_rows(table, height):
     good = {"height": 2, "bark": "grey"}
     response = table.post("/v1/predict", json={"rows": [good, {"bark": "grey", **height}]})
     assert response.status_code == 422
     assert response.json()["detail"].startswith("rows.1")
 
 
-def test_bad_images(images: httpx.Client, pixels: np.ndarray) -> None:
+def test_bad_images(images, pixels):
     good = png(pixels[0])
     tall = png(np.zeros((20_000, 1), np.uint8))
     wide = encoded(Image.new("1", (5000, 4000)))
@@ -274,13 +277,13 @@ def test_bad_images(images: httpx.Client, pixels: np.ndarray) -> None:
     assert images.post("/v1/predict", data={"a": "b"}, files={}).status_code == 415
 
 
-def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(images: httpx.Client) -> None:
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(images):
     content = encoded(Image.new("RGB", (9000, 6000), "gray"), "JPEG")  # more than max_pixels
     response = images.post("/v1/predict", content=content, headers={"content-type": "image/jpeg"})
     assert len(predictions(response)) == 1
 
 
-def test_bodies_that_cost_too_much(array_model: Model) -> None:
+def test_bodies_that_cost_too_much(array_model):
     html, gzip = {"content-type": "text/html"}, {**JSON, "content-encoding": "gzip"}
     limits = {"max_body": 10_000, "max_json": 8000, "memory": 20_000, "max_inputs": 64}
     with served(array_model, **limits) as client:
@@ -308,29 +311,35 @@ def connect(client: httpx.Client) -> socket.socket:
     return socket.create_connection((client.base_url.host, client.base_url.port), timeout=600)
 
 
-def test_a_slow_body(array_model: Model) -> None:
+def test_a_slow_body(array_model):
     with served(array_model, body_timeout=0.05) as client, connect(client) as slow:
         slow.sendall(raw_request(b'{"inputs": ', length=100))
         assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
-def test_busy(gate: Gate, gated_model: Model) -> None:
-    with served(gated_model, max_requests=1) as client:
-        body = {"inputs": [[1, 2]]}
-        first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
-        first.start()
-        gate.entered.acquire()
-        refused = client.post("/v1/predict", json=body)
+@contextmanager
+def occupied(client: httpx.Client, gate: Gate, body: object) -> Iterator[None]:
+    """Hold the network with a request until the end."""
+    first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
+    first.start()
+    gate.entered.acquire()
+    yield
+    gate.open.set()
+    first.join()
+
+
+@pytest.mark.parametrize("limit", [{"max_requests": 1}, {"memory": 6000}])
+def test_busy(gate, gated_model, limit):
+    body = {"inputs": [[1.0, 2.0]] * 100}
+    with served(gated_model, **limit) as client:
+        with occupied(client, gate, body):
+            refused = client.post("/v1/predict", json=body)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
-        gate.open.set()
-        first.join()
         assert client.post("/v1/predict", json=body).status_code == 200
 
 
-def test_a_request_waits_for_a_slot(
-    gate: Gate, gated_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_waits_for_a_slot(gate, gated_model, monkeypatch):
     monkeypatch.setattr("dubito.serve.service.BUSY_DELAY", 600)
     with served(gated_model, max_requests=1) as client, ThreadPoolExecutor(2) as pool:
         post = partial(client.post, "/v1/predict", json={"inputs": [[1, 2]]})
@@ -342,23 +351,12 @@ def test_a_request_waits_for_a_slot(
         assert (first.result().status_code, second.result().status_code) == (200, 200)
 
 
-def test_memory_is_shared(gate: Gate, gated_model: Model) -> None:
-    with served(gated_model, memory=6000) as client:
-        body = {"inputs": [[1.0, 2.0]] * 100}
-        first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
-        first.start()
-        gate.entered.acquire()
-        assert client.post("/v1/predict", json=body).status_code == 503
-        gate.open.set()
-        first.join()
-
-
-def test_timeout(gate: Gate, gated_model: Model) -> None:
+def test_timeout(gate, gated_model):
     with served(gated_model, timeout=0.05) as client:
         assert client.post("/v1/predict", json={"inputs": [[1, 2]]}).status_code == 504
 
 
-def test_a_failing_model(gate: Gate, gated_model: Model) -> None:
+def test_a_failing_model(gate, gated_model):
     gate.open.set()
     with served(gated_model) as client:
         failed = client.post("/v1/predict", json={"inputs": [[-1, 2]]})
@@ -366,21 +364,15 @@ def test_a_failing_model(gate: Gate, gated_model: Model) -> None:
         assert client.post("/v1/predict", json={"inputs": [[1, 2]]}).status_code == 200
 
 
-def test_a_client_that_has_left_is_dropped(
-    gate: Gate, gated_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_has_left_is_dropped(gate, gated_model, monkeypatch):
     monkeypatch.setattr("dubito.serve.batcher.IMPATIENT", -1.0)
     body = {"inputs": [[1, 2]]}
     with served(gated_model, max_requests=2) as client:
-        first = threading.Thread(target=client.post, args=("/v1/predict",), kwargs={"json": body})
-        first.start()
-        gate.entered.acquire()
-        with connect(client) as second:
-            second.sendall(raw_request(json.dumps(body).encode()))
-            wait_until(lambda: not client.service.slots.free)
-        wait_until(lambda: len(client.connections) == 1)
-        gate.open.set()
-        first.join()
+        with occupied(client, gate, body):
+            with connect(client) as second:
+                second.sendall(raw_request(json.dumps(body).encode()))
+                wait_until(lambda: not client.service.slots.free)
+            wait_until(lambda: len(client.connections) == 1)
         client.post("/v1/predict", json=body)
         assert gate.sizes == [1, 1]
 
@@ -395,7 +387,7 @@ WRONG_TOKENS = [
 ]  # fmt: skip
 
 
-def test_token(array_model: Model) -> None:
+def test_token(array_model):
     paths = ("/v1/model", "/v1/gallery", "/metrics", "/openapi.json")
     with served(array_model, token="0123456789abcdef") as client:
         for header in WRONG_TOKENS:
@@ -412,7 +404,7 @@ def test_token(array_model: Model) -> None:
             assert client.get(path).status_code == 200
 
 
-def test_other_hosts(arrays: httpx.Client) -> None:
+def test_other_hosts(arrays):
     for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
         assert arrays.get("/healthz", headers={"host": host}).status_code == 200
     assert arrays.get("/healthz", headers={"host": "evil.example"}).status_code == 400
@@ -422,7 +414,7 @@ def test_other_hosts(arrays: httpx.Client) -> None:
     ("name", "value"),
     [("token", "short"), ("engine", "steam"), ("device", "gpu"), ("allowed_hosts", ["a.*.org"])],
 )
-def test_settings_are_checked_at_once(name: str, value: Any) -> None:
+def test_settings_are_checked_at_once(name, value):
     with pytest.raises(ValueError, match=name):
         ServeConfig(**{name: value})
 
@@ -430,7 +422,7 @@ def test_settings_are_checked_at_once(name: str, value: Any) -> None:
 # --- other routes ---
 
 
-def test_metrics(array_model: Model) -> None:
+def test_metrics(array_model):
     with served(array_model) as client:
         client.post("/v1/predict", json={"inputs": [[1, 2, 3, 4]] * 3})
         client.post("/v1/predict", json={})
@@ -441,7 +433,7 @@ def test_metrics(array_model: Model) -> None:
     assert "dubito_epistemic_count 3.0" in text
 
 
-def test_page(arrays: httpx.Client) -> None:
+def test_page(arrays):
     page = arrays.get("/")
     assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
     assert arrays.get("/static/main.js").headers["content-type"].startswith("text/javascript")

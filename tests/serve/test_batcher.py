@@ -43,21 +43,21 @@ async def submit_while_busy(
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_requests_share_batches_of_limited_size() -> None:
+def test_requests_share_batches_of_limited_size():
     double = Doubler()
     results = asyncio.run(submit_while_busy(double, [1], [2, 3], [4, 5], [6, 7, 8, 9, 10]))
     assert results == [[2], [4, 6], [8, 10], [12, 14, 16, 18, 20]]
     assert double.batches == [[0], [1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
 
 
-def test_clients_take_turns() -> None:
+def test_clients_take_turns():
     double = Doubler()
     requests = ([1, 1, 1, 1], [2, 2, 2, 2], [3, 3], [4], [5, 5])
     asyncio.run(submit_while_busy(double, *requests, clients="aaabc"))
     assert double.batches[1:] == [[1, 1, 1, 1], [4, 5, 5], [2, 2, 2, 2], [3, 3]]
 
 
-def test_batches_are_short_while_there_are_several_clients() -> None:
+def test_batches_are_short_while_there_are_several_clients():
     double = Doubler()
     results = asyncio.run(submit_while_busy(double, [1, 2, 3, 4], [5], clients="ab", short=2))
     assert results == [[2, 4, 6, 8], [10]]
@@ -67,14 +67,14 @@ def test_batches_are_short_while_there_are_several_clients() -> None:
     assert alone.batches[1:] == [[1, 2, 3, 4], [5]]
 
 
-def test_a_failing_request_does_not_fail_its_batch() -> None:
+def test_a_failing_request_does_not_fail_its_batch():
     double = Doubler()
     good, bad = asyncio.run(submit_while_busy(double, [1], [-1]))
     assert good == [2]
     assert isinstance(bad, ValueError)
 
 
-def test_a_cancelled_request_is_withdrawn() -> None:
+def test_a_cancelled_request_is_withdrawn():
     double = Doubler()
 
     async def run() -> None:
@@ -93,7 +93,7 @@ def test_a_cancelled_request_is_withdrawn() -> None:
     assert double.batches == [[0], [2]]
 
 
-def test_a_brief_function_runs_in_the_loop() -> None:
+def test_a_brief_function_runs_in_the_loop():
     threads = []
 
     def double(items: list[int]) -> list[int]:

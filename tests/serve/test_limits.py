@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from dubito.serve.limits import Memory, Slots
 
 
-def test_clients_take_turns_for_slots() -> None:
+def test_clients_take_turns_for_slots():
     slots, order = Slots(1), []
 
     async def use(client: str) -> None:
@@ -24,7 +24,7 @@ def test_clients_take_turns_for_slots() -> None:
     assert slots.free == 1
 
 
-def test_a_request_that_gives_up_leaves_its_slot_to_others() -> None:
+def test_a_request_that_gives_up_leaves_its_slot_to_others():
     slots = Slots(1, patience=0.01)
 
     async def use(client: str) -> None:
@@ -47,7 +47,7 @@ def test_a_request_that_gives_up_leaves_its_slot_to_others() -> None:
     assert slots.free == 1
 
 
-def test_a_client_takes_at_most_half_of_the_memory() -> None:
+def test_a_client_takes_at_most_half_of_the_memory():
     memory = Memory(100)
     with memory.lease("a") as first, memory.lease("a") as second, memory.lease("b") as other:
         first(30)

@@ -16,7 +16,7 @@ EXAMPLES = int(os.environ.get("DUBITO_FUZZ", "25"))
 
 
 @pytest.mark.parametrize("kind", ["arrays", "images", "table"])
-def test_every_documented_request(kind: str, request: pytest.FixtureRequest) -> None:
+def test_every_documented_request(kind, request):
     schemathesis = pytest.importorskip("schemathesis")
     client = request.getfixturevalue(kind)
     schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
@@ -29,7 +29,7 @@ def test_every_documented_request(kind: str, request: pytest.FixtureRequest) -> 
             suppress_health_check=list(hypothesis.HealthCheck),
         )  # fmt: skip
         def check(case: object) -> None:
-            response = case.call(base_url=str(client.base_url))  # type: ignore[attr-defined]
+            response = case.call(base_url=str(client.base_url))
             assert response.status_code < 500
 
         check()
@@ -46,7 +46,7 @@ def damaged(original: bytes, draw: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "form"])
-def test_damaged_images_and_forms(kind: str, images: httpx.Client) -> None:
+def test_damaged_images_and_forms(kind, images):
     draw = random.Random(kind)
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8))
     original, header = encoded(noise, "PNG" if kind == "form" else kind), f"image/{kind.lower()}"
@@ -59,7 +59,7 @@ def test_damaged_images_and_forms(kind: str, images: httpx.Client) -> None:
         assert response.status_code in (200, 413, 422)
 
 
-def test_damaged_boundaries(images: httpx.Client) -> None:
+def test_damaged_boundaries(images):
     for value in ("multipart/form-data", "multipart/form-data; boundary=" + "x" * 300):
         response = images.post("/v1/predict", content=b"--x", headers={"content-type": value})
         assert response.status_code == 422

@@ -7,10 +7,8 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -40,9 +38,7 @@ def wait_for_line(log: Path, text: str) -> str:
     return next(line for line in log.read_text().splitlines() if text in line)
 
 
-def test_sigterm_answers_every_request_whose_headers_were_read(
-    array_model: Model, tmp_path: Path, process: Callable[..., Any], log: Path
-) -> None:
+def test_sigterm_answers_every_request_whose_headers_were_read(array_model, tmp_path, process, log):
     running, port = process(array_model.save(tmp_path / "model"))
     body = json.dumps(BODY).encode()
     head = (
@@ -67,9 +63,7 @@ def test_sigterm_answers_every_request_whose_headers_were_read(
 
 
 @pytest.mark.parametrize("proxies", [["127.0.0.1"], []])
-def test_clients_behind_a_trusted_proxy(
-    array_model: Model, tmp_path: Path, process: Callable[..., Any], proxies: list[str]
-) -> None:
+def test_clients_behind_a_trusted_proxy(array_model, tmp_path, process, proxies):
     """A client that fills its memory does not affect others, unless they have one address."""
     folder = array_model.save(tmp_path / "model")
     _, port = process(folder, memory=400, trusted_proxies=proxies)
@@ -87,9 +81,7 @@ def test_clients_behind_a_trusted_proxy(
         assert post("10.0.0.2") == (200 if proxies else 503)
 
 
-def test_sighup_reloads_the_model(
-    array_model: Model, tmp_path: Path, process: Callable[..., Any], log: Path
-) -> None:
+def test_sighup_reloads_the_model(array_model, tmp_path, process, log):
     folder = array_model.save(tmp_path / "model")
     running, port = process(folder, log_json=True)
 
@@ -114,9 +106,12 @@ def test_sighup_reloads_the_model(
     assert version() != before
 
 
-def test_a_reload_frees_the_old_model(array_model: Model, tmp_path: Path) -> None:
+def test_a_reload_frees_the_old_model_and_only_the_server_freezes_objects(array_model, tmp_path):
     config = ServeConfig(engine="torch")
     service = create_app(array_model.save(tmp_path / "model"), config).state.service
+    before = gc.get_freeze_count()
+    service.reload()
+    assert gc.get_freeze_count() == before
     gc.freeze()
     old = weakref.ref(service.loaded)
     try:
@@ -127,23 +122,13 @@ def test_a_reload_frees_the_old_model(array_model: Model, tmp_path: Path) -> Non
         gc.unfreeze()
 
 
-def test_an_application_does_not_freeze_objects(array_model: Model, tmp_path: Path) -> None:
-    config = ServeConfig(engine="torch")
-    service = create_app(array_model.save(tmp_path / "model"), config).state.service
-    before = gc.get_freeze_count()
-    service.reload()
-    assert gc.get_freeze_count() == before
-
-
-def test_a_short_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_token_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("DUBITO_TOKEN", "short")
     with pytest.raises(DubitoError, match="DUBITO_TOKEN must be at least 16"):
         serve(tmp_path)
 
 
-def test_the_command_serves_a_custom_network_with_a_token(
-    array_model: Model, tmp_path: Path, source_env: dict[str, str]
-) -> None:
+def test_the_command_serves_a_custom_network_with_a_token(array_model, tmp_path, source_env):
     file = tmp_path / "my_network.py"
     file.write_text(NETWORK)
     network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
