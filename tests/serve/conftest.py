@@ -100,18 +100,25 @@ def served(model: Any, **options: Any) -> Iterator[httpx.Client]:
         thread.join()
 
 
-def client_of(model: str) -> Any:
-    """Return a fixture: a client of a service for a model, which all tests share."""
-
-    @pytest.fixture(scope="session")
-    def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-        with served(request.getfixturevalue(model)) as running:
-            yield running
-
-    return client
+@pytest.fixture(scope="session")
+def arrays(array_model: Model) -> Iterator[httpx.Client]:
+    """Return a client of a service for arrays, which all tests share."""
+    with served(array_model) as client:
+        yield client
 
 
-arrays, images, table = map(client_of, ("array_model", "image_model", "table_model"))
+@pytest.fixture(scope="session")
+def images(image_model: Model) -> Iterator[httpx.Client]:
+    """Return a client of a service for images."""
+    with served(image_model) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def table(table_model: Model) -> Iterator[httpx.Client]:
+    """Return a client of a service for rows of a table."""
+    with served(table_model) as client:
+        yield client
 
 
 class Gate(torch.nn.Module):
