@@ -219,7 +219,7 @@ def test_embedding_is_the_mean_of_the_tokens():
         ("mlp", (3, 0), {}, r"'mlp' needs a shape of sizes >= 1, not \(3, 0\)"),
         ("mlp", (3,), {"hidden": 64}, "hidden: Input should be a valid tuple, not 64"),
         ("mlp", (3,), {"hidden": (0,)}, r"hidden\.0: Input should be greater than or equal to 1"),
-        ("mlp", (3,), {"width": 3}, "'mlp': unknown option 'width'; known: 'dropout', 'spectral_norm'"),
+        ("mlp", (3,), {"width": 3}, "'mlp': unknown option 'width'; known: 'dropout'"),
         ("densenet", (3,), {}, "unknown backbone 'densenet'; known: .*'convnet'.*'mlp'"),
     ],
 )
