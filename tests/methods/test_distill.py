@@ -14,6 +14,7 @@ from dubito.distributions import Categorical, Dirichlet, FlexibleDirichlet
 from dubito.methods import METHODS, MethodLoss
 from dubito.model import Model
 from dubito.pipeline import Pipeline
+from dubito.training import TrainConfig, Trainer
 
 FAMILIES = pytest.mark.parametrize("family", ["dirichlet", "flexible_dirichlet"])
 
@@ -77,6 +78,21 @@ def test_teacher_of_other_data_is_an_error(source: Source, teachers: Path) -> No
     method = {"name": "distill", "teachers": [str(teachers)]}
     with pytest.raises(ValueError, match=r"seed-0 has other classes than its student"):
         fit(method, source.subset([i for i in range(400) if source.target[i] != "0"]))
+
+
+def test_class_weights_are_those_of_the_teachers(source: Source, teachers: Path) -> None:
+    teacher = Model.load(teachers / "seed-0")
+    samples = source.load(), teacher.task.encode(source.target)
+    member = {"name": "distill", "teachers": [str(teachers)]}
+    method = {"name": "ensemble", "member": member, "size": 2}
+
+    def weights(class_weight: torch.Tensor | None) -> torch.Tensor:
+        model = Model.build(method, teacher.task, teacher.preprocessing, "mlp")
+        config = TrainConfig(epochs=1, keep="last")
+        Trainer(config).fit(model, samples, class_weight=class_weight)
+        return torch.nn.utils.parameters_to_vector(model.network.parameters())
+
+    assert weights(torch.arange(1.0, 11.0)).equal(weights(None))
 
 
 def test_loops_without_teachers_are_refused() -> None:

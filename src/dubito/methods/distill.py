@@ -13,11 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dubito.distributions import ClassDistribution, Dirichlet, Distribution, FlexibleDirichlet
+from dubito.distributions import ClassDistribution, Dirichlet, FlexibleDirichlet
 from dubito.losses import Term
 from dubito.methods.base import METHODS, Method, NonNegative, TaskLike
 from dubito.methods.fedl import FlexibleHead
-from dubito.targets import Target
 
 __all__: list[str] = []
 
@@ -61,19 +60,6 @@ class Distill(Method):
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """Return the weight of each term."""
         return {"cross_entropy": 1.0, "likelihood": self.likelihood_weight}
-
-    def loss(
-        self,
-        dist: Distribution,
-        target: Tensor | Target,
-        weights: Tensor,
-        *,
-        ood: Distribution | None = None,
-        class_weight: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the summed loss of a batch; teachers were trained with the class weights."""
-        weight = None if self.teachers else class_weight
-        return super().loss(dist, target, weights, class_weight=weight)
 
 
 def cross_entropy(dist: ClassDistribution, target: Tensor) -> Tensor:

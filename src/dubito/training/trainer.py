@@ -142,6 +142,8 @@ class Trainer:
         if class_weight is not None:
             classes = torch.zeros(first.task.size, device=device)
             class_weight = _checks.class_weight(class_weight, classes)
+        if first.method.teachers:  # they were trained with the class weights
+            class_weight = None
         config = self.config
 
         def readers(samples: Samples | list[Samples], part: str) -> list[Reader]:
