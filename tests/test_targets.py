@@ -161,6 +161,8 @@ def test_cells_of_text_are_numbers_or_bounds() -> None:
     assert isinstance(task.target(["1", "2"]), Tensor)
     with pytest.raises(DubitoError, match="the first number of an interval must"):
         task.target(["3..1", "5"])
+    with pytest.raises(DubitoError, match="row 1 of target 'target' is inf, not a finite number"):
+        Regression.from_target([1, ">1e999"])
     bound = torch.ones(1, 1)
     with pytest.raises(DubitoError, match=r"row 0 must be lower < upper, not \[1.0\] and \[0.5\]"):
         Target(bound, lower=bound, upper=bound / 2)

@@ -559,7 +559,7 @@ def numbers(
     for (row, column), value in np.ndenumerate(array) if is_text else ():
         if partial and (ends := cell_bounds(value)) is not None:
             finite = [end for end in ends if math.isfinite(end)]
-            array[row, column] = sum(finite) / len(finite)
+            array[row, column] = sum(finite) / len(finite) if finite else ends[0]
         elif not absent[row, column] and not isinstance(value, int | float | np.number):
             raise DubitoError(f"row {row} of target {names[column]!r} is {value!r}, not a number")
     array = np.where(absent, np.nan, array).astype(np.float64)
