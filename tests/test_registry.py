@@ -5,9 +5,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from dubito import plugins
+from dubito import methods, plugins
 from dubito.errors import DubitoError
-from dubito.methods import METHODS, Method
+from dubito.methods import EDL, METHODS, Method
 from dubito.registry import Entry, Registry
 
 COLORS: Registry[Entry] = Registry("color", Entry)
@@ -82,6 +82,13 @@ def test_a_plug_in_may_have_the_name_of_a_standard_module(tmp_path):
     (tmp_path / "random.py").write_text("import random\nVALUE = random.randint(3, 3)\n")
     assert plugins.import_plugin(str(tmp_path / "random.py")).VALUE == 3
     assert not hasattr(sys.modules.get("random"), "VALUE")
+
+
+def test_a_plug_in_may_have_the_class_name_of_a_standard_method(monkeypatch):
+    own = type("EDL", (EDL,), {})
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+    METHODS.register("a_new_edl")(own)
+    assert methods.EDL is EDL
 
 
 def test_a_plug_in_imports_its_neighbors(tmp_path):

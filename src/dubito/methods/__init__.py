@@ -59,6 +59,6 @@ METHODS.declare(
 
 def __getattr__(name: str) -> Any:
     for kind in METHODS.values() if name in __all__ else ():
-        if kind.__name__ == name:
+        if kind.__name__ == name and kind.__module__.startswith(f"{__name__}."):
             return kind
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
