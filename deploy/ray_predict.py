@@ -116,10 +116,8 @@ def predict(
     """
     place = Path(out)
     source = open_inputs(dubito.load(folder), inputs)
-    job, file = (
-        describe(folder, source, rows, scores),
-        place / "_job.json",
-    )  # pyarrow skips such names
+    job = describe(folder, source, rows, scores)
+    file = place / "_job.json"  # pyarrow skips such names
     if not file.exists():
         place.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(job), "utf-8")
