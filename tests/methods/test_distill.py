@@ -95,6 +95,15 @@ def test_class_weights_are_those_of_the_teachers(source: Source, teachers: Path)
     assert weights(torch.arange(1.0, 11.0)).equal(weights(None))
 
 
+def test_labels_that_teachers_replace_are_not_smoothed(source: Source, teachers: Path) -> None:
+    teacher = Model.load(teachers / "seed-0")
+    samples = source.load(), teacher.task.encode(source.target)
+    method = {"name": "distill", "teachers": [str(teachers)]}
+    model = Model.build(method, teacher.task, teacher.preprocessing, "mlp")
+    with pytest.raises(ValueError, match="label_smoothing cannot change what teachers predict"):
+        Trainer(TrainConfig(label_smoothing=0.1, keep="last")).fit(model, samples)
+
+
 def test_loops_without_teachers_are_refused() -> None:
     with pytest.raises(ValueError, match="learns from teachers"):
         MethodLoss(METHODS.build("distill", teachers=["runs/five"]))

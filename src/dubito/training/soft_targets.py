@@ -29,6 +29,8 @@ def check(config: TrainConfig, model: Model, train: Reader) -> None:
     method, size = model.method, model.task.size
     if model.task.kind != "classification":
         raise DubitoError(f"{option} is for classes, not for {model.task.kind}: leave it out")
+    if config.label_smoothing and method.teachers:
+        raise DubitoError("label_smoothing cannot change what teachers predict: leave it out")
     if config.mixup and isinstance(train.target, Target):
         raise DubitoError("mixup cannot mix samples with weights or missing targets: leave it out")
     if config.mixup and model.preprocessing.inputs.dtype == "int64":
