@@ -149,7 +149,8 @@ class Trainer:
         def readers(samples: Samples | list[Samples], part: str) -> list[Reader]:
             each = samples if isinstance(samples, list) else [samples] * count
             distinct = {id(own): own for own in each}
-            made = {k: Reader(v, first, config, device, part, ood) for k, v in distinct.items()}
+            foreign = ood if part == TRAINING else None
+            made = {k: Reader(v, first, config, device, part, foreign) for k, v in distinct.items()}
             return [made[id(own)] for own in each]
 
         trains = readers(train, TRAINING)
