@@ -1,11 +1,12 @@
 """Limits that clients share."""
 
 import asyncio
+import threading
 
 import pytest
 from starlette.exceptions import HTTPException
 
-from dubito.serve.limits import Memory, Slots
+from dubito.serve.limits import Memory, Slots, in_thread
 
 
 def test_clients_take_turns_for_slots():
@@ -59,3 +60,29 @@ def test_a_client_takes_at_most_half_of_the_memory():
         second(20)
         assert (busy.value.status_code, large.value.status_code, memory.free) == (503, 413, 0)
     assert memory.free == 100
+
+
+def test_a_cancelled_call_holds_its_slot_until_its_thread_ends() -> None:
+    slots, started, end = Slots(1), threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        end.wait()
+
+    async def call() -> None:
+        async with slots.take("a"):
+            await in_thread(work)
+
+    async def main() -> None:
+        task = asyncio.create_task(call())
+        await asyncio.to_thread(started.wait)
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert slots.free == 0
+        end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert slots.free == 1
+
+    asyncio.run(asyncio.wait_for(main(), 10))

@@ -134,6 +134,22 @@ class Memory:
                 del self._taken[client]
 
 
+async def in_thread(function: Callable[[], T]) -> T:
+    """Return the result of a function that runs in a thread.
+
+    A thread cannot be stopped: a cancelled call waits for its end, so that limits count it.
+
+    Args:
+        function: Function to run.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
 def busy(unit: str) -> HTTPException:
     """Return the refusal of a request that may be repeated.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import hashlib
 import logging
@@ -24,7 +23,7 @@ from dubito.serve.batcher import Batcher, Question
 from dubito.serve.config import ServeConfig
 from dubito.serve.engines import blank, choose, plan
 from dubito.serve.inputs import JSON, InputReader, Item, media_type
-from dubito.serve.limits import Memory, Slots
+from dubito.serve.limits import Memory, Slots, in_thread
 from dubito.serve.schema import ModelInfo
 from dubito.types import Json
 
@@ -205,4 +204,4 @@ class Service:
         if is_json and len(body) <= SMALL:
             return reader.read(content_type, body)
         async with (self._parsing if is_json else self._decoding).take(client):
-            return await asyncio.to_thread(reader.read, content_type, body)
+            return await in_thread(partial(reader.read, content_type, body))
