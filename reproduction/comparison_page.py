@@ -28,17 +28,17 @@ PICTURE = "comparison-ranks.png"
 COMPARED: dict[str, tuple[str, float, int, bool]] = {
     "accuracy": ("Accuracy", 100, 2, True),
     "nll": ("NLL", 1, 3, False),
-    "errors": ("Right or wrong, AUPR", 100, 2, True),
-    "ood": ("Foreign, AUROC", 100, 2, True),
+    "errors": ("Errors, AUPR", 100, 2, True),
+    "ood": ("OOD, AUROC", 100, 2, True),
 }
 #: further columns
 SHOWN: dict[str, tuple[str, float, int, bool]] = {
     "ece": ("ECE", 100, 2, False),
     "brier": ("Brier", 1, 3, False),
     "aurc": ("AURC", 100, 2, False),
-    "answered": ("Answered at 5 %", 100, 1, True),
+    "answered": ("Answered at 5%", 100, 1, True),
     "shifted": ("Accuracy, corrupted", 100, 2, True),
-    "fpr95": ("Foreign, FPR95", 100, 2, False),
+    "fpr95": ("OOD, FPR95", 100, 2, False),
 }
 NAMES = {**OOD, "cifar-10": "CIFAR-10", "mnist": "MNIST", "gaussian": "Normal noise"}
 NAMES |= {"uniform": "Uniform noise"}
@@ -46,8 +46,8 @@ HEAD = """# Comparison
 
 All methods by one protocol. In a setting they share images, division, augmentation, budget,
 stopping rule and weight averaging, and have the same number of trials of their hyperparameters.
-Validation images choose among the trials, by accuracy, NLL, right or wrong, and the detection of
-foreign images that are made of them: shuffled patches, blends of two classes, inverted colors. Test
+Validation images choose among the trials, by accuracy, NLL, detection of errors, and detection of
+OOD images that are made of them: shuffled patches, blends of two classes, inverted colors. Test
 and OOD sets choose nothing. Every number of the protocol is in `reproduction/comparison.toml`; this
 page is generated from the records in `results/`:
 
@@ -56,8 +56,8 @@ python -m reproduction comparison            # run what is missing, on a GPU
 python -m reproduction comparison --pages    # write this page
 ```
 
-Rows are read by the scores that the method declares, one for errors and one for foreign inputs;
-foreign AUROC and FPR95 are means over the OOD sets. Means and deviations are over seeds, and
+Each method has the scores that it declares, one for errors and one for OOD inputs;
+OOD AUROC and FPR95 are means over the OOD sets. Means and deviations are over seeds, and
 intervals are about the randomness of training, not about that of the test images. SVHN is
 re-cropped."""
 SOLE, PUBLISHED = "1 network, 1 pass", ", as published"
@@ -152,7 +152,7 @@ def numbers(record: Record) -> Iterator[tuple[str, Any]]:
 
 
 def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return mean and half of the 95 % interval of each column, by row.
+    """Return mean and half of the 95% interval of each column, by row.
 
     Args:
         frame: Index (row, seed).
@@ -183,7 +183,7 @@ def write(protocol: Protocol, folder: Path, out: Path, assets: str = "") -> Path
         make_folder(out / assets)
         atomic_write(out / assets / PICTURE, png(ranks(results, done)))
         path = f"{assets}/{PICTURE}" if assets else PICTURE
-        alt = "Mean rank of each method over accuracy, NLL, right or wrong and foreign inputs"
+        alt = "Mean rank of each method over accuracy, NLL, detection of errors and of OOD inputs"
         parts += ["## What it says", *said(results, done), f"![{alt}]({path})"]
     for name in known:
         parts += [f"## {protocol.settings[name]['title']}"]
@@ -237,7 +237,7 @@ def section(results: Results, setting: str) -> list[str]:
             own = "" if "/" in name or math.isnan(spread) else f" ± {spread:.{digits}f}"
             cells.append(f"{mark}{text}{mark}{own}")
         table[label + arrow] = cells
-    table["Foreign, read by"] = rows["declared"].first()
+    table["OOD score"] = rows["declared"].first()
     scores = means[[name for name in means if name.startswith("score/")]]
     picks = {"Best score": scores.idxmax(axis=1), "Worst score": scores.idxmin(axis=1)}
     for title, names in picks.items():
@@ -253,11 +253,11 @@ def section(results: Results, setting: str) -> list[str]:
     for name, (label, factor, digits, _) in COMPARED.items():
         differences[label] = [shown(gains.loc[row, name] * factor, digits) for row in gains.index]
     return [
-        f"{seeds} seeds; the trainings of this table took {minutes:.0f} minutes by the clock on "
+        f"{seeds} seeds; the trainings of this table took {minutes:.0f} minutes on "
         f"{', '.join(sorted(devices))}.",
         frame_text(table),
-        "Better (+) or worse (−) than the softmax of the same seed, which is read by its energy "
-        "for foreign inputs. Intervals hold 95 %, bold where 0 is outside.",
+        "Better (+) or worse (−) than the softmax of the same seed, whose OOD score is its "
+        "energy. Intervals hold 95%, bold where 0 is outside.",
         frame_text(differences),
         f"Every score of the {results.rival.lower()}, AUROC:",
         frame_text(scores_by_set(means.loc[results.rival])),
@@ -332,7 +332,7 @@ def _said(results: Results, setting: str) -> Iterator[str]:
     for name, (label, factor, digits, _) in COMPARED.items():
         ahead = _ahead(gains.loc[alone, name], factor, digits)
         if ahead:
-            read = " read by its energy" if name == "ood" else ""
+            read = " with its energy" if name == "ood" else ""
             yield f"**{label}.** Single networks ahead of the softmax{read}: {ahead}."
         else:
             enough.append(label)
@@ -351,21 +351,21 @@ def _said(results: Results, setting: str) -> Iterator[str]:
     scores = 100 * scores.rename(columns=lambda name: name.removeprefix("score/"))
     own = scores.loc[results.rival].dropna()
     yield (
-        f"**Which score.** `{own.idxmax()}` tells the foreign inputs of the softmax best: AUROC "
+        f"**Which score.** `{own.idxmax()}` detects OOD inputs of the softmax best: AUROC "
         f"{own.max():.1f}, energy {own['energy']:.1f}, largest probability {own['max_prob']:.1f}. "
         f"For all methods together it is `{scores.mean().idxmax()}` ({scores.mean().max():.1f})."
     )
     apart, methods = scores.max(axis=1) - scores.min(axis=1), 100 * means["ood"]
     yield (
-        f"**Method or score.** Methods, read by what they declare, are {np.ptp(methods):.0f} "
+        f"**Method or score.** Methods, each with its declared score, are {np.ptp(methods):.0f} "
         f"points of AUROC apart; the scores of one network {apart.min():.0f} ({apart.idxmin()}) "
         f"to {apart.max():.0f} ({apart.idxmax()})."
     )
     answered = 100 * means["answered"]
     yield (
-        f"**Abstention.** With at most 5 % errors {answered.idxmax()} answers most of the test "
-        f"images, {answered.max():.0f} %; softmax {answered[results.rival]:.0f} %, least "
-        f"{answered.idxmin()}, {answered.min():.0f} %."
+        f"**Abstention.** With at most 5% errors {answered.idxmax()} answers most of the test "
+        f"images, {answered.max():.0f}%; softmax {answered[results.rival]:.0f}%, least "
+        f"{answered.idxmin()}, {answered.min():.0f}%."
     )
 
 

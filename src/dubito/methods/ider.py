@@ -6,7 +6,7 @@ r"""I-EDL (Deng et al., ICML 2023, https://arxiv.org/abs/2303.02045) carried ove
     E\,\tfrac{(y - \mu)^2}{\sigma^2} = \tfrac\alpha\beta (y - \gamma)^2 + \tfrac1\nu
 
 with expectations over the normal-inverse-gamma, s the scale of the Student-t, and a weight without
-gradient. A target is drawn with the inverse Fisher information of one observation as its variance.
+gradient. As in I-EDL, the variance of a target is the inverse Fisher information of an observation.
 I, the Fisher information of the evidence nu and alpha, limits the evidence to that of about
 n = 1/(4 lambda) observations: nu = n and alpha = n/2. See docs/theory-regression.md.
 """
