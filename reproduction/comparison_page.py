@@ -56,10 +56,10 @@ python -m reproduction comparison            # run what is missing, on a GPU
 python -m reproduction comparison --pages    # write this page
 ```
 
-Each method has the scores that it declares, one for errors and one for OOD inputs;
-OOD AUROC and FPR95 are means over the OOD sets. Means and deviations are over seeds, and
-intervals are about the randomness of training, not about that of the test images. SVHN is
-re-cropped."""
+Each method has the scores that it declares, one for errors and one for OOD inputs; OOD AUROC and
+FPR95 are means over the OOD sets. NLL, ECE and Brier are before calibration. Means and deviations
+are over seeds, and intervals are about the randomness of training, not about that of the test
+images. SVHN is re-cropped."""
 SOLE, PUBLISHED = "1 network, 1 pass", ", as published"
 
 

@@ -722,8 +722,8 @@ def policy_scores(
 ) -> tuple[Score, ...]:
     """Return the post-hoc scores that a policy reads, and a model does not have yet.
 
-    By default foreign images are told by their features. Evidence does not tell them: some networks
-    have more of it for noise than for photos. Methods that train with OOD inputs keep their score,
+    By default OOD images are detected by their features, not by evidence: some networks have more
+    of it for noise than for photos. Methods that train with OOD inputs keep their score,
     and so do ensembles and folds, of which the features are too many, or not those of one network.
 
     Args:

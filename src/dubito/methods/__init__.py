@@ -27,7 +27,7 @@
 | ider | I-EDL carried over to numbers | normal-inverse-gamma |
 | niw | several correlated numbers (Meinert and Lavin 2021) | normal-inverse-Wishart |
 
-A new method is one file like its neighbors.
+A new method is one file like its neighbors, and its name in `METHODS.declare`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -25,7 +25,7 @@ class ViM(HeadScore):
     """Energy, less the distance of the features from their principal directions."""
 
     dimensions: Annotated[int, Field(ge=1)] = 256
-    """Principal directions; half of those that training features have, if these are no more."""
+    """Number of principal directions; half of the rank of the features, if that is no larger."""
 
     def state(self, features: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> State:
         count, size = features.shape

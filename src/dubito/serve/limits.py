@@ -54,7 +54,7 @@ class Turns(Generic[T]):
 
 
 class Slots:
-    """Requests that do something at a time; the clients of further ones take turns.
+    """Limit of the requests that run at a time; clients take turns for a slot.
 
     Args:
         count: Number of slots.

@@ -25,7 +25,7 @@ from dubito.training.run import Run, add_step
 
 __all__: list[str] = []
 
-#: modules without state or random numbers that take a further axis in front, but for linear ones
+#: stateless, deterministic modules that accept a leading axis, and linear ones, which are stacked
 MODULES = (Network, nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.ReLU)
 
 
