@@ -30,7 +30,7 @@ Name = Literal["torch", "onnx"]
 #: seconds of calls that measure an engine
 MEASURED = 0.1
 #: Seconds that a short batch should take, and how much more an input may cost than in a long one.
-SHORT, DEARER = 0.03, 1.3
+SHORT, DEARER = 0.015, 1.3
 
 
 class Engine(Protocol):
