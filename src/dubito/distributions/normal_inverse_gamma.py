@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -38,7 +39,49 @@ def blocks(outputs: Tensor, count: int) -> tuple[Tensor, ...]:
     return _checks.at_least_float32(outputs).chunk(count, -1)
 
 
-class NormalInverseGamma(RealDistribution):
+class NormalInverse(RealDistribution):
+    """Base of distributions over the mean and the noise of normal values.
+
+    Attributes:
+        gamma: Means, (..., T).
+        nu: Number of virtual observations of the mean, > 0, (..., T) or (..., 1).
+    """
+
+    gamma: Tensor
+    nu: Tensor
+
+    @property
+    @abstractmethod
+    def noise(self) -> Tensor:
+        """Expected variance of each value around its mean: (..., T)."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean gamma of the predictive: (..., T)."""
+        return self.gamma
+
+    @cached_tensor
+    def variance(self) -> Tensor:
+        """Variance of the predictive, the noise times 1 + 1/nu: (..., T)."""
+        return self.noise + self.noise / self.nu
+
+    @uncertainty_score("Var.")
+    def predictive_variance(self) -> Tensor:
+        """Variance of the target, the total uncertainty: (...)."""
+        return self.expected_variance + self.variance_of_mean
+
+    @uncertainty_score("E.Var.")
+    def expected_variance(self) -> Tensor:
+        """Expected noise, the aleatoric uncertainty: (...)."""
+        return self.noise.sum(-1)
+
+    @uncertainty_score("Var.mean")
+    def variance_of_mean(self) -> Tensor:
+        """Variance of the mean, the noise over nu, the epistemic uncertainty: (...)."""
+        return (self.noise / self.nu).sum(-1)
+
+
+class NormalInverseGamma(NormalInverse):
     r"""Normal-inverse-gamma distribution for each of T values (Amini et al., NeurIPS 2020).
 
     .. math:: y \sim N(\mu, \sigma^2),\quad \mu \sim N(\gamma, \sigma^2/\nu),\quad
@@ -60,8 +103,6 @@ class NormalInverseGamma(RealDistribution):
     """
 
     tensors: ClassVar[Mapping[str, int]] = {"gamma": 1, "nu": 1, "alpha_minus_one": 1, "beta": 1}
-    gamma: Tensor
-    nu: Tensor
     alpha_minus_one: Tensor
     beta: Tensor
 
@@ -87,36 +128,12 @@ class NormalInverseGamma(RealDistribution):
         """Shape of the variance, > 1: (..., T)."""
         return self.alpha_minus_one + 1
 
-    @property
-    def mean(self) -> Tensor:
-        """Mean gamma of the predictive: (..., T)."""
-        return self.gamma
-
     @cached_tensor
-    def variance(self) -> Tensor:
-        """Variance beta/(alpha - 1) (1 + 1/nu) of the predictive: (..., T)."""
-        return self._noise + self._noise / self.nu
-
-    @cached_tensor
-    def _noise(self) -> Tensor:
+    def noise(self) -> Tensor:
+        """Expected variance beta/(alpha - 1) of the target around its mean: (..., T)."""
         return self.beta / self.alpha_minus_one
 
     # --- scores ---
-
-    @uncertainty_score("Var.")
-    def predictive_variance(self) -> Tensor:
-        """Variance of the target, the total uncertainty: (...)."""
-        return self.expected_variance + self.variance_of_mean
-
-    @uncertainty_score("E.Var.")
-    def expected_variance(self) -> Tensor:
-        """Expected noise beta/(alpha - 1), the aleatoric uncertainty: (...)."""
-        return self._noise.sum(-1)
-
-    @uncertainty_score("Var.mean")
-    def variance_of_mean(self) -> Tensor:
-        """Variance beta/(nu (alpha - 1)) of the mean, the epistemic uncertainty: (...)."""
-        return (self._noise / self.nu).sum(-1)
 
     @uncertainty_score("1/nu")
     def inverse_nu(self) -> Tensor:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from dubito import _checks
-from dubito.distributions.base import uncertainty_score
 from dubito.distributions.normal import LEAST_OUTPUT
-from dubito.distributions.normal_inverse_gamma import positive
-from dubito.distributions.regression import RealDistribution, StudentT
+from dubito.distributions.normal_inverse_gamma import NormalInverse, positive
+from dubito.distributions.regression import StudentT
 from dubito.errors import DubitoError
 from dubito.numerics import student
 from dubito.targets import Target
@@ -21,7 +20,7 @@ from dubito.targets import Target
 __all__ = ["NormalInverseWishart"]
 
 
-class NormalInverseWishart(RealDistribution):
+class NormalInverseWishart(NormalInverse):
     r"""Normal-inverse-Wishart distribution of T correlated values.
 
     .. math:: y \sim N(\mu, \Sigma),\quad \mu \sim N(\gamma, \Sigma/\nu),\quad
@@ -48,8 +47,6 @@ class NormalInverseWishart(RealDistribution):
     tensors: ClassVar[Mapping[str, int]] = {
         "gamma": 1, "nu": 1, "excess": 1, "scale": 1, "coupling": 1,
     }  # fmt: skip
-    gamma: Tensor
-    nu: Tensor
     excess: Tensor
     scale: Tensor
     coupling: Tensor
@@ -84,16 +81,6 @@ class NormalInverseWishart(RealDistribution):
         return cls(gamma, excess, excess, positive(square, LEAST_OUTPUT).sqrt(), coupling)
 
     @property
-    def mean(self) -> Tensor:
-        """Mean gamma of the predictive: (..., T)."""
-        return self.gamma
-
-    @property
-    def variance(self) -> Tensor:
-        """Diagonal of `covariance`: (..., T)."""
-        return self._noise + self._noise / self.nu
-
-    @property
     def covariance(self) -> Tensor:
         """Covariance Psi/m (1 + 1/nu) of the predictive: (..., T, T)."""
         factor = self._factor * self.variance.sqrt().unsqueeze(-1)
@@ -101,7 +88,8 @@ class NormalInverseWishart(RealDistribution):
         return covariance.to(self.gamma.dtype)
 
     @property
-    def _noise(self) -> Tensor:
+    def noise(self) -> Tensor:
+        """Diagonal Psi/m of the expected covariance around the means: (..., T)."""
         return self.scale.square() / self.excess
 
     @property
@@ -117,23 +105,6 @@ class NormalInverseWishart(RealDistribution):
         matrix = torch.cat([coupling, ends], -1)[..., place % (len(rows) + 2)]
         factor: Tensor = matrix / torch.linalg.vector_norm(matrix, dim=-1, keepdim=True)
         return factor
-
-    # --- scores ---
-
-    @uncertainty_score("Var.")
-    def predictive_variance(self) -> Tensor:
-        """Sum of the variances of the targets, the total uncertainty: (...)."""
-        return self.expected_variance + self.variance_of_mean
-
-    @uncertainty_score("E.Var.")
-    def expected_variance(self) -> Tensor:
-        """Trace Psi/m of the expected noise, the aleatoric uncertainty: (...)."""
-        return self._noise.sum(-1)
-
-    @uncertainty_score("Var.mean")
-    def variance_of_mean(self) -> Tensor:
-        """Trace of the covariance of the mean, the epistemic uncertainty: (...)."""
-        return (self._noise / self.nu).sum(-1)
 
     # --- predictive ---
 
