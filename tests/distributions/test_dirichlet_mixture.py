@@ -119,3 +119,13 @@ def test_one_tau_gives_the_flexible_dirichlet():
 def test_outputs_of_another_size_raise():
     with pytest.raises(ValueError, match="7 values per sample: expected 3K"):
         DirichletMixture.from_outputs(torch.zeros(3, 7))
+
+
+def test_density_is_that_of_the_components():
+    torch.manual_seed(0)
+    dist = DirichletMixture(*torch.randn(3, 5, 4, dtype=torch.float64))
+    pi = torch.rand(5, 4, dtype=torch.float64).softmax(-1)
+    components = dist.alpha.unsqueeze(-2) + torch.diag_embed(dist.tau)
+    each = torch.distributions.Dirichlet(components).log_prob(pi.unsqueeze(-2))
+    expected = (dist.p.log() + each).logsumexp(-1)
+    torch.testing.assert_close(dist.log_density(pi.log()), expected)

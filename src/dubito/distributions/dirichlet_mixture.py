@@ -75,6 +75,10 @@ class DirichletMixture(FlexibleDirichlet):
         """Concentration that goes to each class: (..., K)."""
         return self.log_tau.exp()
 
+    @property
+    def _taus(self) -> Tensor:
+        return self.tau
+
     @cached_tensor
     def log_probs(self) -> Tensor:
         """Logarithms of `probs`, exact near 0 and near 1: (..., K)."""

@@ -117,13 +117,18 @@ class FlexibleDirichlet(ClassDistribution):
         rest = torch.where(major.any(-1, keepdim=True), rest.sum(-1, keepdim=True) / total, 1)
         return _Simplex(values, major, rest)
 
+    @property
+    def _taus(self) -> Tensor:
+        """Concentration that goes to each class: (..., 1) or (..., K)."""
+        return self.tau.unsqueeze(-1)
+
     def log_density(self, logs: Tensor) -> Tensor:
         """Log density at class probabilities: (...).
 
         Args:
             logs: Logarithms of the probabilities, (..., K); batch shapes broadcast.
         """
-        ratios = functions.log_density_ratio(self.alpha, self.tau.unsqueeze(-1), logs)
+        ratios = functions.log_density_ratio(self.alpha, self._taus, logs)
         # An allocation that has underflowed counts as the least of float32.
         shares = self.p.double().clamp_min(torch.finfo(torch.float32).tiny).log()
         density = functions.log_density(self.alpha, logs) + (shares + ratios).logsumexp(-1)

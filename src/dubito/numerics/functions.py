@@ -123,7 +123,7 @@ def log_density_ratio(alpha: Tensor, tau: Tensor, logs: Tensor) -> Tensor:
 
     Args:
         alpha: Concentrations > 0, (..., K).
-        tau: Concentration that goes to one class, > 0, (..., 1).
+        tau: Concentration that goes to one class, > 0, (..., 1), or to each, (..., K).
         logs: ln pi, (..., K).
     """
     alpha, tau = alpha.double(), tau.double()
