@@ -154,12 +154,21 @@ def through_softplus(row):
     return [row[0], *values, row[4]], [1, *(1 / (1 + MP.exp(-v)) for v in raw)]
 
 
+@pytest.mark.parametrize("transformed", [False, True])
 @pytest.mark.parametrize("term", TERMS)
-def test_term_is_exact_in_float32(term):
+def test_term_is_exact_in_float32(term, transformed):
     *parameters, y = inputs = hard_parameters(600)
-    parameters = [v.unsqueeze(-1).requires_grad_() for v in parameters]
-    value = getattr(NormalInverseGamma(*parameters), term)(y.unsqueeze(-1))
-    gradient = torch.autograd.grad(value.sum(), parameters, materialize_grads=True)
+    parameters = [v.unsqueeze(-1) for v in parameters]
+
+    def function(*parameters):
+        return getattr(NormalInverseGamma(*parameters), term)(y.unsqueeze(-1))
+
+    if transformed:  # as on other devices and in compiled code: operations of torch
+        value, gradient_of = torch.func.vjp(function, *parameters)
+        gradient = gradient_of(torch.ones_like(value))
+    else:
+        value = function(*[v.requires_grad_() for v in parameters])
+        gradient = torch.autograd.grad(value.sum(), parameters, materialize_grads=True)
     result = errors(inputs, value, torch.cat(gradient, -1), TERMS[term], as_given)
     assert result.max() <= 2e-6
     assert np.median(result) <= 1e-6
@@ -263,6 +272,21 @@ def test_term_passes_gradcheck(term):
 
     assert torch.autograd.gradcheck(function, outputs, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(function, outputs)
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_gradients_of_float32_are_differentiable(term):
+    outputs, target = torch.randn(50, 4), torch.randn(50, 1)
+
+    def curvature(dtype):
+        leaf = outputs.to(dtype).requires_grad_()
+        value = getattr(NormalInverseGamma.from_outputs(leaf), term)(target.to(dtype))
+        (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), leaf)[0].double()
+
+    torch.testing.assert_close(
+        curvature(torch.float32), curvature(torch.float64), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_outputs_below_the_range_of_float32_keep_their_gradient():

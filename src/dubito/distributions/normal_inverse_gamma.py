@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -16,7 +18,8 @@ from dubito.distributions.base import cached_tensor, confidence_score, uncertain
 from dubito.distributions.regression import RealDistribution, StudentT, takes_bounds
 from dubito.errors import DubitoError
 from dubito.numerics import student
-from dubito.numerics.gamma import Gamma, bregman_excess, log_gap
+from dubito.numerics.elementwise import Slopes, elementwise
+from dubito.numerics.gamma import Array, Gamma, bregman_excess, log_gap
 from dubito.targets import Target
 
 __all__ = ["NormalInverseGamma"]
@@ -27,8 +30,19 @@ LEAST_OUTPUT = -60.0
 
 def positive(outputs: Tensor, least: float = LEAST_OUTPUT) -> Tensor:
     """Return the softplus of outputs; those below `least` count as that."""
+    return elementwise(partial(_softplus_and_slope, least), partial(_softplus, least), outputs)
+
+
+def _softplus(least: float, outputs: Tensor) -> Tensor:
     change = outputs - outputs.detach()  # 0, with a gradient: an output can come back
     return softplus(torch.where(outputs < least, least + change, outputs))
+
+
+def _softplus_and_slope(least: float, outputs: Array) -> tuple[Array, Slopes]:
+    limited = np.maximum(outputs, least)
+    small = np.exp(-np.abs(limited))
+    values = np.maximum(limited, 0) + np.log1p(small)
+    return values, lambda: (np.where(limited < 0, small, 1) / (1 + small),)
 
 
 def blocks(outputs: Tensor, count: int) -> tuple[Tensor, ...]:
@@ -121,7 +135,8 @@ class NormalInverseGamma(NormalInverse):
             least: Value that lower outputs count as; they keep their gradient.
         """
         gamma, *raw = blocks(outputs, 4)
-        return cls(gamma, *(positive(block, least) for block in raw))
+        size = gamma.shape[-1]
+        return cls(gamma, *positive(torch.cat(raw, -1), least).split(size, -1))
 
     @property
     def alpha(self) -> Tensor:
@@ -150,6 +165,14 @@ class NormalInverseGamma(NormalInverse):
         return 2 * self.nu + self.alpha
 
     # --- loss terms ---
+
+    @takes_bounds
+    def nll(self, target: Tensor | Target) -> Tensor:
+        """Negative log-likelihood of each target, see `RealDistribution.nll`: (..., T)."""
+        if isinstance(target, Target):
+            return super().nll(target)
+        parts = (self.gamma, self.nu, self.alpha_minus_one, self.beta)
+        return student.normal_inverse_gamma_nll(*parts, target)
 
     @takes_bounds
     def expected_nll(self, target: Tensor | Target) -> Tensor:
@@ -243,10 +266,7 @@ class NormalInverseGamma(NormalInverse):
     @property
     def predictive(self) -> StudentT:
         """Student-t distribution with 2 alpha degrees of freedom."""
-        # The share nu/(1 + nu): one form is exact in value, the other in the derivative as well.
-        share = torch.where(self.nu < 1, self.nu / (1 + self.nu), 1 - 1 / (1 + self.nu))
-        # Roots and a reciprocal: the derivative of beta/share would leave the range of float32.
-        scale = self.beta.sqrt() * (share * self.alpha).sqrt().reciprocal()
+        scale = student.scale_of(self.nu, self.alpha_minus_one, self.beta)
         return StudentT(2 * self.alpha_minus_one, self.gamma, scale)
 
     def affine(self, scale: Tensor, shift: Tensor) -> NormalInverseGamma:

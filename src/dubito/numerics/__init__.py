@@ -10,6 +10,7 @@
 | `autograd` | functions whose gradients are formulas, in chunks of rows |
 | `functions` | closed forms, divergences and moments as functions of alpha |
 | `covariance` | shrinkage where samples are few |
+| `elementwise` | values and slopes of small batches in one pass, in NumPy |
 | `student` | density, tails and quantiles of the Student-t distribution |
 | `spec` | what a loss computes |
 | `torch_backend` | a loss and its gradient in one pass, in torch |

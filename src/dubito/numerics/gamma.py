@@ -278,6 +278,12 @@ class GammaAboveOne:
         return -self.trigamma * (1 + self.inverse_trigamma_excess_slope)
 
     @lazy
+    def mu(self) -> Array:
+        """Stirling's remainder of ln Gamma."""
+        z = self.variable
+        return short_horner(_MU, z) * z
+
+    @lazy
     def delta(self) -> Array:
         """ln x - 1/(2x) - psi(x)."""
         z = self.variable

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dubito.numerics.gamma import Gamma, log_gap
+from dubito.numerics.elementwise import Slopes, elementwise
+from dubito.numerics.gamma import Array, Gamma, GammaAboveOne, log_gap
 
 __all__: list[str] = []
 
 #: degrees of freedom of a normal distribution
 NORMAL = 1e30
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 #: the integrand of a tail ends where it has fallen to exp(-38) of its start
 TAIL = 38.0
 #: Newton steps of a quantile
@@ -43,21 +45,83 @@ def rule(count: int) -> tuple[list[float], list[float]]:
 RULE = rule(24)
 
 
-def log_density(excess: Tensor, z: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Return the log density at z: (...), (...) -> (...).
+def log_density(excess: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    """Return the log density at z: (...) each -> (...).
 
     Args:
         excess: Degrees of freedom beyond 2.
         z: Deviations from the mean.
-        scale: Scale of the deviations, by which a quotient might overflow; None: 1.
+        scale: Scale of the deviations, by which a quotient might overflow.
     """
+    return elementwise(_log_density_and_slopes, _log_density, excess, z, scale)
+
+
+def _log_density(excess: Tensor, z: Tensor, scale: Tensor | None = None) -> Tensor:
     half = 0.5 * excess + 1
     root = (2 * half).sqrt()
     # A reciprocal: autograd divides a quotient by its denominator again, which can overflow.
     ratio = z * (root if scale is None else scale * root).reciprocal()
-    constant = 0.5 * math.log(2 * math.pi) + _log_gamma_gap(half)
+    constant = HALF_LOG_2PI + _log_gamma_gap(half)
     constant = constant if scale is None else constant + scale.log()
     return -(constant + (half + 0.5) * _log1p_square(ratio))
+
+
+def _log_density_and_slopes(excess: Array, z: Array, scale: Array) -> tuple[Array, Slopes]:
+    half, inverse = 0.5 * excess + 1, 1 / scale
+    h, u = 0.5 / half, z * inverse
+    r = u * u * h
+    low, high, log_h, log_r = GammaAboveOne(half), GammaAboveOne(half + 0.5), *map(np.log1p, (h, r))
+    gap = half * (h - log_h) + low.mu - high.mu
+
+    def slopes() -> tuple[Array, ...]:
+        pull = (1 + h) / (1 + r)
+        by_half = log_h - h / (1 + h) + low.delta - high.delta - log_r + pull * r
+        return 0.5 * by_half, -pull * u * inverse, inverse * (pull * u * u - 1)
+
+    return np.log(inverse) - gap - (half + 0.5) * log_r - HALF_LOG_2PI, slopes
+
+
+def normal_inverse_gamma_nll(
+    gamma: Tensor, nu: Tensor, excess: Tensor, beta: Tensor, y: Tensor
+) -> Tensor:
+    """Return the negative log density of the predictive of a normal-inverse-gamma: (...).
+
+    Args:
+        gamma: Means, (...).
+        nu: Virtual observations of the mean, (...).
+        excess: Shape alpha less 1, (...).
+        beta: Scale of the variance, (...).
+        y: Targets, (...).
+    """
+    return elementwise(_nll_and_slopes, _nll, gamma, nu, excess, beta, y)
+
+
+def scale_of(nu: Tensor, excess: Tensor, beta: Tensor) -> Tensor:
+    """Return the scale of the predictive of a normal-inverse-gamma: (...)."""
+    # The share nu/(1 + nu): one form is exact in value, the other in the derivative as well.
+    share = torch.where(nu < 1, nu / (1 + nu), 1 - 1 / (1 + nu))
+    # Roots and a reciprocal: the derivative of beta/share would leave the range of float32.
+    return beta.sqrt() * (share * (excess + 1)).sqrt().reciprocal()
+
+
+def _nll(gamma: Tensor, nu: Tensor, excess: Tensor, beta: Tensor, y: Tensor) -> Tensor:
+    return -_log_density(2 * excess, y - gamma, scale_of(nu, excess, beta))
+
+
+def _nll_and_slopes(
+    gamma: Array, nu: Array, excess: Array, beta: Array, y: Array
+) -> tuple[Array, Slopes]:
+    alpha = excess + 1
+    scale = np.sqrt(beta * (1 + nu) / (nu * alpha))
+    value, density_slopes = _log_density_and_slopes(2 * excess, y - gamma, scale)
+
+    def slopes() -> tuple[Array, ...]:
+        by_excess, by_z, by_scale = density_slopes()
+        by_log_scale = 0.5 * scale * by_scale
+        by_alpha = by_log_scale / alpha - 2 * by_excess
+        return by_z, by_log_scale / (nu * (1 + nu)), by_alpha, -by_log_scale / beta, -by_z
+
+    return -value, slopes
 
 
 def log_survival(excess: Tensor, z: Tensor) -> Tensor:
@@ -116,7 +180,7 @@ def quantile(excess: Tensor, probability: Tensor) -> Tensor:
     def step(u: Tensor) -> Tensor:
         z = root * u.sinh()
         tail = log_survival(excess, z)
-        hazard = (log_density(excess, z) - tail).exp() * root * u.cosh()
+        hazard = (_log_density(excess, z) - tail).exp() * root * u.cosh()
         return u + (tail - goal) / hazard.detach()
 
     with torch.no_grad():
@@ -136,7 +200,7 @@ def crps(excess: Tensor, z: Tensor) -> Tensor:
     df, below = excess + 2, excess + 1
     size = z.abs()
     outer = size * (1 - 2 * log_survival(excess, size).exp())
-    slope = 2 * log_density(excess, z).exp() * (df / below + z * (z / below))
+    slope = 2 * _log_density(excess, z).exp() * (df / below + z * (z / below))
     gap = _log_gamma_gap(df - 0.5) - 2 * _log_gamma_gap(0.5 * df)
     spread = df / below * (df / (df - 0.5) / math.pi).sqrt() * gap.exp()
     return outer + slope - spread
@@ -146,7 +210,7 @@ def _log_mass(excess: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return ln P(low < Z < high) of short intervals."""
     nodes, weights = (torch.tensor(part, dtype=low.dtype, device=low.device) for part in RULE)
     width = (high - low).unsqueeze(-1)
-    logs = log_density(excess.unsqueeze(-1), low.unsqueeze(-1) + width * nodes)
+    logs = _log_density(excess.unsqueeze(-1), low.unsqueeze(-1) + width * nodes)
     least = torch.finfo(low.dtype).tiny  # the logarithm of an empty interval stays finite
     return (high - low).clamp(min=least).log() + (logs + weights.log()).logsumexp(-1)
 
@@ -164,7 +228,7 @@ def _log_tail(excess: Tensor, t: Tensor) -> Tensor:
     distance = (1 + share * rise.expm1()).sqrt()  # (t + s)/t
     slope = q * share * (rise - q.square()).exp() / (half * distance)
     mass = (end * slope * weights).sum(-1)
-    return log_density(excess, t) + t.log() + mass.log()
+    return _log_density(excess, t) + t.log() + mass.log()
 
 
 def _log1p_square(x: Tensor) -> Tensor:
