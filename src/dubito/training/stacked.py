@@ -88,47 +88,71 @@ def steps(runs: Sequence[Run]) -> Iterator[None]:
     """
     first, network = runs[0], _side_by_side([run.model.network for run in runs])
     optimizer = _joined_optimizer(runs, network)
-    seen: list[list[tuple[Tensor, Tensor | Target]]] = [[] for _ in runs]
-    batches = zip(*(run.batches() for run in runs), strict=True)
-    for step, parts in enumerate(batches):
+    samples = [_samples(run) for run in runs]
+    inputs, targets = (_pytree.tree_map(_padded, *parts) for parts in zip(*samples, strict=True))
+    seen: list[Tensor] = []
+    start = 0
+    for step, sizes in enumerate(zip(*(run.counts for run in runs), strict=True)):
         for group, rates in zip(optimizer.param_groups, first.rates, strict=True):
             group["lr"] = rates[step]
-        inputs, targets = zip(*parts, strict=True)
-        sizes = torch.tensor([len(x) for x in inputs])
+        size = max(sizes)
+        rows = slice(start, start + size)
+        outputs = network(inputs[:, rows])
+        total = _loss(first, outputs, _pytree.tree_map(lambda t, r=rows: t[:, r], targets), sizes)
         optimizer.zero_grad()
-        outputs = network(pad_sequence([*inputs], batch_first=True))
-        rows = outputs.flatten(0, 1)
-        if len(sizes.unique()) > 1:  # without the padding
-            rows = rows[(torch.arange(outputs.shape[1]) < sizes.unsqueeze(-1)).flatten()]
-        # The loss of each network is the mean over its own batch.
-        count = sizes.repeat_interleave(sizes).reshape(-1, *[1] * (rows.ndim - 1))
-        rows.register_hook(lambda gradient, count=count: gradient / count)
-        total, _ = first.loss(rows, _joined(targets), first.weights)
         total.backward()
         optimizer.step()
-        is_finite, own = math.isfinite(total.detach()), rows.detach().split(sizes.tolist())
-        for run, run_seen, *latest in zip(runs, seen, own, targets, strict=True):
-            run.latest = latest[0], latest[1]
-            run_seen.append(run.latest)
+        seen.append(outputs.detach())
+        is_finite = math.isfinite(total.detach())
+        for place, (run, count) in enumerate(zip(runs, sizes, strict=True)):
+            target = samples[place][1][start : start + count]
+            run.latest = seen[-1][place, :count], target
             if not is_finite:
-                _record(run, step, [run.latest])
+                _record(run, step, *run.latest)
                 run.check_finite(step, step + 1)
+        start += size
         yield
     _unstacked(runs, optimizer)
-    for run, run_seen in zip(runs, seen, strict=True):
+    for run, outputs, (x, target) in zip(runs, torch.cat(seen, 1), samples, strict=True):
         run.table.zero_()
-        _record(run, 0, run_seen)
+        _record(run, 0, outputs[: len(x)], target)
 
 
-def _joined(targets: Sequence[Tensor | Target]) -> Any:
-    return _pytree.tree_map(lambda *parts: torch.cat(parts), *targets)
+def _samples(run: Run) -> tuple[Tensor, Tensor | Target]:
+    """Return inputs and targets of an epoch in the order of the steps."""
+    (batch,) = run.train.read([run.order[: sum(run.counts)]])
+    return batch
+
+
+def _padded(*parts: Tensor) -> Tensor:
+    """Stack tensors (N, ...), of which some have one row less: (S, N, ...)."""
+    return pad_sequence([*parts], batch_first=True)
+
+
+def _loss(run: Run, outputs: Tensor, targets: Tensor | Target, sizes: Sequence[int]) -> Tensor:
+    """Return the sum of the networks' losses, each the mean over its own batch.
+
+    Args:
+        run: One of the runs.
+        outputs: Outputs, (S, N, M).
+        targets: Targets, (S, N, ...).
+        sizes: Numbers of samples; what follows is padding.
+    """
+    rows, flat = outputs.flatten(0, 1), _pytree.tree_map(lambda t: t.flatten(0, 1), targets)
+    if len(set(sizes)) == 1:
+        return run.loss(rows, flat, run.weights)[0] / sizes[0]
+    counts = torch.tensor(sizes)
+    is_real = (torch.arange(outputs.shape[1]) < counts.unsqueeze(-1)).flatten()
+    rows, flat = rows[is_real], flat[is_real]
+    share = counts.repeat_interleave(counts).reshape(-1, *[1] * (rows.ndim - 1))
+    rows.register_hook(lambda gradient: gradient / share)
+    return run.loss(rows, flat, run.weights)[0]
 
 
 @torch.no_grad()
-def _record(run: Run, step: int, seen: Sequence[tuple[Tensor, Tensor | Target]]) -> None:
+def _record(run: Run, step: int, outputs: Tensor, target: Tensor | Target) -> None:
     """Write the loss of outputs into the row of a step."""
-    outputs = torch.cat([own for own, _ in seen])
-    total, sums = run.loss(outputs, _joined([target for _, target in seen]), run.weights)
+    total, sums = run.loss(outputs, target, run.weights)
     add_step(run.table, run.step_number.fill_(step), total, outputs, sums)
 
 
