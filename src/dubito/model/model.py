@@ -113,7 +113,7 @@ class Model(nn.Module):
         """
         method, shape, entry = METHODS.build(method), preprocessing.shape, None
         if isinstance(backbone, Backbone | str | Mapping):
-            entry = resolve(backbone, shape, FORMATS.name_of(preprocessing.inputs))
+            entry = resolve(backbone, shape, FORMATS.name_of(preprocessing.inputs), task.kind)
             entry = for_method(entry, method)
             backbone = partial(entry.network, pretrained=pretrained)
         with torch.random.fork_rng(devices=[]):

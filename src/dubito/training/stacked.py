@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree
 
+from dubito.backbones.tabular import PiecewiseLinear
 from dubito.methods.base import Network
 from dubito.targets import Target
 from dubito.training import parallel
@@ -26,7 +27,7 @@ from dubito.training.run import Run, add_step
 __all__: list[str] = []
 
 #: stateless, deterministic modules that accept a leading axis, and linear ones, which are stacked
-MODULES = (Network, nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.ReLU)
+MODULES = (Network, nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.ReLU, PiecewiseLinear)
 
 
 class Linears(nn.Module):
