@@ -68,9 +68,9 @@ SETS = {
     "bostonHousing": Data("Boston", Plan(50, 100, 64)),
     "concrete": Data("Concrete", Plan(50, 100, 64)),
     "energy": Data("Energy", Plan(50, 120, 64)),
-    "kin8nm": Data("Kin8nm", Plan(50, 30, 128), 5),
-    "naval-propulsion-plant": Data("Naval", Plan(50, 30, 128), 5),
-    "power-plant": Data("Power", Plan(50, 30, 128), 5),
+    "kin8nm": Data("Kin8nm", Plan(50, 30, 128)),
+    "naval-propulsion-plant": Data("Naval", Plan(50, 30, 128)),
+    "power-plant": Data("Power", Plan(50, 30, 128)),
     "protein-tertiary-structure": Data("Protein", Plan(100, 12, 128), 5),
     "wine-quality-red": Data("Wine", Plan(50, 50, 64)),
     "yacht": Data("Yacht", Plan(50, 300, 64)),
@@ -121,7 +121,7 @@ WEIGHTS, FISHER_WEIGHTS = (0.01, 0.1), (0.02, 0.05)
 ALL_ROWS = (
     row("gaussian", "Gaussian", {"name": "gaussian"}),
     row("beta", "Gaussian, β-NLL", {"name": "gaussian", "beta": 0.5}),
-    row("der", "DER", *({"name": "der", "evidence_weight": w} for w in WEIGHTS)),
+    row("der", "DER", *({"name": "der", "beta": 0.0, "evidence_weight": w} for w in WEIGHTS)),
     row(
         "der-beta",
         "DER, β-NLL",

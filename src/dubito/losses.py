@@ -166,7 +166,8 @@ class Weighted:
 
     def __call__(self, dist: RealDistribution, target: Tensor | Target) -> Tensor:
         """Compute the weighted term: (..., T)."""
-        scale: Tensor = dist.predictive.scale.detach()
+        with torch.no_grad():
+            scale: Tensor = dist.predictive.scale
         return scale ** (2 * self.exponent) * self.term(dist, target)
 
 
@@ -475,10 +476,15 @@ EDL_TERMS: Mapping[str, Mapping[str, Term]] = {
     "cross_entropy": named(expected_cross_entropy, label_removed_kl),
 }
 _UCE = named(expected_cross_entropy, differential_entropy)
-DER_TERMS: Mapping[str, Term] = {
-    "nll": NormalInverseGamma.nll,
-    "evidence_penalty": NormalInverseGamma.evidence_penalty,
-}
+
+
+def der_terms(beta: float) -> dict[str, Term]:
+    """Return the terms of deep evidential regression.
+
+    Args:
+        beta: Exponent of the squared scale in the weight of a sample.
+    """
+    return _weighted(beta, NormalInverseGamma.nll, NormalInverseGamma.evidence_penalty)
 
 
 def ider_terms(beta: float) -> dict[str, Term]:
@@ -487,8 +493,11 @@ def ider_terms(beta: float) -> dict[str, Term]:
     Args:
         beta: Exponent of the squared scale in the weight of a sample.
     """
-    terms = NormalInverseGamma.expected_nll, NormalInverseGamma.fisher_penalty
-    return {term.__name__: Weighted(term, beta) for term in terms}
+    return _weighted(beta, NormalInverseGamma.expected_nll, NormalInverseGamma.fisher_penalty)
+
+
+def _weighted(beta: float, *terms: Any) -> dict[str, Term]:
+    return {term.__name__: Weighted(term, beta) if beta else term for term in terms}
 
 
 #: reads outputs (..., 4T), of which a squared error in units of the noise stays finite
@@ -734,16 +743,19 @@ class DERLoss(LossModule):
 
     Args:
         evidence_weight: Weight of the penalty on evidence for wrong predictions.
+        beta: Exponent of the squared scale in the weight of a sample; 0 as published.
         **options: reduction and class_dim; see `LossModule`.
 
     >>> DERLoss()(torch.zeros(8, 4), torch.ones(8, 1))
     tensor(1.5901)
     """
 
-    def __init__(self, evidence_weight: float = 0.01, **options: Unpack[LossOptions]) -> None:
+    def __init__(
+        self, evidence_weight: float = 0.01, beta: float = 0.5, **options: Unpack[LossOptions]
+    ) -> None:
         weights = (1.0, _checks.non_negative(evidence_weight, "evidence_weight"))
         read = NormalInverseGamma.from_outputs
-        super().__init__(DER_TERMS, _constant(weights), read, False, **options)
+        super().__init__(der_terms(beta), _constant(weights), read, False, **options)
 
 
 class IDERLoss(LossModule):

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ def test_shares_interpolate_between_quantiles_of_a_normal_distribution():
     edges = norm.ppf(np.arange(1, 8) / 8)
     x = np.linspace(-4, 4, 101)
     shares = PiecewiseLinear(8).shares(torch.tensor(x)).numpy()
-    for i, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True), 1):
+    for i, (low, high) in enumerate(pairwise(edges), 1):
         np.testing.assert_allclose(shares[:, i], np.interp(x, [low, high], [0, 1]), atol=1e-6)
 
 

@@ -1,8 +1,12 @@
 r"""Deep evidential regression (Amini et al., NeurIPS 2020).
 
 .. math::
-    L = -\ln \mathrm{St}\left(y;\ \gamma,\ \tfrac{\beta(1 + \nu)}{\nu\alpha},\ 2\alpha\right)
-        + \lambda\,|y - \gamma|\,(2\nu + \alpha)
+    L = \lfloor s^{2b} \rfloor \left[-\ln \mathrm{St}\left(y;\ \gamma,\ s^2,\ 2\alpha\right)
+        + \lambda\,|y - \gamma|\,(2\nu + \alpha)\right], \quad
+    s^2 = \tfrac{\beta(1 + \nu)}{\nu\alpha}
+
+with a weight without gradient, that of beta-NLL (Seitzer et al., ICLR 2022,
+https://arxiv.org/abs/2203.09168).
 
 The likelihood leaves nu free along a ridge (Meinert et al., AAAI 2023): the epistemic part of a
 single network reflects the regularizer. Use an ensemble where it matters.
@@ -15,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dubito.distributions import NormalInverseGamma
-from dubito.losses import DER_TERMS, Term, Weighted
+from dubito.losses import Term, der_terms
 from dubito.methods.base import METHODS, Method, NonNegative, TaskLike
 
 __all__ = ["DER"]
@@ -30,8 +34,9 @@ class DER(Method):
 
     evidence_weight: NonNegative = 0.01
     """Weight lambda of the penalty on evidence for wrong predictions."""
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Exponent b of the squared scale in the weight of a sample, as of `gaussian`."""
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Exponent b of the squared scale in the weight of a sample, as of `gaussian`; 0 as published,
+    where means fit worse."""
 
     def outputs(self, task: TaskLike) -> int:
         """Return 4 T: gamma, nu, alpha and beta of each target."""
@@ -44,9 +49,7 @@ class DER(Method):
     @property
     def terms(self) -> Mapping[str, Term]:
         """The negative log-likelihood and the evidence penalty, weighted or not."""
-        if self.beta == 0:
-            return DER_TERMS
-        return {name: Weighted(term, self.beta) for name, term in DER_TERMS.items()}
+        return der_terms(self.beta)
 
     def weights(self, epoch: int, epochs: int) -> dict[str, float]:
         """The weight of each term."""
