@@ -16,7 +16,10 @@ from torch import Tensor
 from dubito import calibration
 from dubito.calibration import EXPONENTS, Calibration, conformal_quantiles, interval_exponent
 from dubito.distributions import Categorical, Dirichlet, Distribution, NormalInverseGamma
+from dubito.distributions.normal import Normal
+from dubito.distributions.quantiles import Quantiles
 from dubito.errors import DubitoError
+from dubito.targets import Target
 from dubito.tasks import Classification, Regression
 from tests.distributions.examples import EXAMPLES, build, outputs_of
 
@@ -134,8 +137,10 @@ SINGLE = [
     "dirichlet_without_prior",
     "categorical",
     "normal_inverse_gamma",
+    "regression_quantiles",
 ]
 DISTRIBUTIONS = [*SINGLE, *(f"mixture_of_{name}" for name in SINGLE)]
+CLASSIFIERS = [n for n in DISTRIBUTIONS if "normal" not in n and "regression" not in n]
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -323,7 +328,7 @@ def test_the_set_of_a_level_has_the_classes_with_enough_evidence():
     assert (half != sets[0]).double().mean() < 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in DISTRIBUTIONS if "normal" not in name])
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_sets_have_the_predicted_class(name):
     dist: Any = build(name, 2 * outputs_of(name, 200))
     label = torch.multinomial(dist.probs.sqrt(), 1, generator=generator(1))[:, 0]
@@ -437,6 +442,128 @@ def test_too_few_samples_have_infinite_intervals():
     assert math.isfinite(calibration.quantiles[0][0])
     assert Calibration.model_validate_json(calibration.model_dump_json()) == calibration
     assert calibration.interval(dist, 0.9)[0].eq(-math.inf).all()
+
+
+# --- quantiles -----------------------------------------------------------------------------------
+
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def wave(count: int, seed: int, factor: float = 1.0) -> tuple[Quantiles, torch.Tensor]:
+    """Two values whose noise grows with x, and quantiles of a normal whose scale is off."""
+    rng = np.random.default_rng(seed)
+    noise = torch.as_tensor(np.exp(rng.uniform(-2, 2, (count, 2))))
+    target = 5 + noise * torch.as_tensor(rng.normal(size=(count, 2)))
+    z = torch.as_tensor(stats.norm.ppf(SHARES))
+    gaps = factor * noise.unsqueeze(-1) * z.diff()
+    return Quantiles(torch.full_like(target, 5), gaps, SHARES), target
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_quantiles_of_quantiles_are_those_of_the_paper(factor):
+    """Too narrow, right, and too wide ones, whose q is negative; against NumPy."""
+    dist, target = wave(199, 0, factor)
+    calibration = Calibration.fit(dist, target, levels=(0.9, 0.5))
+    other, _ = wave(50, 1, factor)
+    halves = other.gaps.sum(-1).numpy() / 2  # of the ends of 90 %
+    for level, share, rank in ((0.9, 0.95, 180), (0.5, 0.75, 100)):
+        half = dist.gaps.sum(-1).numpy() / 2 * stats.norm.ppf(share) / stats.norm.ppf(0.95)
+        scores = np.maximum(5 - half - target.numpy(), target.numpy() - 5 - half)
+        expected = np.sort(scores, 0)[rank - 1]
+        quantiles = calibration.quantiles[calibration.levels.index(level)]
+        np.testing.assert_allclose(quantiles, expected)
+        lower, upper = calibration.interval(other, level)
+        ends = halves * stats.norm.ppf(share) / stats.norm.ppf(0.95)
+        np.testing.assert_allclose(upper, 5 + (ends + expected).clip(0))
+        np.testing.assert_allclose(lower, 5 - (ends + expected).clip(0))
+    assert factor == 1 or (factor > 1) == (max(calibration.quantiles[0]) < 0)
+    assert Calibration.model_validate_json(calibration.model_dump_json()) == calibration
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_intervals_of_quantiles_cover_in_many_repetitions(level, factor):
+    """400 calibrations of 60 samples, whatever the scale; ends never cross."""
+    shares = []
+    for repetition in range(400):
+        dist, target = wave(160, repetition, factor)
+        lower, upper = dist[:60].ends(level)
+        scores = torch.maximum(lower - target[:60], target[:60] - upper)
+        calibration = Calibration(
+            theta=(0.0,), levels=(level,), quantiles=(conformal_quantiles(scores, level),)
+        )
+        lower, upper = calibration.interval(dist[60:])
+        assert bool((lower <= upper).all())
+        inside = (lower <= target[60:]) & (target[60:] <= upper)
+        shares.append(inside.double().mean().item())
+    error = np.std(shares) / math.sqrt(400)
+    assert np.mean(shares) > level - 3 * error
+    assert np.mean(shares) < level + (1 / 61 if factor < 1 else 0.08) + 3 * error
+
+
+def test_intervals_of_quantiles_are_narrower_where_noise_varies():
+    dist, target = wave(500, 0)
+    fresh, truth = wave(5000, 1)
+    intervals = {
+        "own": Calibration.fit(dist, target).interval(fresh),
+        "constant": Calibration.fit(
+            Normal(dist.mean, dist.variance.sqrt()), target, exponent=0.0
+        ).interval(Normal(fresh.mean, fresh.variance.sqrt())),
+    }
+    width = {}
+    for name, (lower, upper) in intervals.items():
+        inside = (lower <= truth) & (truth <= upper)
+        assert inside.double().mean() == pytest.approx(0.9, abs=0.02)
+        width[name] = (upper - lower).mean().item()
+    assert width["own"] < 0.9 * width["constant"]
+
+
+def test_missing_and_censored_targets_do_not_move_the_ends():
+    dist, target = wave(99, 0)
+    known = torch.arange(99) % 3 > 0
+    lower = torch.full_like(target, -torch.inf)
+    lower[::9, 0] = 7.0
+    weight = known.float()[:, None].expand(-1, 2).contiguous()
+    given = Target(target, weight, lower, torch.full_like(target, torch.inf))
+    calibration = Calibration.fit(dist, given, (0.8,))
+    for column in range(2):
+        rows = known if column else known & (torch.arange(99) % 9 > 0)
+        one = Quantiles(dist.center[rows], dist.gaps[rows], SHARES)
+        expected = Calibration.fit(one, target[rows], (0.8,)).quantiles[0][column]
+        assert calibration.quantiles[0][column] == pytest.approx(expected)
+
+
+def test_intervals_of_quantiles_do_not_depend_on_the_unit():
+    dist, target = wave(99, 0, 2.0)
+    scale, shift = torch.tensor([1000.0, 0.01]).double(), torch.tensor([5.0, -3.0]).double()
+    lower, upper = Calibration.fit(dist, target).interval(dist)
+    other = dist.affine(scale, shift)
+    fitted = Calibration.fit(other, target * scale + shift)
+    torch.testing.assert_close(
+        fitted.interval(other), (lower * scale + shift, upper * scale + shift)
+    )
+
+
+def test_ends_of_members_are_averaged():
+    dist, target = wave(120, 0)
+    places = torch.randn(120, 3, 2, generator=generator(0)).double()
+    members = Quantiles(5 + places, dist.gaps[:, None].expand(-1, 3, -1, -1), SHARES)
+    calibration = Calibration.fit(members[:, 0], target, (0.9,), of_members=True)
+    each = [calibration.interval(members[:, place]) for place in range(3)]
+    expected = [torch.stack(ends).mean(0) for ends in zip(*each, strict=True)]
+    torch.testing.assert_close(calibration.interval(members.mixture()), tuple(expected))
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
+def test_a_likelihood_with_jumps_has_nearly_its_maximum(factor):
+    dist, target = wave(300, 0, factor)
+
+    def cost(theta: float) -> float:
+        nll = -dist.calibrated(torch.tensor([theta]).double()).log_prob(target).mean()
+        return nll.item() + 0.5 * theta**2 / 300
+
+    best = min(map(cost, np.linspace(-4, 4, 2001)))
+    assert cost(Calibration.fit(dist, target).theta[0]) < best + 0.005
 
 
 # --- errors --------------------------------------------------------------------------------------

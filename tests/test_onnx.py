@@ -113,6 +113,21 @@ def test_every_method_equals_torch(method, tmp_path):
     assert REASONS[far["reason"].max()] == "out_of_range"
 
 
+@pytest.mark.parametrize("method", ["der", "quantile"])
+def test_a_policy_about_widths_is_in_the_graph(method, tmp_path):
+    task = Regression(names=("a",), mean=(10.0,), std=(5.0,))
+    model = Model.build(method, task, FLAT, {"name": "mlp", "hidden": [8]}, seed=3).eval()
+    x = draw(model, 300)
+    noise = np.random.default_rng(0).normal(size=300)
+    target = model.predict(x).point[:, 0].numpy() + 0.01 * noise  # q of quantiles is negative
+    model.calibrate(x, target, levels=(0.8, 0.5))
+    width = model.calibration.width(model.predict(x).distribution)
+    model.fit_policy(x, max_width=width.median().item() + 1e-3)
+    assert (min(model.calibration.quantiles[0]) < 0) == (method == "quantile")
+    columns = assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 50))
+    assert set(np.unique(columns["reason"])) >= {0, 1}
+
+
 def wrapped() -> Model:
     """Return a model of a network that does not say its features."""
     torch.manual_seed(3)

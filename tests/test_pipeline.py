@@ -93,6 +93,20 @@ def test_the_exponent_of_intervals_is_chosen_on_selection_samples(house, tmp_pat
     assert (upper - lower)[prediction.accepted].max() <= 250 < (upper - lower).median()
 
 
+def test_quantiles_are_calibrated_again_without_training(house, tmp_path):
+    options = {"target": "price", "method": "quantile", "epochs": 30, **SETTINGS}
+    model = train(house, out=tmp_path, **options)
+    assert model.calibration.exponent == 0.5  # not chosen
+    width = (lambda ends: ends[1] - ends[0])(model.predict(house).interval()).median().item()
+    narrow = dubito.calibrate(tmp_path, house, levels=(0.9, 0.5), max_width=width)
+    prediction = narrow.predict(house)
+    lower, upper = prediction.interval()
+    assert 0 < prediction.accepted.sum() < len(house)
+    assert (upper - lower)[prediction.accepted].max() <= width
+    result = dubito.evaluate(tmp_path, house)
+    assert result["interval_coverage"]["0.9"] > result["interval_coverage"]["0.5"] >= 0.5
+
+
 # --- folds ---
 
 
@@ -167,8 +181,9 @@ def test_interrupted_folds_resume_to_the_same_weights(folded, tmp_path):
     assert torch.equal(weights(model), weights(dubito.load(folded)))
 
 
-def test_folds_of_a_regression(house, tmp_path):
-    settings = {"target": "price", "method": "der", "folds": 3, "epochs": 30, **SETTINGS}
+@pytest.mark.parametrize("method", ["der", "quantile"])
+def test_folds_of_a_regression(method, house, tmp_path):
+    settings = {"target": "price", "method": method, "folds": 3, "epochs": 30, **SETTINGS}
     model = train(house, out=tmp_path, **settings)
     assert model.calibration.of_members
     prediction = model.predict(house)
@@ -178,6 +193,8 @@ def test_folds_of_a_regression(house, tmp_path):
     )
     assert inside.double().mean() > 0.85
     assert "approximately" in (tmp_path / "card.md").read_text()
+    again = dubito.load(tmp_path).predict(house).interval()
+    torch.testing.assert_close(again, (lower, upper), rtol=0, atol=0)
 
 
 # --- an interrupted training ---

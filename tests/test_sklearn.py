@@ -152,6 +152,16 @@ def test_regressor_abstains(regressor: Any) -> None:
         EvidentialRegressor(error_rate=0.1, **QUICK).fit(X, y)
 
 
+def test_regressor_of_quantiles() -> None:
+    X, X_test, y, y_test = train_test_split(*load_diabetes(return_X_y=True), random_state=0)
+    options = {**QUICK, "validation_fraction": 0.4, "method": "quantile", "max_width": 180}
+    model = EvidentialRegressor(**options).fit(X, y)
+    lower, upper = model.predict_interval(X_test)
+    assert 0.8 < ((lower <= y_test) & (y_test <= upper)).mean() < 1
+    accepted = model.predict_or_abstain(X_test)[1]
+    assert (upper - lower)[accepted].max() <= 180 < (upper - lower).max()
+
+
 def test_several_targets(wine: Parts) -> None:
     X = wine[0]
     model = EvidentialRegressor(**NO_LIMITS).fit(X[:, 2:], X[:, :2])

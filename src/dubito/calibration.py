@@ -13,6 +13,14 @@ fixed or chosen on other samples (`interval_exponent`). 0 gives each input the s
 that exaggerate differences in uncertainty do better with 1/2 than with 1. Intervals do not depend
 on the unit of the target: q has the unit that the power lacks.
 
+A distribution with ends [lower, upper] of its own, such as quantiles (`RealDistribution.ends`), has
+the intervals [lower - q, upper + q] of conformalized quantile regression (Romano et al., NeurIPS
+2019, https://arxiv.org/abs/1905.03222). q is the same conformal quantile, of
+:math:`\max(lower - y, y - upper)`, and negative where the ends cover too much; an interval that
+would be empty is the midpoint of the ends, which only adds to it. The promise and its proof are the
+same, since the ends depend on the input alone. Levels are fitted one by one: intervals of a higher
+level need not contain those of a lower one, and none need contain the mean.
+
 For classes a calibration may have prediction sets. Let s_k be the distance of a class from the
 predicted one, the logarithm of how many times as much speaks for that one
 (`ClassDistribution.distances`). The set of a level is {k: s_k <= q}, and q the same conformal
@@ -31,7 +39,8 @@ on further samples gave sets of the same size; on the same samples they would vo
 A calibration, intervals and sets that were fitted to single networks, each on samples that it was
 not trained on, can be applied to the ensemble of these networks. That is approximate: an ensemble
 errs less than its members, so they usually cover too much. std is then the root of the members'
-mean variance: their disagreement, which no member knows, would widen intervals by half.
+mean variance: their disagreement, which no member knows, would widen intervals by half. Ends are
+the means of the members' ends, for the same reason.
 """
 
 from __future__ import annotations
@@ -65,6 +74,8 @@ SLACK = 1e-5
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Points of the grid along the first and along further parameters.
 GRID = (25, 13)
+# Times that the grid of a single parameter is drawn, between the neighbors of the best point.
+ROUNDS = 3
 # The grid is evaluated on at least this many rows, and on more up to this many entries.
 ROWS, ENTRIES = 500, 1 << 19
 
@@ -76,8 +87,10 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         theta: Parameters of `Distribution.calibrated`.
         levels: Levels of the intervals or sets.
         quantiles: Half-width of the interval of each level over std**exponent, for each target
-            value; or the largest distance of a class in the set of each level.
-        exponent: Power of the standard deviation that the width of intervals is proportional to.
+            value; what is added to each end, for a distribution with ends of its own; or the
+            largest distance of a class in the set of each level.
+        exponent: Power of the standard deviation that the width of intervals is proportional to;
+            not used for ends.
         of_members: Whether it was fitted to single members of an ensemble. If so, each member is
             calibrated before the members are mixed.
 
@@ -90,7 +103,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
 
     theta: tuple[FiniteFloat, ...]
     levels: tuple[Level, ...] = ()
-    quantiles: tuple[tuple[Annotated[ExtendedFloat, Field(ge=0)], ...], ...] = ()
+    quantiles: tuple[tuple[Annotated[ExtendedFloat, Field(gt=-math.inf)], ...], ...] = ()
     exponent: float = Field(default=0.5, ge=0, le=1)
     of_members: bool = False
 
@@ -143,14 +156,16 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             raise DubitoError(f"exponent must be from 0 to 1, not {exponent}")
         if isinstance(dist, ClassDistribution):
             theta = _maximum_likelihood(*_with_added_error(dist, known))
-            scores, exact = dist.distances.gather(-1, known.unsqueeze(-1)), None
+            distances, exact = dist.distances.gather(-1, known.unsqueeze(-1)), None
+            scores = [distances for _ in levels]
         else:
             theta = _maximum_likelihood(dist, known, precision=1.0)
-            scores, exact = _scores(dist, known, exponent), exact_weight(known)
+            scores, exact = [_scores(dist, known, exponent, p) for p in levels], exact_weight(known)
+        pairs = zip(scores, levels, strict=True)
         return cls(
             theta=theta,
             levels=tuple(levels),
-            quantiles=tuple(conformal_quantiles(scores, level, exact) for level in levels),
+            quantiles=tuple(conformal_quantiles(each, level, exact) for each, level in pairs),
             exponent=exponent,
             of_members=of_members,
         )
@@ -177,27 +192,21 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             dist: Distribution about numbers, before calibration.
             level: One of `levels`; None: the first.
         """
-        mean: Tensor = dist.mean
-        half = mean.new_tensor(self._quantiles_of(level))
-        # Members do not know how they disagree, so that quantiles of theirs are of their variances.
-        is_mixed = self.of_members and isinstance(dist, RealMixture)
-        variance = dist.members.variance.mean(-2) if is_mixed else dist.variance
-        half = half * variance ** (self.exponent / 2)
-        return mean - half, mean + half
+        level, quantiles = self._fitted(level)
+        lower, upper, unit = _ends(dist, level, self.exponent, self.of_members)
+        more, middle = lower.new_tensor(quantiles) * unit, lower + 0.5 * (upper - lower)
+        return torch.minimum(lower - more, middle), torch.maximum(upper + more, middle)
 
-    def largest_variance(self, width: float) -> float:
-        """Return the largest variance whose interval, of the first level, is at most so wide.
+    def width(self, dist: Any) -> Tensor:
+        """Return the width of the interval of the first level, of a regression of one value: (...).
 
         Args:
-            width: Width of the interval of a regression of one value; -inf if all are wider.
+            dist: Distribution about one number, before calibration.
         """
-        if len(quantiles := self._quantiles_of(None)) > 1:
-            raise DubitoError(f"max_width is for one target value, not for {len(quantiles)}")
-        (quantile,), half = quantiles, _checks.positive(width, "max_width") / 2
-        if self.exponent == 0 or quantile in (0, math.inf):
-            return math.inf if quantile <= half else -math.inf
-        limit: float = (half / quantile) ** (2 / self.exponent)
-        return limit
+        lower, upper = self.interval(dist)
+        if lower.shape[-1] > 1:
+            raise DubitoError(f"max_width is for one target value, not for {lower.shape[-1]}")
+        return (upper - lower)[..., 0]
 
     def prediction_set(self, dist: Any, level: float | None = None) -> Tensor:
         """Return which classes are in the prediction sets: bool (..., K).
@@ -206,16 +215,17 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             dist: Distribution about classes, before calibration.
             level: One of `levels`; None: the first.
         """
-        (quantile,) = self._quantiles_of(level)
+        _, (quantile,) = self._fitted(level)
         inside: Tensor = dist.distances <= quantile + SLACK * (1 + quantile)
         return inside
 
-    def _quantiles_of(self, level: float | None) -> tuple[float, ...]:
+    def _fitted(self, level: float | None) -> tuple[float, tuple[float, ...]]:
+        """Return a level, by default the first, and its quantiles."""
         chosen = level if level is not None or not self.levels else self.levels[0]
         if chosen not in self.levels:
             known = ", ".join(map(str, self.levels)) or "none"
             raise DubitoError(f"level {chosen!r} was not fitted; fitted levels: {known}")
-        return self.quantiles[self.levels.index(chosen)]
+        return chosen, self.quantiles[self.levels.index(chosen)]
 
 
 def interval_exponent(dist: Any, target: Tensor | Target, level: float = LEVEL) -> float:
@@ -225,7 +235,8 @@ def interval_exponent(dist: Any, target: Tensor | Target, level: float = LEVEL) 
     of it (Gneiting and Raftery, 2007). With too few samples for the level the exponent is 1/2.
 
     Args:
-        dist: Distribution about numbers, batch shape (N,), before calibration.
+        dist: Distribution about numbers, batch shape (N,), before calibration, without ends of
+            its own.
         target: Numbers (N, T). Intervals must be fitted to other samples. Samples of which one is
             missing are left out.
         level: Level of the intervals.
@@ -237,7 +248,7 @@ def interval_exponent(dist: Any, target: Tensor | Target, level: float = LEVEL) 
     dist, target = _checked(dist.detach().to(torch.float64)[rows], target[rows])
     distance, costs = dist.distance(target), []
     for exponent in EXPONENTS:
-        quantiles = conformal_quantiles(_scores(dist, target, exponent), level)
+        quantiles = conformal_quantiles(_scores(dist, target, exponent, level), level)
         half = distance.new_tensor(quantiles) * dist.variance ** (exponent / 2)
         costs.append((half + (distance - half).clamp(min=0) / (1 - level)).mean(0))
     # Targets may have different units: compare each with its own intervals of one width.
@@ -288,10 +299,23 @@ def conformal_rank(count: int, share: float) -> int:
     return math.ceil(round((count + 1) * share, 9))
 
 
-def _scores(dist: Any, target: Tensor | Target, exponent: float) -> Tensor:
-    """Return the distances of targets from their means over std**exponent: (N, T)."""
-    scores: Tensor = dist.distance(target) / dist.variance ** (exponent / 2)
-    return scores
+def _ends(
+    dist: Any, level: float, exponent: float, of_members: bool = False
+) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Return the ends of intervals, both the mean by default, and the unit of what moves them."""
+    if (own := dist.ends(level)) is not None:
+        return *own, 1.0
+    # Members do not know how they disagree, so that quantiles of theirs are of their variances.
+    is_mixed = of_members and isinstance(dist, RealMixture)
+    variance = dist.members.variance.mean(-2) if is_mixed else dist.variance
+    return dist.mean, dist.mean, variance ** (exponent / 2)
+
+
+def _scores(dist: Any, target: Tensor | Target, exponent: float, level: float) -> Tensor:
+    """Return by how many units targets are beyond the ends, negative inside: (N, T)."""
+    values = values_and_weight(target)[0]
+    lower, upper, unit = _ends(dist, level, exponent)
+    return torch.maximum(lower - values, values - upper) / unit
 
 
 def conformal_quantiles(
@@ -316,7 +340,8 @@ def _maximum_likelihood(
 ) -> tuple[float, ...]:
     """Maximize the likelihood times a normal prior of the given precision, within the bounds.
 
-    The likelihood need not be concave: L-BFGS starts from the best point of a grid.
+    The likelihood need not be concave: L-BFGS starts from the best point of a grid. Nor need it be
+    continuous: the grid of a single parameter is cheap to refine.
     """
     count = len(dist)
     bounds = torch.tensor(dist.calibration_bounds, dtype=torch.float64, device=dist.device)
@@ -336,8 +361,12 @@ def _maximum_likelihood(
         for index, bound in enumerate(bounds.tolist())
     ]
     grid = torch.cartesian_prod(*axes).reshape(-1, len(axes))
+    start, size = torch.zeros_like(bounds), 1.0
     with torch.no_grad():
-        start = grid[torch.stack([loss(point, *few) for point in grid]).argmin()]
+        for _ in range(ROUNDS if len(axes) == 1 else 1):
+            points = (start + size * grid).clamp(-bounds, bounds)
+            start = points[torch.stack([loss(point, *few) for point in points]).argmin()]
+            size *= 2 / (GRID[0] - 1)
 
     theta = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(

@@ -403,4 +403,8 @@ def _close_calls(model: Model, prediction: Prediction) -> Tensor:
         if threshold is not None:
             values = prediction.score(threshold.score)
             close |= (values - threshold.value).abs() <= TOLERANCE * values.abs()
+    if policy is not None and policy.max_width is not None and model.calibration is not None:
+        width = model.calibration.width(prediction.distribution)
+        ends = torch.stack(prediction.interval()).abs().amax(0)[..., 0]
+        close |= (width - policy.max_width).abs() <= TOLERANCE * ends  # which may round
     return close

@@ -24,7 +24,7 @@ from dubito import sanity
 from dubito.backbones import BACKBONES
 from dubito.backbones.base import BackboneLike, Shape, chain
 from dubito.backbones.default import AUTO, advice
-from dubito.calibration import interval_exponent
+from dubito.calibration import LEVEL, interval_exponent
 from dubito.config import Parts, PolicyConfig, RunConfig
 from dubito.data import Source
 from dubito.data.base import Items, Subset
@@ -525,9 +525,12 @@ class Pipeline:
             return DEFAULT_EXPONENT
         members = (self._member(model, fold) for fold in range(len(parts)))
         chosen = _joined([own.predict(part) for own, part in zip(members, parts, strict=True)])
+        dist: Any = chosen.distribution
+        if dist.ends(LEVEL) is not None:  # the width of its intervals is not to be chosen
+            return DEFAULT_EXPONENT
         rows = [row for part in parts for row in part.indices]
         target = model.task.target(prepared.source.subset(rows).target)
-        return interval_exponent(chosen.distribution, target)
+        return interval_exponent(dist, target)
 
     def add_scores(self, model: Model, scores: Sequence[Score], prepared: Prepared) -> None:
         """Add post-hoc scores, fitted to one pass over the training samples, or many of them.

@@ -229,7 +229,7 @@ class SanityCheck(BaseModel, frozen=True, extra="forbid"):
 
 
 class Policy(BaseModel, frozen=True, extra="forbid"):
-    """Accept predictions that pass `threshold`, and `ood_threshold` if there is one.
+    """Accept predictions that pass `threshold`, and `ood_threshold` and `max_width` if there are.
 
     Attributes:
         threshold: Predictions that fail are ambiguous.
@@ -238,7 +238,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         validation: Results on the calibration samples.
         table: Coverage at other error rates, each with its own threshold.
         sanity: What is accepted of images made from the calibration samples, by kind.
-        max_width: Width of an interval that `threshold` stands for.
+        max_width: Predictions whose interval, of the first level, is wider are ambiguous, too.
 
     >>> from dubito.distributions import Categorical
     >>> dist = Categorical.from_probs(torch.tensor([[0.99, 0.01], [0.6, 0.4]]).repeat(200, 1))
@@ -372,8 +372,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     ) -> Policy:
         """Accept predictions whose interval, of the first level, is at most so wide.
 
-        The promise of the intervals stays one about all inputs, accepted or not. Those of folds do
-        not widen where the networks disagree, but predictions are rejected as if they did.
+        The promise of the intervals stays one about all inputs, accepted or not. If no interval of
+        these samples is narrow enough, nothing is accepted.
 
         Args:
             dist: Distribution of calibration samples before calibration, batch shape (N,).
@@ -383,20 +383,23 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             false_alarms: Share of inputs that may be rejected as unfamiliar.
         """
         _checks.one_batch_axis(dist)
+        _checks.positive(max_width, "max_width")
+        some = bool((calibration.width(dist) <= max_width).any())
         return cls(
-            threshold=Threshold.at_confidence(
-                dist, "total", -calibration.largest_variance(max_width)
-            ),
+            threshold=Threshold.at_confidence(dist, "total", -math.inf if some else math.inf),
             ood_threshold=_ood_threshold(dist, ood_score, false_alarms)[0],
             max_width=max_width,
-        )._validated(dist)
+        )._validated(dist, calibration)
 
-    def _validated(self, dist: Distribution, **results: Any) -> Policy:
-        validation = Validation(samples=len(dist), coverage=self._coverage(dist), **results)
+    def _validated(
+        self, dist: Distribution, calibration: Calibration | None = None, **results: Any
+    ) -> Policy:
+        coverage = self._coverage(dist, calibration)
+        validation = Validation(samples=len(dist), coverage=coverage, **results)
         return self.model_copy(update={"validation": validation})
 
-    def _coverage(self, dist: Distribution) -> float:
-        return (self.decide(dist) == 0).double().mean().item()
+    def _coverage(self, dist: Distribution, calibration: Calibration | None = None) -> float:
+        return (self.decide(dist, calibration=calibration) == 0).double().mean().item()
 
     def with_table(
         self, dist: Distribution, errors: Tensor | Array, out_of_range: int = 0
@@ -430,14 +433,25 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         guarantee = self.guarantee.model_copy(update={"approximate": True})
         return self.model_copy(update={"guarantee": guarantee})
 
-    def decide(self, dist: Distribution, in_range: Tensor | None = None) -> Tensor:
+    def decide(
+        self,
+        dist: Distribution,
+        in_range: Tensor | None = None,
+        *,
+        calibration: Calibration | None = None,
+    ) -> Tensor:
         """Accept or reject each sample: indices into `REASONS`, (...) int64; 0 means accepted.
 
         Args:
             dist: Distribution before calibration, any batch shape.
             in_range: Which inputs are in the range of the training data, bool (...); default: all.
+            calibration: Calibration with the intervals that `max_width` is about.
         """
         codes = torch.where(self.threshold.passes(dist), 0, 1)
+        if self.max_width is not None:
+            if calibration is None:
+                raise DubitoError("max_width needs intervals: pass their calibration")
+            codes = torch.where(calibration.width(dist) <= self.max_width, codes, 1)
         if self.ood_threshold is not None:
             codes = torch.where(self.ood_threshold.passes(dist), codes, 2)
         if in_range is not None:
@@ -489,8 +503,9 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             return f"Policy(accepts nothing: {goal} was not shown by {samples})"
         thresholds = [t for t in (self.threshold, self.ood_threshold) if t]
         bounds = " and ".join(repr(t) for t in thresholds if math.isfinite(t.value))
+        bounds = bounds or ("everything" if self.max_width is None else "")
         share = f", accepts {self.validation.coverage:.1%} of {samples}" if self.validation else ""
-        return f"Policy({bounds or 'everything'}: {goal}{share})"
+        return f"Policy({': '.join(filter(None, (bounds, goal)))}{share})"
 
     __str__ = __repr__
 

@@ -15,6 +15,7 @@ from dubito.distributions import (
 )
 from dubito.distributions.dirichlet_mixture import DirichletMixture
 from dubito.distributions.normal import Normal
+from dubito.distributions.quantiles import Quantiles
 
 CLASSES = 4
 #: name -> (outputs per sample, distribution of outputs (..., M))
@@ -29,6 +30,7 @@ KINDS: dict[str, tuple[int, Callable[[Tensor], Distribution]]] = {
     "normal": (4, Normal.from_outputs),
     "normal_inverse_gamma": (8, NormalInverseGamma.from_outputs),
     "normal_inverse_wishart": (6, NormalInverseWishart.from_outputs),
+    "regression_quantiles": (10, lambda z: Quantiles.from_outputs(z, (0.05, 0.25, 0.5, 0.75, 0.9))),
 }
 
 

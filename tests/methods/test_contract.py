@@ -235,6 +235,7 @@ def test_defaults():
         "red": {**evidential, "evidence": "exp", "likelihood": "marginal"},
         "dappr": {"evidence_weight": 2e-4, "ramp": 10}, "der": {"evidence_weight": 0.01},
         "sder": {"evidence_weight": 0.01}, "gaussian": {"beta": 0.0},
+        "quantile": {"probabilities": (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975)},
         "ider": {"fisher_weight": 0.02, "beta": 0.5},
         "label_smoothing": {"smoothing": 0.1}, "fedl": {"hidden": 64},
         "daedl": {"kl_weight": 0.05, "spectral_norm": True},
@@ -268,3 +269,4 @@ def test_task_decides_the_number_of_outputs():
     assert METHODS.build("der").outputs(task) == 40
     assert METHODS.build("sder").outputs(task) == 30
     assert METHODS.build("gaussian").outputs(task) == 20
+    assert METHODS.build("quantile").outputs(task) == 90

@@ -90,9 +90,10 @@ def test_columns_of_further_levels_have_their_number():
     assert np.all(np.diff(lowers, axis=0) > 0)
 
 
-def test_a_policy_abstains_where_the_interval_is_wider():
+@pytest.mark.parametrize("method", ["der", "quantile"])
+def test_a_policy_abstains_where_the_interval_is_wider(method):
     x, _ = models.samples()
-    model = models.fitted("der").calibrate(x, models.numbers(), levels=(0.9, 0.5))
+    model = models.fitted(method).calibrate(x, models.numbers(), levels=(0.9, 0.5))
     lower, upper = model.predict(x).interval()
     width = (upper - lower)[:, 0]
     middle = width.median().item()
@@ -101,8 +102,9 @@ def test_a_policy_abstains_where_the_interval_is_wider():
     assert torch.equal(predicted.codes == 1, ~narrow & (predicted.codes != 2))
     assert 0 < predicted.accepted.sum() <= narrow.sum()
     assert f"intervals at most {middle:g} wide, accepts" in repr(model.policy)
-    assert f"intervals of its answers are at most {middle:g} wide" in card(model)
-    model.calibrate(x, models.numbers(), exponent=0)  # one width for all
+    assert f"answers if the interval is at most {middle:g} wide and " in card(model)
+    with pytest.raises(DubitoError, match="max_width needs intervals: pass their calibration"):
+        model.policy.decide(predicted.distribution)
     none, everything = (deepcopy(model).fit_policy(x, max_width=w) for w in (1e-3, 1e6))
     assert none.policy.accepts_nothing
     assert "no interval is narrow enough" in card(none)

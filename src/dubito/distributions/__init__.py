@@ -8,6 +8,7 @@
 | `Normal` | a number, without uncertainty about mean and variance | variance |
 | `NormalInverseGamma` | mean and variance of a number | variance |
 | `NormalInverseWishart` | mean and covariance of several numbers | variance |
+| `Quantiles` | a number, without uncertainty about its quantiles | variance |
 
 `dist.mixture()` mixes members of an ensemble or samples of MC Dropout, of any of these.
 """

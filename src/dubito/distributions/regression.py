@@ -85,6 +85,17 @@ class RealDistribution(Distribution):
         least = torch.maximum(lower - self.mean, self.mean - upper).clamp(min=0)
         return torch.where(target.censored, least, error)
 
+    def ends(self, level: float) -> tuple[Tensor, Tensor] | None:
+        """Return the ends of a central interval, (..., T) each, which calibration moves.
+
+        None: intervals of calibration have their center at the mean, and a width that depends on
+        the variance.
+
+        Args:
+            level: Probability of the interval.
+        """
+        return None
+
     @abstractmethod
     def affine(self, scale: Tensor, shift: Tensor) -> RealDistribution:
         """Return the distribution about scale * y + shift.
@@ -136,12 +147,43 @@ class RealMixture(Mixture, RealDistribution):  # type: ignore[override]
         """Multiply the scale of each member's predictive by exp(theta_0)."""
         return MixturePredictive(self.members.calibrated(theta))
 
+    def ends(self, level: float) -> tuple[Tensor, Tensor] | None:
+        """Means of the members' ends; see `RealDistribution.ends`.
+
+        Their distance beyond a target is at most the mean of the members', unlike that of the
+        mixture's own quantiles.
+        """
+        ends = self.members.ends(level)
+        return None if ends is None else (ends[0].mean(-2), ends[1].mean(-2))
+
     def affine(self, scale: Tensor, shift: Tensor) -> RealMixture:
         """Transform the members; see `RealDistribution.affine`."""
         return RealMixture(self.members.affine(scale, shift))
 
 
-class StudentT(td.Distribution):
+class RealPredictive(td.Distribution):
+    """Independent distributions of T values."""
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+
+    @abstractmethod
+    def log_probs(self, value: Tensor | Target) -> Tensor:
+        """Log density of each value of a target (..., T): (..., T)."""
+
+    def log_prob(self, value: Tensor | Target) -> Tensor:
+        """Log density of a target (..., T), summed over its known values: (...).
+
+        Args:
+            value: Target; the density of a censored value is the probability of its bounds.
+        """
+        each = self.log_probs(value)
+        weight = getattr(value, "weight", None)
+        if weight is not None and weight.ndim == each.ndim:
+            each = torch.where(weight > 0, each, 0)
+        return each.sum(-1)
+
+
+class StudentT(RealPredictive):
     """Independent Student-t distributions of T values, with more than two degrees of freedom.
 
     Exact in float32 for any degrees of freedom > 2, unlike `torch.distributions.StudentT`, which
@@ -160,7 +202,6 @@ class StudentT(td.Distribution):
     tensor([1.0000])
     """
 
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     df_minus_two: Tensor
     loc: Tensor
     scale: Tensor
@@ -188,18 +229,6 @@ class StudentT(td.Distribution):
         """Return the distribution whose scale is multiplied, in the dtype of the factor."""
         excess, loc, scale = (v.to(factor.dtype) for v in (self.df_minus_two, self.loc, self.scale))
         return StudentT(excess, loc, scale * factor)
-
-    def log_prob(self, value: Tensor | Target) -> Tensor:
-        """Log density of a target (..., T), summed over its known values: (...).
-
-        Args:
-            value: Target; the density of a censored value is the probability of its bounds.
-        """
-        each = self.log_probs(value)
-        weight = getattr(value, "weight", None)
-        if weight is not None and weight.ndim == each.ndim:
-            each = torch.where(weight > 0, each, 0)
-        return each.sum(-1)
 
     def log_probs(self, value: Tensor | Target) -> Tensor:
         """Log density of each value of a target (..., T): (..., T)."""

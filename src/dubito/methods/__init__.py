@@ -22,6 +22,7 @@
 | ensemble | deep ensemble (Lakshminarayanan et al. 2017) of any method | mixture |
 | distill | ensemble distribution distillation (Malinin et al. 2020) | (flexible) Dirichlet |
 | gaussian | mean and variance, beta-NLL (Seitzer et al. 2022) as an option | normal |
+| quantile | quantile regression (Koenker and Bassett 1978) | quantiles |
 | der | deep evidential regression (Amini et al. 2020) | normal-inverse-gamma |
 | sder | the same, simplified (Meinert et al. 2023) | normal-inverse-gamma |
 | ider | I-EDL carried over to numbers | normal-inverse-gamma |
@@ -51,8 +52,8 @@ __all__ = [
 
 METHODS.declare(
     __name__, "daedl", "dappr", "der", "distill", "edl", "ensemble", "fedl", "gaussian", "ider",
-    "iedl", "logit_norm", "mc_dropout", "modex", "niw", "posterior_network", "re_edl", "red",
-    "redl", "sder", "softmax", "t2f_norm",
+    "iedl", "logit_norm", "mc_dropout", "modex", "niw", "posterior_network", "quantile", "re_edl",
+    "red", "redl", "sder", "softmax", "t2f_norm",
     kl_pn="prior_networks", label_smoothing="softmax", rkl_pn="prior_networks",
 )  # fmt: skip
 

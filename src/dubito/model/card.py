@@ -100,11 +100,11 @@ def policy_text(policy: Policy | None) -> str:
         return "The model abstains from every input: no interval is narrow enough."
     if policy.accepts_nothing:
         return f"The model abstains from every input: it cannot guarantee {guarantee}."
-    conditions = [policy.threshold, policy.ood_threshold]
-    answers = " and ".join(str(threshold) for threshold in conditions if threshold)
-    text = f"The model answers if {answers} (before calibration) and abstains otherwise."
+    conditions: list[object] = [policy.threshold, policy.ood_threshold]
     if policy.max_width is not None:
-        return f"{text} The intervals of its answers are at most {policy.max_width:g} wide."
+        conditions[0] = f"the interval is at most {policy.max_width:g} wide"
+    answers = " and ".join(str(condition) for condition in conditions if condition)
+    text = f"The model answers if {answers} (before calibration) and abstains otherwise."
     if policy.guarantee is None:
         return text
     if policy.guarantee.approximate:

@@ -276,7 +276,9 @@ class Model(nn.Module):
             dist: Result of `forward`.
             in_range: Which inputs are in the range of the training data, bool (N,); default: all.
         """
-        codes = None if self.policy is None else self.policy.decide(dist, in_range)
+        codes = None
+        if self.policy is not None:
+            codes = self.policy.decide(dist, in_range, calibration=self.calibration)
         point = self.task.point(dist)
         return Prediction(self.task, dist, point, self.calibration, codes, in_range)
 

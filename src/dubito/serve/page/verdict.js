@@ -66,13 +66,17 @@ function goal({ policy }) {
   return "Not certain enough for the policy.";
 }
 
+// Whether the threshold is an infinity that no score passes; infinities are text.
+const acceptsNothing = ({ policy: { threshold } }) => threshold.value === (threshold.higher === "confidence" ? "inf" : "-inf");
+
 function abstention(answer, model, { guess, detail }) {
   if (answer.reason === "unfamiliar") return [`${UNKNOWN}: not like anything seen in training.`, familiarity(answer, model)];
   const best = `Best guess: ${guess}.`;
   if (answer.reason === "out_of_range") return [`${UNKNOWN}: a value is out of range.`, best];
-  if (!Number.isFinite(model.policy.threshold.value)) {
+  if (acceptsNothing(model)) {
     const { samples } = model.policy.validation ?? {};
-    return [`${UNKNOWN}: the policy accepts nothing.`, `${samples ?? "The"} calibration samples could not show the error rate it is to guarantee. ${best} ${detail}`];
+    const cause = model.policy.max_width ? "No interval is narrow enough." : `${samples ?? "The"} calibration samples could not show the error rate it is to guarantee.`;
+    return [`${UNKNOWN}: the policy accepts nothing.`, `${cause} ${best} ${detail}`];
   }
   const classes = model.task.classes;
   const doubt = classes ? `I’m not sure: ${rivals(answer, classes)}.` : `${UNKNOWN}: the uncertainty is too high.`;
