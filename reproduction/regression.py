@@ -128,6 +128,7 @@ ALL_ROWS = (
         *({"name": "der", "beta": 0.5, "evidence_weight": w} for w in WEIGHTS),
     ),
     row("sder", "SDER", *({"name": "sder", "evidence_weight": w} for w in WEIGHTS)),
+    row("quantile", "Quantiles", {"name": "quantile"}),
     row("ider", "I-DER", *({"name": "ider", "fisher_weight": w} for w in FISHER_WEIGHTS)),
     dropout("gaussian-dropout", "Gaussian, MC Dropout", {"name": "gaussian"}),
     dropout("der-beta-dropout", "DER, β-NLL, MC Dropout", {"name": "der", "beta": 0.5}),

@@ -20,7 +20,7 @@ __all__ = ["blocks", "figure", "page", "ranks", "table", "write_page"]
 
 PAGE, PICTURE = "regression-results.md", "regression-ranks.png"
 TITLES = {name: each.title for name, each in ROWS.items()}
-SINGLE = ("gaussian", "beta", "der", "der-beta", "sder", "ider")
+SINGLE = ("gaussian", "beta", "der", "der-beta", "sder", "ider", "quantile")
 #: metric -> digits in tables; figures of targets have so many that three places count
 TABLES = {
     "nll": 2, "crps": None, "rmse": None, "mae": None, "coverage/0.9": 3, "width/0.9": None,
