@@ -129,6 +129,7 @@ def train(
     """
     from dubito.config import RunConfig
     from dubito.pipeline import Pipeline
+    from dubito.runs import Runs
     from dubito.training import parallel
 
     load_plugins()
@@ -144,15 +145,14 @@ def train(
     chosen = [run.training.seed] if seeds is None else list(seeds)
     if len({*chosen}) < max(1, len(chosen)):
         raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
-    folders = [Path(out) if seeds is None else Path(out) / f"seed-{seed}" for seed in chosen]
+    folders = {s: Path(out) if seeds is None else Path(out) / f"seed-{s}" for s in chosen}
     with parallel.process_group() as own_device:
         place = own_device or find_device(device)
         opened = run.open(source)
         pipeline = Pipeline(run.resolved(opened.format), device=place, callbacks=callbacks)
-        models = pipeline.run(
-            opened, folders, chosen, report=report, tensorboard=tensorboard, finish=finish,
-            freeze=freeze, on_start=on_start,
-        )  # fmt: skip
+        prepared = pipeline.prepare(opened)
+        runs = Runs(pipeline, prepared, folders, report=report, finish=finish, freeze=freeze)
+        models = runs.train(tensorboard=tensorboard, on_start=on_start)
     return models[0] if seeds is None else models
 
 

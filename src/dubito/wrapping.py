@@ -29,7 +29,7 @@ from dubito.methods.features import forward_with_features
 from dubito.model import Model
 from dubito.pipeline import Pipeline, Prepared
 from dubito.plugins import import_function
-from dubito.report.page import View
+from dubito.runs import save
 from dubito.scores import SCORES
 from dubito.tasks import Classification, class_names
 from dubito.training import History
@@ -223,9 +223,7 @@ def wrap(
         check_order(model, prepared.parts[0].train)
     prediction = pipeline.finish(model, prepared, History(), seed=0)
     if out is not None:
-        model.save(out)
-        if report and prediction is not None and prepared.calibration is not None:
-            View(model, prepared.calibration, prediction).write(out)
+        save(model, prepared, prediction, History(), out, report)
     return model
 
 
