@@ -486,7 +486,7 @@ def _calibration_samples(model: Model, run: "RunConfig") -> Source:
         raise DubitoError(
             "every sample trained some networks of this ensemble: pass data to evaluate with"
         )
-    found = run.divide(_training_data(model), model.task)[0].calibration
+    found = run.divide(_training_data(model))[0].calibration
     if found is None:
         raise DubitoError("this model was trained without calibration samples: pass data")
     return found

@@ -86,6 +86,11 @@ class Prepared:
         return {name: len(part) for name, part in parts.items() if part is not None}
 
     @property
+    def training(self) -> Source:
+        """Samples that a network is trained on; with folds, all of them."""
+        return self.parts[0].train if len(self.parts) == 1 else self.source
+
+    @property
     def calibration(self) -> Source | None:
         """Samples that calibration and policy are fitted to, fold after fold."""
         held_out = [part.calibration for part in self.parts if part.calibration is not None]
@@ -137,20 +142,17 @@ class Pipeline:
                     "'der' for regression, or task='classification'"
                 )
             task: Task = Classification.from_target(source.target)
-            parts = config.divide(source, task)
-            encoded = task.encode(self._training(parts, source).target)
+            prepared = Prepared(task, source, config.divide(source))
+            encoded = task.encode(prepared.training.target)
             # Posterior Networks need a sample of each class; a class without one counts as one.
             counts = torch.bincount(encoded, minlength=task.size).clamp_min(1).tolist()
-            return Prepared(task.model_copy(update={"counts": tuple(counts)}), source, parts)
+            return replace(prepared, task=task.model_copy(update={"counts": tuple(counts)}))
         tolerance = config.data.tolerance
+        task = Regression.from_target(source.target, tolerance=tolerance)
+        prepared = Prepared(task, source, config.divide(source))
         # Mean and deviation come from the training samples alone.
-        parts = config.divide(source, Regression.from_target(source.target, tolerance=tolerance))
-        trained = self._training(parts, source).target
-        return Prepared(Regression.from_target(trained, tolerance=tolerance), source, parts)
-
-    @staticmethod
-    def _training(parts: list[Parts], source: Source) -> Source:
-        return parts[0].train if len(parts) == 1 else source
+        task = Regression.from_target(prepared.training.target, tolerance=tolerance)
+        return replace(prepared, task=task)
 
     def build(self, prepared: Prepared, seed: int) -> Model:
         """Build an untrained model; with folds the ensemble of their networks.
@@ -175,7 +177,7 @@ class Pipeline:
         return model
 
     def _preprocessing(self, prepared: Prepared) -> Preprocessing:
-        source = self._training(prepared.parts, prepared.source)
+        source = prepared.training
         if self._streams(source):
             count = max(1, min(MAX_FITTED, FITTED_BYTES // source[0].nbytes))
             source = source.subset(range(0, len(source), -(-len(source) // count)))
