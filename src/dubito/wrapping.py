@@ -27,6 +27,7 @@ from dubito.formats.images import ImageFormat, kind_of
 from dubito.methods.base import Network
 from dubito.methods.features import forward_with_features
 from dubito.model import Model
+from dubito.model.check import check_outputs
 from dubito.pipeline import Pipeline, Prepared
 from dubito.plugins import import_function
 from dubito.runs import save
@@ -376,7 +377,7 @@ def compare(model: Model, source: Source, given: Check | None) -> None:
         given = (items, given(items))
     if given is not None:
         inputs, expected = given
-        model.check_outputs(inputs, expected)
+        check_outputs(model, inputs, expected)
         if isinstance(inputs, Sequence) and files:
             covered.update(kind_of(item)[0] for item in inputs if isinstance(item, str | Path))
     others = {kind: len(group) for kind, group in kinds.items() if kind not in covered}
