@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dubito import _checks
+from dubito import _checks, onnx
 from dubito import data as datasets
 from dubito._files import atomic_path, atomic_write, json_text, make_folder
 from dubito.data import Source
@@ -314,7 +314,7 @@ def export(
         floats: Take images as numbers in [0, 1] rather than bytes.
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
     """
-    return load_model(model, "cpu", network).export(path, scores=scores, floats=floats)
+    return onnx.export(load_model(model, "cpu", network), path, scores=scores, floats=floats)
 
 
 def evaluate(

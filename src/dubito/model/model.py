@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -633,15 +632,6 @@ class Model(nn.Module):
         model.record = content.training
         fill(model, tensors, place)
         return model.to(device).eval()
-
-    def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
-        """Export to ONNX; see `dubito.onnx.export`.
-
-        Args:
-            path: File to write.
-            **options: Further arguments of `dubito.onnx.export`.
-        """
-        return import_module("dubito.onnx").export(self, path, **options)
 
 
 def _check_network(entry: Any, network: Any, is_users: bool) -> None:

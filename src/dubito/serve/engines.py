@@ -23,6 +23,7 @@ from dubito.errors import DubitoError
 from dubito.formats import Encoded, InputFormat
 from dubito.model import Model, Prediction
 from dubito.model.prediction import NOT_FINITE
+from dubito.onnx import export
 
 __all__: list[str] = []
 
@@ -88,7 +89,7 @@ class OnnxEngine:
         options.intra_op_num_threads = threads
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            model.export(path)
+            export(model, path)
             self._session = runtime.InferenceSession(
                 path.read_bytes(), options, providers=["CPUExecutionProvider"]
             )
