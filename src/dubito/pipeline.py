@@ -167,8 +167,7 @@ class Pipeline:
         parts = (prepared.task, self._preprocessing(prepared))
         backbone = self.config.backbone if self.backbone is None else self.backbone
         model = Model.build(method, *parts, backbone, seed=seed, pretrained=True)
-        posthoc = self.config.posthoc
-        model.check_scores(posthoc + policy_scores(model, self.config.policy, posthoc))
+        model.check_scores(self.scores(model))
         texts = [self.config.input_warning(), method.warning(prepared.task)]
         if model.backbone is not None:
             texts.append(model.backbone.warning(model.preprocessing.shape))
@@ -294,23 +293,29 @@ class Pipeline:
             calibration and policy; None without such samples.
         """
         samples, policy = prepared.calibration, self.config.policy
-        posthoc = self.config.posthoc
-        self.add_scores(model, posthoc + policy_scores(model, policy, posthoc), prepared)
+        self.add_scores(model, self.scores(model), prepared)
         if samples is None:
             return None
         prediction, exponent = self.held_out(model, prepared), self._exponent(model, prepared)
         return fit_held_out(model, prediction, samples, policy, exponent=exponent)
+
+    def scores(self, model: Model) -> tuple[Score, ...]:
+        """Return the post-hoc scores that a model gets, those that its policy reads included.
+
+        Args:
+            model: Model of `build`.
+        """
+        posthoc = self.config.posthoc
+        return posthoc + policy_scores(model, self.config.policy, posthoc)
 
     def _exponent(self, model: Model, prepared: Prepared) -> float:
         """Choose the width of intervals on the selection samples."""
         parts = [part.selection for part in prepared.parts if part.selection is not None]
         if model.task.kind != "regression" or not parts:
             return DEFAULT_EXPONENT
-        members = (self.member(model, fold) for fold in range(len(parts)))
-        chosen = _joined([own.predict(part) for own, part in zip(members, parts, strict=True)])
         rows = [row for part in parts for row in part.indices]
         target = model.task.target(prepared.source.subset(rows).target)
-        return interval_exponent(chosen.distribution, target)
+        return interval_exponent(self._by_members(model, parts).distribution, target)
 
     def add_scores(self, model: Model, scores: Sequence[Score], prepared: Prepared) -> None:
         """Add post-hoc scores, fitted to one pass over the training samples, or many of them.
@@ -333,7 +338,23 @@ class Pipeline:
         parts = [part.calibration for part in prepared.parts if part.calibration is not None]
         if not parts:
             raise DubitoError("this model was trained without calibration samples: pass data")
-        return _joined([self.member(model, fold).predict(part) for fold, part in enumerate(parts)])
+        return self._by_members(model, parts)
+
+    def _by_members(self, model: Model, parts: Sequence[Source]) -> Prediction:
+        """Predict the samples of each fold by its network, and join the predictions."""
+        found = [self.member(model, fold).predict(part) for fold, part in enumerate(parts)]
+        if len(found) == 1:
+            return found[0]
+        ranges = [part.in_range for part in found if part.in_range is not None]
+        return replace(
+            found[0],
+            distribution=Distribution.cat([part.distribution for part in found]),
+            point=torch.cat([part.point for part in found]),
+            in_range=torch.cat(ranges),
+            notes={},
+            inputs=[name for part in found for name in part.inputs or ()] or None,
+            out_of_fold=True,
+        )
 
     def finish(
         self, model: Model, prepared: Prepared, history: History, seed: int
@@ -475,23 +496,6 @@ def refit(
     if model.record is not None:
         config = {**model.record.config, "policy": policy.model_dump()}
         model.record = model.record.model_copy(update={"config": config})
-
-
-def _joined(predictions: Sequence[Prediction]) -> Prediction:
-    """Join the predictions of networks, each of its own samples."""
-    first, *others = predictions
-    if not others:
-        return first
-    ranges = [part.in_range for part in predictions if part.in_range is not None]
-    return replace(
-        first,
-        distribution=Distribution.cat([part.distribution for part in predictions]),
-        point=torch.cat([part.point for part in predictions]),
-        in_range=torch.cat(ranges),
-        notes={},
-        inputs=[name for part in predictions for name in part.inputs or ()] or None,
-        out_of_fold=True,
-    )
 
 
 def _are_numbers(target: Any) -> bool:

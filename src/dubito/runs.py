@@ -215,11 +215,10 @@ class Runs:
     def _heads(self, model: Model) -> Pipeline:
         """Return a pipeline for heads on features, with the scores of a model."""
         config = self.pipeline.config
-        scores = config.posthoc + policy_scores(model, config.policy, config.posthoc)
         values = {"standardize": False, "mean": None, "std": None, "stream": None}
         data = config.data.model_copy(update=values)
         update = {"data": data, "training": TrainConfig(**HEAD), "backbone": {"name": AUTO}}
-        config = config.model_copy(update={**update, "posthoc": scores})
+        config = config.model_copy(update={**update, "posthoc": self.pipeline.scores(model)})
         dropout = None if model.backbone is None else model.backbone.dropout
         backbone = partial(_identity, dropout=dropout)
         return Pipeline(config, device=self.pipeline.device, backbone=backbone)
