@@ -179,14 +179,9 @@ class Model(nn.Module):
             Features (N, D), None without these; and outputs (N, M), or (N, S, M) for S members or
             samples.
         """
-        parameter = next(self.network.parameters(), inputs)
-        x = self.preprocessing.normalize(inputs.to(parameter.device))
-        if x.is_floating_point() and parameter.is_floating_point():
-            x = x.to(parameter.dtype)
         needed = with_features or any(score.needs_features for score in self._scores())
-        features, outputs = (
-            forward_with_features(self.network, x) if needed else (None, self.network(x))
-        )
+        parts = self.network, self.preprocessing, inputs
+        features, outputs = run_network(*parts, with_features=needed)
         size = self.method.outputs(self.task)
         if not isinstance(outputs, Tensor) or outputs.shape[-1] != size:
             shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -632,6 +627,24 @@ class Model(nn.Module):
         model.record = content.training
         fill(model, tensors, place)
         return model.to(device).eval()
+
+
+def run_network(
+    network: nn.Module, preprocessing: Preprocessing, inputs: Tensor, *, with_features: bool
+) -> Pass:
+    """Run a network once, on its device and in its floating-point type.
+
+    Args:
+        network: Any network.
+        preprocessing: How inputs are normalized.
+        inputs: Encoded inputs, (N, *shape).
+        with_features: Return features.
+    """
+    parameter = next(network.parameters(), inputs)
+    x = preprocessing.normalize(inputs.to(parameter.device))
+    if x.is_floating_point() and parameter.is_floating_point():
+        x = x.to(parameter.dtype)
+    return forward_with_features(network, x) if with_features else (None, network(x))
 
 
 def _check_network(entry: Any, network: Any, is_users: bool) -> None:
