@@ -15,13 +15,14 @@ from torch import nn
 
 from dubito.api import AnyModel, load_model
 from dubito.distributions import Distribution
+from dubito.formats import Encoded
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.folder import MODEL
 from dubito.model.prediction import NOT_FINITE
 from dubito.serve.batcher import Batcher, Question
 from dubito.serve.config import ServeConfig
-from dubito.serve.engines import blank, choose, plan
+from dubito.serve.engines import choose, plan
 from dubito.serve.inputs import JSON, InputReader, Item, media_type
 from dubito.serve.limits import Memory, Slots, in_thread
 from dubito.serve.schema import ModelInfo
@@ -104,7 +105,7 @@ class LoadedModel:
         self.reader = InputReader(self.model.preprocessing.inputs, config)
         takes, short = plan(self.engine, self.reader.format, config.batch_size)
         self.batcher = Batcher(self._predict, config.batch_size, short, in_thread=takes > BRIEF)
-        self.input_bytes = blank(self.reader.format, 1).inputs.nbytes
+        self.input_bytes = self.reader.format.blank(1).nbytes
         self.info = self._info(config)
 
     async def predict(
@@ -138,7 +139,7 @@ class LoadedModel:
 
     def _info(self, config: ServeConfig) -> ModelInfo:
         model, limits = self.model, ("max_body", "max_json", "max_inputs", "max_pixels")
-        example = self.engine(blank(self.reader.format, 1))
+        example = self.engine(Encoded(self.reader.format.blank(1), {}, {}))
         names = (name.partition("probs.")[1].strip(".") or name for name in example.columns())
         return ModelInfo(
             name=self.name,
