@@ -5,15 +5,14 @@ from __future__ import annotations
 import collections
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from starlette.exceptions import HTTPException
-from torch import nn
 
-from dubito.api import AnyModel, load_model
+from dubito.api import AnyModel, Factory, load_model
 from dubito.distributions import Distribution
 from dubito.formats import Encoded
 from dubito.methods import METHODS
@@ -44,7 +43,6 @@ UNCERTAINTIES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 #: Seconds that a batch may take in the thread of the event loop. A thread would not be better: it
 #: keeps the interpreter for as long (`sys.getswitchinterval`), and waking it takes time.
 BRIEF = 0.005
-Network = str | Callable[[], nn.Module] | None
 
 
 class Metrics:
@@ -93,7 +91,7 @@ class LoadedModel:
         service: Service, whose configuration and metrics it uses.
     """
 
-    def __init__(self, model: AnyModel, network: Network, service: Service) -> None:
+    def __init__(self, model: AnyModel, network: Factory | None, service: Service) -> None:
         self._metrics, config = service.metrics, service.config
         self.model = load_model(model, config.device, network)
         self.name, self.version = "model", "unsaved"
@@ -181,7 +179,7 @@ class Service:
         config: Configuration.
     """
 
-    def __init__(self, model: AnyModel, network: Network, config: ServeConfig) -> None:
+    def __init__(self, model: AnyModel, network: Factory | None, config: ServeConfig) -> None:
         self.config, self.metrics = config, Metrics()
         self.memory = Memory(config.memory)
         self.slots = Slots(config.max_requests, BUSY_DELAY)
