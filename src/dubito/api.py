@@ -455,7 +455,14 @@ def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str
     place = run.data.source if data is None else data
     part = _test_part(place)
     if data is None and part == "all":
-        return _calibration_samples(model, run), "calibration"
+        if run.data.folds is not None:
+            raise DubitoError(
+                "every sample trained some networks of this ensemble: pass data to evaluate with"
+            )
+        found = run.divide(_training_data(model))[0].calibration
+        if found is None:
+            raise DubitoError("this model was trained without calibration samples: pass data")
+        return found, "calibration"
     resize = resize or data is None  # as in training
     return run.data.open(place, part, format=model.preprocessing.inputs, resize=resize), part
 
@@ -479,17 +486,6 @@ def _training_data(model: Model) -> Source:
             "unknown: pass data"
         )
     return source
-
-
-def _calibration_samples(model: Model, run: "RunConfig") -> Source:
-    if run.data.folds is not None:
-        raise DubitoError(
-            "every sample trained some networks of this ensemble: pass data to evaluate with"
-        )
-    found = run.divide(_training_data(model))[0].calibration
-    if found is None:
-        raise DubitoError("this model was trained without calibration samples: pass data")
-    return found
 
 
 def averaged(results: Sequence[Any]) -> Any:

@@ -26,7 +26,7 @@ from dubito.formats import FORMATS, ArrayFormat, Encoded
 from dubito.methods import METHODS
 from dubito.methods.base import Network
 from dubito.model import Model, Prediction
-from dubito.model.folder import MODEL
+from dubito.model.folder import MODEL, TrainingRecord
 from dubito.pipeline import Pipeline, Prepared, policy_scores, refit
 from dubito.plugins import import_function
 from dubito.report.page import View
@@ -132,10 +132,10 @@ class Runs:
         has_checkpoint = not self.freeze and (folder / CHECKPOINT).exists()
         if not (folder / MODEL).exists() or has_checkpoint:
             return None
-        model = self._saved(seed)
-        if model.record is None or (model.record.frozen and not (self.finish or self.freeze)):
+        model, record = self._saved(seed)
+        if record.frozen and not (self.finish or self.freeze):
             return None
-        policy = RunConfig.merge(model.record.config, {}).policy
+        policy = RunConfig.merge(record.config, {}).policy
         if policy != pipeline.config.policy and prepared.calibration and parallel.rank() == 0:
             scores = policy_scores(model, pipeline.config.policy)
             pipeline.add_scores(model, scores, prepared)
@@ -144,18 +144,19 @@ class Runs:
             model.save(folder)
         return model
 
-    def _saved(self, seed: int) -> Model:
-        """Return the model in the folder of a run; raise if it contains another run."""
+    def _saved(self, seed: int) -> tuple[Model, TrainingRecord]:
+        """Return the model in the folder of a run, and its record; raise if it is another run."""
         folder, backbone = self.folders[seed], self.pipeline.config.backbone
         path = backbone["path"] if backbone["name"] == "module" else None
         model = Model.load(folder, network=import_function(path) if path else None)
-        if model.record is None:
+        record = model.record
+        if record is None:
             raise DubitoError(
                 f"{folder} contains a model that was trained elsewhere: choose another folder"
             )
-        before = RunConfig.merge(model.record.config, {})
-        saved = {**before.identity(), "fingerprint": model.record.fingerprint}
-        config = self._tuned(model, model.record.device).config
+        before = RunConfig.merge(record.config, {})
+        saved = {**before.identity(), "fingerprint": record.fingerprint}
+        config = self._tuned(model, record.device).config
         now = {**config.identity(), "training.seed": seed}
         for key, value in {**now, "fingerprint": self.prepared.fingerprint}.items():
             if saved.get(key) != value:
@@ -163,7 +164,7 @@ class Runs:
                     f"{folder} contains another run: its {key} is {_shown(saved.get(key))}, not "
                     f"{_shown(value)}; choose another folder"
                 )
-        return model
+        return model, record
 
     # --- first models ---
 
@@ -179,7 +180,7 @@ class Runs:
         waiting = {}
         for seed, model in models.items():
             if (self.folders[seed] / MODEL).exists():
-                saved = self._saved(seed)
+                saved, _ = self._saved(seed)
                 # Adapters, which have not been trained yet, are not in the file.
                 model.network.load_state_dict(saved.network.state_dict(), strict=False)
             elif not (self.folders[seed] / CHECKPOINT).exists():
