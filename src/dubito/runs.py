@@ -76,7 +76,7 @@ class Runs:
         """
         found = {seed: self._finished(seed) for seed in self.folders}
         models = {seed: model for seed, model in found.items() if model is not None}
-        missing = {seed: folder for seed, folder in self.folders.items() if not found[seed]}
+        missing = {seed: folder for seed, folder in self.folders.items() if found[seed] is None}
         if missing:
             built = {seed: self.pipeline.build(self.prepared, seed) for seed in missing}
             first = next(iter(built.values()))
