@@ -68,8 +68,8 @@ serve(sys.argv[1], port=0, config=config, on_start=lambda url: print(url, flush=
 """
 EXPORT = """
 import sys
-from dubito.model import Model
-Model.load(sys.argv[1]).export(sys.argv[2])
+import dubito
+dubito.export(sys.argv[1], sys.argv[2])
 """
 ROUTE = """
 import socket, sys

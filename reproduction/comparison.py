@@ -31,6 +31,7 @@ from dubito.errors import DubitoError
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.pipeline import Pipeline, Prepared
+from dubito.runs import Runs
 from dubito.scores import SCORES
 from dubito.training import NonFiniteLoss
 from dubito.types import Json
@@ -282,14 +283,14 @@ def train(entrant: Recipe, seeds: Sequence[int], folder: Path, device: str) -> l
         teacher = _teacher(entrant, images.train, folder.parent, device)
         config = RunConfig.merge(config, {"method.teachers": [str(teacher)]})
     pipeline = Pipeline(config, device=device)
-    folders = [folder / f"seed-{seed}" for seed in seeds]
+    prepared, records = pipeline.prepare(images.train), []
+    folders = {seed: folder / f"seed-{seed}" for seed in seeds}
     try:
-        models = pipeline.run(images.train, folders, seeds, report=False)
+        models = Runs(pipeline, prepared, folders, report=False).train()
     except NonFiniteLoss:
         if entrant.kind != TRIAL:
             raise
         return [_record(entrant, seed, {"epochs": 0}, DIVERGED, device) for seed in seeds]
-    prepared, records = pipeline.prepare(images.train), []
     for seed, model in zip(seeds, models, strict=True):
         if entrant.kind == TRIAL:
             result = _validated(model, prepared, images)
@@ -324,7 +325,8 @@ def _teacher(entrant: Entrant, source: Source, work: Path, device: str) -> Path:
     names = "data", "backbone", "method", "training"
     config = RunConfig.merge({name: sections[name] for name in names}, {})
     with FileLock(f"{folder}.lock"):
-        Pipeline(config, device=device).run(source, [folder], [TRIAL_SEED], report=False)
+        pipeline = Pipeline(config, device=device)
+        Runs(pipeline, pipeline.prepare(source), {TRIAL_SEED: folder}, report=False).train()
     return folder
 
 

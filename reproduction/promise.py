@@ -33,13 +33,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.random import Generator
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from dubito.binomial import upper_bound
 from dubito.calibration import conformal_quantiles
 from dubito.distributions import ClassDistribution
 from dubito.losses import weighted_sums
@@ -367,8 +366,7 @@ def summary(cell: Cell, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
             text = f"{cell.name}, {design}, {setting}: {len(values)} repetitions, "
             if cell.classes:
                 broken, count = int((second > float(setting)).sum()), len(values)
-                low = 1 - upper_bound(count - broken, count, 0.025)
-                high = upper_bound(broken, count, 0.025)
+                low, high = binomtest(broken, count).proportion_ci()
                 text += (
                     f"broken {broken / count:.1%} [{low:.1%}, {high:.1%}], "
                     f"answered {first.mean():.1%}, nothing {(first == 0).mean():.0%}"

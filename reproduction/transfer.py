@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from dubito.data import Source
 from dubito.data.base import Items
 from dubito.model import Model, Prediction
 from dubito.pipeline import Pipeline
+from dubito.runs import Runs
 from dubito.training import TrainConfig
 from dubito.types import Json
 
@@ -65,11 +66,12 @@ def run(network: str, method: str, count: int, device: str) -> Iterator[tuple[st
     """
     settings = {"method": method, "backbone": network, "posthoc": SCORES, "size": SIDE}
     config = RunConfig.merge(None, settings)
-    source = sample(network, count)
+    source, pipeline = sample(network, count), Pipeline(config, device=device)
+    prepared = pipeline.prepare(source)
     with tempfile.TemporaryDirectory() as place:
         for way, freeze in (("frozen", True), ("fine-tuned", False)):
-            train = partial(Pipeline(config, device=device).run, source, [Path(place)], [0])
-            model, seconds = timed(partial(train, report=False, freeze=freeze))
+            runs = Runs(pipeline, prepared, {0: Path(place)}, report=False, freeze=freeze)
+            model, seconds = timed(runs.train)
             yield way, {"seconds": seconds, **results(model, network)}
     entry = BACKBONES.build(network)
     tuned = RunConfig.merge(model.record.config if model.record else None, {}).training

@@ -15,7 +15,7 @@ from dubito.config import RunConfig
 from dubito.errors import DubitoError
 from dubito.methods import METHODS
 from dubito.training import TrainConfig
-from tests.training.helpers import AtEpochEnd, weights
+from tests.training.helpers import weights
 
 SETTINGS = {"lr": 0.01, "batch_size": 16, "report": False, "backbone": {"hidden": [32]}}
 
@@ -70,19 +70,6 @@ def test_train_learns_and_records(folder):
     assert model.policy.guarantee.level == 0.05
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == list(range(1, 7))
-
-
-def test_a_folder_of_another_run(folder):
-    with pytest.raises(DubitoError, match=r"another run: its training\.epochs is 6, not 7"):
-        train("digits", out=folder, epochs=7, **SETTINGS)
-
-
-def test_a_finished_run_with_another_policy_is_not_trained_again(folder, tmp_path):
-    train("digits", out=tmp_path, epochs=2, **SETTINGS)
-    settings = {**SETTINGS, "error_rate": 0.2, "callbacks": [AtEpochEnd(pytest.fail)]}
-    model = train("digits", out=tmp_path, epochs=2, **settings)
-    assert model.policy.guarantee.level == 0.2
-    assert dubito.load(tmp_path).policy.guarantee.level == 0.2
 
 
 def test_several_seeds(tmp_path):

@@ -36,6 +36,7 @@ LAYERS: list[list[str]] = [
     ["onnx", "report"],
     ["config"],
     ["pipeline"],
+    ["runs"],
     ["wrapping"],
     ["api"],
     ["fewshot", "lightning", "serve", "sklearn", "transformers"],

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.special import bdtr, bdtri
+from scipy.special import bdtr
 from scipy.stats import binom
 
 from dubito import binomial
@@ -47,16 +47,3 @@ def test_crossing_is_that_of_a_simulation() -> None:
 
 def test_no_crossing_without_pairs() -> None:
     assert binomial.crossing(np.arange(0), np.arange(0), 0.5) == 0
-
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "delta"),
-    [(0, 1, 0.99), (0, 59, 0.05), (3, 400, 0.05), (50, 60, 1e-6), (500, 100_000, 0.01)],
-)
-def test_upper_bound_equals_scipy(successes: int, trials: int, delta: float) -> None:
-    expected = bdtri(successes, trials, delta)
-    assert binomial.upper_bound(successes, trials, delta) == pytest.approx(expected, rel=1e-9)
-
-
-def test_upper_bound_of_successes_only_is_one() -> None:
-    assert binomial.upper_bound(7, 7, 0.05) == 1

@@ -7,7 +7,6 @@ from dubito import data
 from dubito.api import calibrate, evaluate, predict, train
 from dubito.config import RunConfig
 from dubito.errors import DubitoError
-from dubito.tasks import Classification, Regression
 from tests.model import models
 
 MISSPELLED = {
@@ -105,8 +104,7 @@ def rows(part):
 
 
 def parts_of(**settings):
-    source = data.open("digits")
-    return RunConfig.merge(None, settings).divide(source, Classification.from_target(source.target))
+    return RunConfig.merge(None, settings).divide(data.open("digits"))
 
 
 def test_parts_share_no_sample():
@@ -136,8 +134,7 @@ def test_each_sample_calibrates_in_one_fold():
 def test_folds_of_regression_select_on_other_samples():
     source = data.open((data.open("digits").load().flatten(1).numpy(), [*range(1438)]))
     config = RunConfig.merge(None, {"method": "der", "folds": 3})
-    task = Regression.from_target(range(1438))
-    for fitted, selection, calibration in config.divide(source, task):
+    for fitted, selection, calibration in config.divide(source):
         assert not rows(fitted) & rows(selection)
         assert not (rows(fitted) | rows(selection)) & rows(calibration)
 

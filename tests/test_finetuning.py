@@ -108,7 +108,7 @@ def test_its_calibration_is_that_of_the_whole_network(tuned, photos):
     first = deepcopy(tuned[1])
     pipeline_parts = RunConfig.merge(first.record.config, {})
     source = pipeline_parts.open(photos)
-    held_out = pipeline_parts.divide(source, first.task)[0].calibration
+    held_out = pipeline_parts.divide(source)[0].calibration
     prediction = first.predict(held_out)
     first.fit_policy(
         prediction, held_out.target, **pipeline_parts.policy.model_dump(exclude={"levels"})

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import dubito.onnx
+import dubito
 from dubito import methods
 from dubito.calibration import Calibration
 from dubito.distributions import Dirichlet
@@ -102,7 +102,7 @@ def test_every_method_equals_torch(method, tmp_path):
     if method == "edl":  # further scores, one of them post hoc
         scores = ["vacuity", "dissonance", "energy"]
         model.add_scores(["energy"], draw(model, 10), ["ant"] * 10)
-    exported = model.export(tmp_path / "model.onnx", scores=scores)
+    exported = dubito.export(model, tmp_path / "model.onnx", scores=scores)
     assert 0 <= exported.difference <= TOLERANCE
     inputs = draw(model, 50)
     columns = assert_equals_torch(model, exported, inputs, scores)
@@ -140,7 +140,7 @@ def test_scores_of_features_are_in_the_graph(make, tmp_path):
     model = make().add_scores(["vim"], draw(make(), 90), ["ant"] * 90)
     model.fit_policy(draw(model, 200), coverage=0.5, ood_score="vim")
     columns = assert_equals_torch(
-        model, model.export(tmp_path / "model.onnx", scores=["vim"]),
+        model, dubito.export(model, tmp_path / "model.onnx", scores=["vim"]),
         draw(model, 50), ["vim"],
     )  # fmt: skip
     assert columns["vim"].std() > 0
@@ -152,7 +152,7 @@ def test_mahalanobis_of_constant_features(tmp_path):
         nn.init.zeros_(parameter)
     model.add_scores(["mahalanobis"], draw(model, 90), ["ant"] * 90)
     model.fit_policy(draw(model, 200), coverage=0.5, ood_score="mahalanobis")
-    assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 9))
+    assert_equals_torch(model, dubito.export(model, tmp_path / "model.onnx"), draw(model, 9))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,8 @@ def test_calibration_of_almost_no_evidence(method, of_members, tmp_path):
         if name.endswith("head.bias"):
             nn.init.constant_(parameter, -20.0)
     model.calibration = Calibration(theta=(12.0, -1.0), of_members=of_members)
-    columns = assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 50))
+    exported = dubito.export(model, tmp_path / "model.onnx")
+    columns = assert_equals_torch(model, exported, draw(model, 50))
     np.testing.assert_allclose(columns["probs"].sum(-1), 1, rtol=1e-6)
     assert columns["probs"].std(0).max() > 0.01  # calibration tells apart what alpha does not
     assert (columns["probs"].argmax(-1) == columns["prediction"]).all()
@@ -176,7 +177,7 @@ def test_export_leaves_the_level_of_a_logger(tmp_path):
     before = logger.level
     logger.setLevel(logging.INFO)
     try:
-        build("edl").export(tmp_path / "a.onnx")
+        dubito.export(build("edl"), tmp_path / "a.onnx")
         assert logger.level == logging.INFO
     finally:
         logger.setLevel(before)
@@ -201,7 +202,7 @@ PIXELS = ArrayFormat(shape=(1, 12, 12), dtype="uint8")
 def test_images_are_bytes_or_floats(format, floats, tmp_path):
     prepare = Preprocessing(inputs=format, mean=(0.4,), std=(0.2,))
     model = build("softmax", prepare, "convnet", limits=False)
-    exported = dubito.onnx.export(model, tmp_path / "model.onnx", floats=floats)
+    exported = dubito.export(model, tmp_path / "model.onnx", floats=floats)
     pixels = draw(model, 6)
     file_inputs = pixels.float() / 255 if floats else pixels
     assert "accepted" not in assert_equals_torch(model, exported, pixels, file_inputs=file_inputs)
@@ -228,7 +229,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Exported]:
     levels = {"levels": (0.9, 0.5), "quantiles": ((2.0,), (0.01,))}
     model.calibration = Calibration(theta=(0.3,), **levels)
     model.fit_policy(rows, coverage=0.5)
-    return model, model.export(tmp_path_factory.mktemp("table") / "model.onnx")
+    return model, dubito.export(model, tmp_path_factory.mktemp("table") / "model.onnx")
 
 
 def test_rows_of_a_table(table):
@@ -294,7 +295,7 @@ def test_inputs_that_are_not_finite_are_not_answered(table):
 )
 def test_methods_that_sample_are_refused(method, tmp_path):
     with pytest.raises(ValueError, match="mc_dropout samples its predictions"):
-        build(method, limits=False).export(tmp_path / "model.onnx")
+        dubito.export(build(method, limits=False), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -314,7 +315,7 @@ def test_a_file_that_differs_is_not_written(factor, tmp_path, monkeypatch):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"old")
     with pytest.raises(DubitoError, match="no file was written"):
-        Model(nn.Linear(5, 3), methods.Softmax(), CLASSES, FLAT).export(path)
+        dubito.export(Model(nn.Linear(5, 3), methods.Softmax(), CLASSES, FLAT), path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -334,19 +335,19 @@ class Branching(nn.Module):
 def test_a_network_without_a_graph(tmp_path):
     model = Model(Branching(), methods.Softmax(), CLASSES, FLAT)
     with pytest.raises(DubitoError, match="torch cannot export Branching as a graph: ") as caught:
-        model.export(tmp_path / "model.onnx")
+        dubito.export(model, tmp_path / "model.onnx")
     assert "\n" not in str(caught.value)
 
 
 def test_bad_arguments(tmp_path, monkeypatch):
     model = build("softmax", limits=False)
     with pytest.raises(ValueError, match=r"path must end with \.onnx, but is '.*model\.pt'"):
-        model.export(tmp_path / "model.pt")
+        dubito.export(model, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="no score 'vacuity'; known: 'total'"):
-        model.export(tmp_path / "model.onnx", scores=["vacuity"])
+        dubito.export(model, tmp_path / "model.onnx", scores=["vacuity"])
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ValueError, match=r"pip install 'dubito\[onnx\]'"):
-        model.export(tmp_path / "model.onnx")
+        dubito.export(model, tmp_path / "model.onnx")
 
 
 def test_texts(tmp_path):
@@ -354,7 +355,7 @@ def test_texts(tmp_path):
     format = TextFormat(vocabulary=("good", "bad", "film"), length=4)
     backbone = {"name": "embedding", "vocabulary": format.size, "size": 4, "hidden": [8]}
     model = build("iedl", Preprocessing(inputs=format), backbone, limits=False)
-    exported = model.export(tmp_path / "model.onnx")
+    exported = dubito.export(model, tmp_path / "model.onnx")
     described = json.loads(exported.metadata["inputs"])
     assert described["type"] == "int64"
     assert described["values"].startswith("indices")

@@ -195,20 +195,3 @@ def test_folds_of_a_regression(method, house, tmp_path):
     assert "approximately" in (tmp_path / "card.md").read_text()
     again = dubito.load(tmp_path).predict(house).interval()
     torch.testing.assert_close(again, (lower, upper), rtol=0, atol=0)
-
-
-# --- an interrupted training ---
-
-
-def test_an_interrupted_training_can_be_finished(tmp_path):
-    settings = {**SETTINGS, "epochs": 50, "out": tmp_path}
-    with pytest.raises(DubitoError, match="checkpoint"):
-        train("digits", finish=True, **settings)
-    with pytest.raises(KeyboardInterrupt):
-        train("digits", callbacks=[StopIn(7)], **settings)
-    with pytest.raises(DubitoError, match="or with --finish"):
-        dubito.load(tmp_path)
-    model = train("digits", finish=True, **settings)
-    assert model.record.epochs == 6
-    assert model.policy is not None
-    assert dubito.load(tmp_path).record.metrics["accuracy"] > 0.8

@@ -127,7 +127,7 @@ def test_a_checkpoint_answers_as_in_transformers(checkpoint, animals, tmp_path):
     shutil.rmtree(folder)
     loaded = dubito.load(tmp_path / "run")
     assert loaded.predict(files).columns() == model.predict(files).columns()
-    loaded.export(tmp_path / "model.onnx")
+    dubito.export(loaded, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     inputs = loaded.preprocessing.inputs.encode(files).checked().numpy()
     (probs,) = session.run(["probs"], {"inputs": inputs})

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dubito import _checks
+from dubito import _checks, onnx
 from dubito import data as datasets
 from dubito._files import atomic_path, atomic_write, json_text, make_folder
 from dubito.data import Source
@@ -129,6 +129,7 @@ def train(
     """
     from dubito.config import RunConfig
     from dubito.pipeline import Pipeline
+    from dubito.runs import Runs
     from dubito.training import parallel
 
     load_plugins()
@@ -144,15 +145,14 @@ def train(
     chosen = [run.training.seed] if seeds is None else list(seeds)
     if len({*chosen}) < max(1, len(chosen)):
         raise DubitoError(f"seeds must be distinct numbers, at least one, not {seeds}")
-    folders = [Path(out) if seeds is None else Path(out) / f"seed-{seed}" for seed in chosen]
+    folders = {s: Path(out) if seeds is None else Path(out) / f"seed-{s}" for s in chosen}
     with parallel.process_group() as own_device:
         place = own_device or find_device(device)
         opened = run.open(source)
         pipeline = Pipeline(run.resolved(opened.format), device=place, callbacks=callbacks)
-        models = pipeline.run(
-            opened, folders, chosen, report=report, tensorboard=tensorboard, finish=finish,
-            freeze=freeze, on_start=on_start,
-        )  # fmt: skip
+        prepared = pipeline.prepare(opened)
+        runs = Runs(pipeline, prepared, folders, report=report, finish=finish, freeze=freeze)
+        models = runs.train(tensorboard=tensorboard, on_start=on_start)
     return models[0] if seeds is None else models
 
 
@@ -314,7 +314,7 @@ def export(
         floats: Take images as numbers in [0, 1] rather than bytes.
         network: Factory of a custom network: a function, "module:function" or "file.py:function".
     """
-    return load_model(model, "cpu", network).export(path, scores=scores, floats=floats)
+    return onnx.export(load_model(model, "cpu", network), path, scores=scores, floats=floats)
 
 
 def evaluate(
@@ -455,7 +455,14 @@ def _labeled(model: Model, data: Any, resize: bool = False) -> tuple[Source, str
     place = run.data.source if data is None else data
     part = _test_part(place)
     if data is None and part == "all":
-        return _calibration_samples(model, run), "calibration"
+        if run.data.folds is not None:
+            raise DubitoError(
+                "every sample trained some networks of this ensemble: pass data to evaluate with"
+            )
+        found = run.divide(_training_data(model))[0].calibration
+        if found is None:
+            raise DubitoError("this model was trained without calibration samples: pass data")
+        return found, "calibration"
     resize = resize or data is None  # as in training
     return run.data.open(place, part, format=model.preprocessing.inputs, resize=resize), part
 
@@ -479,17 +486,6 @@ def _training_data(model: Model) -> Source:
             "unknown: pass data"
         )
     return source
-
-
-def _calibration_samples(model: Model, run: "RunConfig") -> Source:
-    if run.data.folds is not None:
-        raise DubitoError(
-            "every sample trained some networks of this ensemble: pass data to evaluate with"
-        )
-    found = run.divide(_training_data(model), model.task)[0].calibration
-    if found is None:
-        raise DubitoError("this model was trained without calibration samples: pass data")
-    return found
 
 
 def averaged(results: Sequence[Any]) -> Any:

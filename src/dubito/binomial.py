@@ -14,22 +14,6 @@ __all__: list[str] = []
 DEVIATIONS, MORE = 8, 12
 
 
-def cdf(successes: int, trials: int, rate: float) -> float:
-    """Compute P(Bin(trials, rate) <= successes).
-
-    Args:
-        successes: Number from 0 to `trials`.
-        trials: Number of trials, >= 1.
-        rate: Success probability of one trial, in (0, 1).
-
-    >>> cdf(1, 2, 0.5)
-    0.75
-    """
-    if successes >= trials:
-        return 1.0
-    return float(_pmf(np.arange(successes + 1), trials, rate).sum())
-
-
 def tails(trials: Array, rate: float) -> tuple[Array, Array]:
     """Compute P(Bin(n, rate) <= x) for each n, from where it is negligible to the mean or beyond.
 
@@ -73,25 +57,6 @@ def crossing(trials: Array, bounds: Array, rate: float) -> float:
         if not len(mass):
             break
     return crossed
-
-
-def upper_bound(successes: int, trials: int, delta: float) -> float:
-    """Compute the Clopper-Pearson upper bound on a rate.
-
-    Args:
-        successes: Observed number of successes.
-        trials: Number of trials; the bound is 1 if there are none.
-        delta: Probability that the rate exceeds the bound, in (0, 1).
-
-    >>> round(upper_bound(0, 59, 0.05), 4)
-    0.0495
-    """
-    if successes >= trials:
-        return 1.0
-    low, high = 0.0, 1.0
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if cdf(successes, trials, middle) > delta else (low, middle)
-    return high
 
 
 @lru_cache(maxsize=4096)

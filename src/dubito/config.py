@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
@@ -36,7 +36,7 @@ from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod
 from dubito.scores import SCORES
 from dubito.scores.base import AnyScore, Score
-from dubito.tasks import Classification, Regression, Task
+from dubito.tasks import Classification, Regression
 from dubito.training import TrainConfig
 from dubito.training.config import LAST
 from dubito.types import Json
@@ -340,26 +340,27 @@ class RunConfig(
         chooses = self.task_kind == "regression" or self.training.keep not in (None, LAST)
         return SELECTION if chooses else 0.0
 
-    def divide(self, source: Source, task: Task) -> list[Parts]:
+    def divide(self, source: Source) -> list[Parts]:
         """Divide training data at random into parts with one purpose each.
+
+        Selection samples and folds have every class in the same proportion; calibration samples are
+        drawn regardless of it, as the proof of a policy needs.
 
         Args:
             source: Training data.
-            task: Task. Selection samples and folds have every class in the same proportion;
-                calibration samples are drawn regardless of it, as the proof of a policy needs.
 
         Returns:
             The parts; with folds those of each fold, whose calibration samples are the fold.
         """
-        rows = list(range(len(source)))
         if self.data.folds is not None:
-            return [self._fold(source, task, fold) for fold in range(self.data.folds)]
+            return self._folds(source, self.data.folds)
+        rows = list(range(len(source)))
         shares = {"calibration": self.data.calibration, "selection": self.selection}
         found: dict[str, list[int]] = {}
         left = 1.0
         for name, share in shares.items():
             if share:
-                balanced = name != "calibration" and task.kind == "classification"
+                balanced = name != "calibration"
                 rows, found[name] = self._split(source, rows, 1 - share / left, balanced)
                 left -= share
         # Ranges come from the training samples alone: the guarantee is about calibration samples
@@ -370,29 +371,26 @@ class RunConfig(
         return [Parts(fitted.subset(rows), selection, calibration)]
 
     def _split(
-        self, source: Source, rows: list[int], fraction: float, stratify: bool
+        self, source: Source, rows: list[int], fraction: float, balanced: bool = True
     ) -> tuple[list[int], list[int]]:
+        stratify = balanced and self.task_kind == "classification"
         both = data.split(source.subset(rows), fraction, self.data.split_seed, stratify=stratify)
         first, second = ([rows[index] for index in part.indices] for part in both)
         return first, second
 
-    def _fold(self, source: Source, task: Task, fold: int) -> Parts:
-        folds = list(self._folds(source, task))
-        rest = sorted(row for other, rows in enumerate(folds) if other != fold for row in rows)
-        selection = None
-        if self.selection:
-            stratify = task.kind == "classification"
-            rest, chosen = self._split(source, rest, 1 - self.selection, stratify)
-            selection = source.subset(chosen)
-        return Parts(source.subset(rest), selection, source.subset(folds[fold]))
-
-    def _folds(self, source: Source, task: Task) -> Iterator[list[int]]:
-        """Yield the rows of each fold, of nearly one size."""
-        rows = list(range(len(source)))
-        for left in range(self.data.folds or 1, 1, -1):
-            rows, fold = self._split(source, rows, 1 - 1 / left, task.kind == "classification")
-            yield fold
-        yield rows
+    def _folds(self, source: Source, count: int) -> list[Parts]:
+        """Return the parts of each fold; the folds have nearly one size."""
+        rows, folds, parts = list(range(len(source))), [], []
+        for left in range(count, 1, -1):
+            rows, fold = self._split(source, rows, 1 - 1 / left)
+            folds.append(fold)
+        for fold in (*folds, rows):
+            rest, selection = sorted({*range(len(source))} - {*fold}), None
+            if self.selection:
+                rest, chosen = self._split(source, rest, 1 - self.selection)
+                selection = source.subset(chosen)
+            parts.append(Parts(source.subset(rest), selection, source.subset(fold)))
+        return parts
 
     @classmethod
     def merge(

@@ -78,7 +78,6 @@ class Exported:
     difference: float
 
 
-@torch.no_grad()
 def export(
     model: Model,
     path: str | os.PathLike[str],
@@ -100,19 +99,55 @@ def export(
     path = Path(path)
     if path.suffix.lower() != ".onnx":
         raise DubitoError(f"path must end with .onnx, but is {str(path)!r}")
+    make_folder(path.parent)
+    content, metadata, difference = build(model, scores, floats)
+    atomic_write(path, content)
+    return Exported(path, len(content), metadata, difference)
+
+
+@torch.no_grad()
+def build(
+    model: Model, scores: Sequence[str] | None = None, floats: bool = False
+) -> tuple[bytes, dict[str, str], float]:
+    """Return the content of a file, its metadata, and the largest difference from torch.
+
+    Args:
+        model: Any model whose method does not sample.
+        scores: Names of further scores.
+        floats: Take images as float32 from 0 to 1 in place of uint8 from 0 to 255.
+    """
     if any(isinstance(module, Sampled) for module in model.network.modules()):
         raise DubitoError(
             "mc_dropout samples its predictions, which an ONNX file cannot repeat: use an ensemble"
         )
     for package in ("onnx", "onnxruntime", "onnxscript"):
         need(package, "onnx")
-    make_folder(path.parent)
     graph = _Graph(model, scores)
     samples = _samples(model, floats)
     content, metadata = _serialize(graph, samples[:3])
-    difference = _check(content, graph, samples)
-    atomic_write(path, content)
-    return Exported(path, len(content), metadata, difference)
+    return content, metadata, _check(content, graph, samples)
+
+
+class Session:
+    """Runs a file with onnxruntime, on the CPU.
+
+    Args:
+        content: Content of the file.
+        threads: Threads of one computation.
+    """
+
+    def __init__(self, content: bytes, threads: int) -> None:
+        runtime = need("onnxruntime", "onnx")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        providers = ["CPUExecutionProvider"]
+        self._session = runtime.InferenceSession(content, options, providers=providers)
+        self._names = [output.name for output in self._session.get_outputs()]
+
+    def __call__(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Return the outputs by name."""
+        values = self._session.run(self._names, {INPUT: inputs.numpy()})
+        return dict(zip(self._names, map(torch.from_numpy, values), strict=True))
 
 
 # --- the graph ---
@@ -328,33 +363,24 @@ def _samples(model: Model, floats: bool) -> Tensor:
 
 def _check(content: bytes, graph: _Graph, samples: Tensor) -> float:
     """Raise if the file differs from torch, and return the largest difference."""
-    runtime = need("onnxruntime", "onnx")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    session = Session(content, torch.get_num_threads())
     if samples.is_floating_point():
         _check_invalid(session, samples[:2].clone())
     return max(_compare(session, graph, samples[:count]) for count in (1, 2, len(samples)))
 
 
-def _run(session: Any, inputs: Tensor) -> dict[str, Tensor]:
-    names = [output.name for output in session.get_outputs()]
-    values = session.run(names, {INPUT: inputs.numpy()})
-    return dict(zip(names, map(torch.from_numpy, values), strict=True))
-
-
-def _check_invalid(session: Any, inputs: Tensor) -> None:
+def _check_invalid(session: Session, inputs: Tensor) -> None:
     """Raise if the file answers inputs that are not finite."""
     inputs[0].view(-1)[0], inputs[1].view(-1)[-1] = torch.nan, torch.inf
-    columns = _run(session, inputs)
+    columns = session(inputs)
     for name in columns.keys() - {"outputs"}:
         expected = _marked(name, columns[name], torch.zeros(2, dtype=torch.bool))
         if not columns[name].allclose(expected, equal_nan=True):
             raise DubitoError(f"no file was written: its {name!r} hides inputs that are not finite")
 
 
-def _compare(session: Any, graph: _Graph, inputs: Tensor) -> float:
-    columns = _run(session, inputs)
+def _compare(session: Session, graph: _Graph, inputs: Tensor) -> float:
+    columns = session(inputs)
     features, expected = graph.model.run(inputs)
     # At the edge of float32 rounding decides what is finite: compare where both are.
     valid = ~columns["total"].isnan() & ~graph(inputs)["total"].isnan()

@@ -74,7 +74,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
+from pydantic import BaseModel, Field, NonNegativeInt
 from torch import Tensor
 
 from dubito import _checks, binomial
@@ -185,7 +185,6 @@ class Validation(BaseModel, frozen=True, extra="forbid"):
         out_of_range: Number of samples out of range, which are never accepted and not among
             `samples`.
         errors: Errors among the samples that determine the threshold.
-        upper_bound: Upper confidence bound on their error rate.
         possible: Share of accepted predictions if the error rates observed up to each rank were
             known to be the true ones, about what many more samples would bring.
     """
@@ -194,7 +193,6 @@ class Validation(BaseModel, frozen=True, extra="forbid"):
     coverage: Share
     out_of_range: NonNegativeInt = 0
     errors: NonNegativeInt | None = None
-    upper_bound: FiniteFloat | None = None
     possible: Share | None = None
 
 
@@ -296,10 +294,8 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
         # Errors that are tied at the OOD threshold count at every rank that would accept them.
         extra = np.sort(-values[tied[wrong[tied]]])
         errors_up_to = wrong[order].cumsum() + np.searchsorted(extra, -values[order], "right")
-        delta = 1 - confidence
-        rank = _longest(values[order], errors_up_to, level, delta)
+        rank = _longest(values[order], errors_up_to, level, 1 - confidence)
         count = int(errors_up_to[rank - 1]) if rank else 0
-        bound = binomial.upper_bound(count, rank, delta)
         within = errors_up_to <= level * np.arange(1, len(order) + 1)
         possible = (within.nonzero()[0].max(initial=-1) + 1) / len(dist)
         alarms = None if ood_score is None else false_alarms
@@ -311,7 +307,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
             guarantee=Guarantee(
                 controls="error", level=level, confidence=confidence, false_alarms=alarms
             ),
-        )._validated(dist, errors=count, upper_bound=bound, possible=possible)
+        )._validated(dist, errors=count, possible=possible)
 
     @classmethod
     def control_coverage(

@@ -25,11 +25,12 @@ from dubito.errors import DubitoError, reason
 from dubito.formats import Preprocessing
 from dubito.formats.images import ImageFormat, kind_of
 from dubito.methods.base import Network
-from dubito.methods.features import forward_with_features
 from dubito.model import Model
+from dubito.model.check import check_outputs
+from dubito.model.model import FAMILIARITY, run_network
 from dubito.pipeline import Pipeline, Prepared
 from dubito.plugins import import_function
-from dubito.report.page import View
+from dubito.runs import save
 from dubito.scores import SCORES
 from dubito.tasks import Classification, class_names
 from dubito.training import History
@@ -43,8 +44,6 @@ AnyNetwork = nn.Module | Backbone | Mapping[str, object] | str
 Check = tuple[object, object] | Callable[[Any], object]
 
 MODULE = "module:"
-#: score of foreign inputs
-FOREIGN = "mahalanobis"
 #: settings that only a training has, or that are parameters of `dubito.wrap`
 TRAINING = {"training", "method", "backbone"}
 TRAINING |= {f"data.{name}" for name in ("selection", "folds", "train_ood", "class_weight")}
@@ -208,8 +207,8 @@ def wrap(
     network = trained.network(preprocessing.shape).eval()
     features, outputs = _blank(network, preprocessing)
     if features is not None and run.policy.ood_score is None:
-        posthoc = run.posthoc if FOREIGN in run.scores else (*run.posthoc, FOREIGN)
-        run = RunConfig.merge(run, {"posthoc": posthoc, "policy.ood_score": FOREIGN})
+        posthoc = run.posthoc if FAMILIARITY in run.scores else (*run.posthoc, FAMILIARITY)
+        run = RunConfig.merge(run, {"posthoc": posthoc, "policy.ood_score": FAMILIARITY})
     pipeline = Pipeline(run, device=device)
     names = trained.classes if classes is None else [*map(str, classes)]
     prepared = prepare(pipeline, source, trained.name, names, outputs.shape[1])
@@ -223,9 +222,7 @@ def wrap(
         check_order(model, prepared.parts[0].train)
     prediction = pipeline.finish(model, prepared, History(), seed=0)
     if out is not None:
-        model.save(out)
-        if report and prediction is not None and prepared.calibration is not None:
-            View(model, prepared.calibration, prediction).write(out)
+        save(model, prepared, prediction, History(), out, report)
     return model
 
 
@@ -304,13 +301,11 @@ def prepare(
 
 def _blank(network: nn.Module, preprocessing: Preprocessing) -> tuple[Tensor | None, Tensor]:
     """Return features and outputs of blank inputs."""
-    format, parameter = preprocessing.inputs, next(network.parameters(), torch.empty(0))
-    x = preprocessing.normalize(format.blank(2))
-    if x.is_floating_point() and parameter.is_floating_point():
-        x = x.to(parameter.dtype)
+    format = preprocessing.inputs
     try:
         with torch.no_grad():
-            features, outputs = forward_with_features(network, x.to(parameter.device))
+            blank = format.blank(2)
+            features, outputs = run_network(network, preprocessing, blank, with_features=True)
     except Exception as error:  # networks raise errors of many kinds
         name = type(network).__name__
         raise DubitoError(
@@ -378,7 +373,7 @@ def compare(model: Model, source: Source, given: Check | None) -> None:
         given = (items, given(items))
     if given is not None:
         inputs, expected = given
-        model.check_outputs(inputs, expected)
+        check_outputs(model, inputs, expected)
         if isinstance(inputs, Sequence) and files:
             covered.update(kind_of(item)[0] for item in inputs if isinstance(item, str | Path))
     others = {kind: len(group) for kind, group in kinds.items() if kind not in covered}

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import dubito
 from dubito.api import calibrate, evaluate, load, predict, train
 from dubito.backbones import BACKBONES, Backbone
 from dubito.errors import DubitoError
@@ -113,7 +114,7 @@ def test_it_is_evaluated_calibrated_exported_and_served(name, runs, tmp_path):
     model = calibrate(out, error_rate=0.3, out=tmp_path / "model")
     expected = predict(model, items)
     encoded = model.preprocessing.inputs.encode(items).checked()
-    model.export(tmp_path / "model.onnx")
+    dubito.export(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (probs,) = session.run(["probs"], {"inputs": encoded.numpy()})
     np.testing.assert_allclose(probs, expected.predictive.probs, atol=1e-4)

@@ -14,6 +14,7 @@ from torch.distributions import Dirichlet, kl_divergence
 from torch.nn.functional import one_hot
 from torch.nn.utils.parametrize import is_parametrized
 
+import dubito
 from dubito.errors import DubitoError
 from dubito.methods import METHODS
 from dubito.methods.daedl import RIDGE, DensityScaled
@@ -126,4 +127,4 @@ def test_density_is_saved_exported_and_read_by_scores(tmp_path):
     again = Model.load(tmp_path)
     assert torch.equal(again(x).probs, model(x).probs)
     if pytest.importorskip("onnxruntime"):
-        assert again.export(tmp_path / "model.onnx", scores=["fdbd"]).difference < 1e-4
+        assert dubito.export(again, tmp_path / "model.onnx", scores=["fdbd"]).difference < 1e-4

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import dubito
 from dubito import data
 from dubito.api import load, predict, train
 from dubito.formats import FORMATS, Preprocessing
@@ -65,7 +66,7 @@ def test_it_is_trained_exported_and_served(sounds: Path, tmp_path: Path) -> None
     prediction = predict(out, files)
     assert prediction.labels.tolist() == ["low", "high"]
     model = load(out)
-    model.export(tmp_path / "model.onnx")
+    dubito.export(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     inputs = model.preprocessing.inputs.encode(files).inputs.numpy()
     (probs,) = session.run(["probs"], {"inputs": inputs})

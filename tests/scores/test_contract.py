@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import dubito
 from dubito.errors import DubitoError
 from dubito.model import Model
 from dubito.scores import SCORES
@@ -58,7 +59,7 @@ def test_onnx_file_equals_torch(tmp_path):
     others = [name for name in BUILT_IN if name != "energy"]
     model = scored("energy", "ensemble").add_scores(others, X, NAMES)
     model.fit_policy(X, NAMES, error_rate=0.2, score="knn", ood_score="mahalanobis")
-    exported = model.export(tmp_path / "model.onnx", scores=BUILT_IN)
+    exported = dubito.export(model, tmp_path / "model.onnx", scores=BUILT_IN)
     assert exported.difference <= 1e-4
     session = runtime.InferenceSession(exported.path)
     inputs = torch.cat([X[:100], FAR])

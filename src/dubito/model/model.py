@@ -2,12 +2,10 @@
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,13 +24,13 @@ from dubito.distributions import Distribution
 from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
 from dubito.formats import FORMATS, Encoded, Preprocessing
-from dubito.formats.images import ImageFormat, kind_of
 from dubito.formats.preprocessing import unit_range
 from dubito.methods import METHODS, Method
 from dubito.methods.features import Pass, forward_with_features, linear_head
+from dubito.model.check import check_outputs
 from dubito.model.folder import TrainingRecord, fill, read, write
-from dubito.model.prediction import Collector, Prediction, batch_size, name_of
-from dubito.policy import REASONS, Policy
+from dubito.model.prediction import Collector, Prediction, batch_size, name_of, names_of
+from dubito.policy import Policy
 from dubito.scores import SCORES, Score
 from dubito.targets import Target, known_rows, values_and_weight
 from dubito.tasks import Task
@@ -42,8 +40,6 @@ __all__ = ["Model"]
 
 #: inputs that tell which layer is the head
 HEAD_ROWS = 64
-#: largest difference from the expected outputs, relative to the largest of these
-OUTPUT_TOLERANCE = 1e-3
 #: score of features that ranks inputs by familiarity in place of that of the method
 FAMILIARITY = "mahalanobis"
 #: in the names of weights of a network that torch.compile wraps
@@ -148,54 +144,8 @@ class Model(nn.Module):
         device = next(network.parameters(), torch.empty(0)).device
         with tempfile.TemporaryDirectory() as folder:
             model.save(folder)
-            cls.load(folder, network=network, device=device).check_outputs(*check)
+            check_outputs(cls.load(folder, network=network, device=device), *check)
         return model.eval()
-
-    def check_outputs(self, inputs: object, expected: object) -> None:
-        """Raise unless outputs or labels are the expected ones.
-
-        Args:
-            inputs: Some inputs as users will pass them: paths, arrays, rows.
-            expected: Results of the network where it was trained: outputs (N, M), or labels (N,).
-        """
-        values = expected if isinstance(expected, Tensor) else np.asarray(expected)
-        if values.ndim > 1 and values.shape[-1] == self.method.outputs(self.task):
-            target = torch.as_tensor(values).detach().cpu()
-            result = self._outputs(inputs)[1].cpu()
-        else:
-            target, result = self.task.encode(expected), self.predict(inputs).point
-        if result.shape != target.shape:
-            raise DubitoError(
-                f"check: expected values have shape {tuple(target.shape)}, but the model returns "
-                f"{tuple(result.shape)}"
-            )
-        hint = "do preprocessing and the order of the classes match those of the training?"
-        if not target.is_floating_point():
-            wrong = result != target
-            if wrong.any():
-                share = 1 - wrong.double().mean().item()
-                raise DubitoError(
-                    f"check: only {share:.1%} of the labels are as expected"
-                    f"{self._where(inputs, wrong)}: {hint}"
-                )
-            return
-        gaps, largest = (result - target).abs().flatten(1).amax(1), target.abs().max().item()
-        wrong = ~(gaps <= OUTPUT_TOLERANCE * largest)
-        if wrong.any():
-            raise DubitoError(
-                f"check: values up to {largest:.4g} differ from the expected ones by up to "
-                f"{gaps.max().item():.2g}{self._where(inputs, wrong)}: {hint}"
-            )
-
-    def _where(self, inputs: object, wrong: Tensor) -> str:
-        """Name the kinds of the images that differ, if others do not."""
-        names = _names(inputs)
-        if names is None or wrong.all() or not isinstance(self.preprocessing.inputs, ImageFormat):
-            return ""
-        kinds = [kind_of(name)[0] for name in names]
-        found = Counter(kind for kind, is_wrong in zip(kinds, wrong, strict=True) if is_wrong)
-        parts = (f"{count} of {kinds.count(kind)} {kind} images" for kind, count in found.items())
-        return f" ({', '.join(parts)})"
 
     # --- prediction ---
 
@@ -214,7 +164,7 @@ class Model(nn.Module):
             items: Inputs; see `predict`.
             progress: Function that is called with the number of inputs of each batch.
         """
-        features, _ = self._outputs(items, with_features=True, progress=progress)
+        features, _ = self.outputs(items, with_features=True, progress=progress)
         assert features is not None
         return features
 
@@ -229,14 +179,9 @@ class Model(nn.Module):
             Features (N, D), None without these; and outputs (N, M), or (N, S, M) for S members or
             samples.
         """
-        parameter = next(self.network.parameters(), inputs)
-        x = self.preprocessing.normalize(inputs.to(parameter.device))
-        if x.is_floating_point() and parameter.is_floating_point():
-            x = x.to(parameter.dtype)
         needed = with_features or any(score.needs_features for score in self._scores())
-        features, outputs = (
-            forward_with_features(self.network, x) if needed else (None, self.network(x))
-        )
+        parts = self.network, self.preprocessing, inputs
+        features, outputs = run_network(*parts, with_features=needed)
         size = self.method.outputs(self.task)
         if not isinstance(outputs, Tensor) or outputs.shape[-1] != size:
             shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -311,7 +256,7 @@ class Model(nn.Module):
         stop: bool = True,
     ) -> list[Prediction]:
         """Predict inputs, and these after each of several changes, reading them once."""
-        names = _names(items)
+        names = names_of(items)
         collectors = [Collector(self, names, stop) for _ in range(1 + len(changes))]
         with self._evaluating():
             for batch in self._batches(items, batch_size, stop=stop):
@@ -328,18 +273,24 @@ class Model(nn.Module):
         device = next(self.network.parameters(), torch.empty(0)).device
         for batch in source.batches(size or batch_size(source, device)):
             if stop:
-                batch.checked(lambda row: name_of(_names(items), start + row))  # noqa: B023
+                batch.checked(lambda row: name_of(names_of(items), start + row))  # noqa: B023
             yield batch
             start += len(batch.inputs)
 
-    def _outputs(
+    def outputs(
         self,
         items: object,
         *,
         with_features: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Pass:
-        """Return features, if wanted, and outputs of all inputs."""
+        """Return features, None without these, and outputs of the network for all inputs.
+
+        Args:
+            items: Inputs; see `predict`.
+            with_features: Return features even if there are no scores that read them.
+            progress: Function that is called with the number of inputs of each batch.
+        """
         parts = []
         with self._evaluating():
             for batch in self._batches(items):
@@ -453,28 +404,24 @@ class Model(nn.Module):
         rows = torch.arange(len(predicted)) if in_range is None else in_range.nonzero().flatten()
         if not len(rows):
             raise DubitoError("all inputs are outside the range of the training data")
-        score = score or self.method.error_score
+        dist, score = predicted.distribution[rows], score or self.method.error_score
         ood: Any = {"ood_score": ood_score or self.ood_score, "false_alarms": false_alarms}
         if coverage is not None:
-            dist = predicted.distribution[rows]
             policy = Policy.control_coverage(dist, coverage, score, **ood)
-            self.policy = policy.as_approximate() if predicted.out_of_fold else policy
-            return self
-        if max_width is not None:
+        elif max_width is not None:
             if self.calibration is None or self.task.kind != "regression":
                 raise DubitoError("max_width needs intervals: calibrate a regression first")
+            policy = Policy.control_width(dist, self.calibration, max_width, **ood)
+        else:
+            expected = self._target(items, target, len(predicted))
+            known = known_rows(expected)
+            rows = rows[torch.isin(rows, known)]
+            if not len(rows):
+                raise DubitoError("no input in the range of the training data has a target")
             dist = predicted.distribution[rows]
-            self.policy = Policy.control_width(dist, self.calibration, max_width, **ood)
-            return self
-        expected = self._target(items, target, len(predicted))
-        known = known_rows(expected)
-        rows = rows[torch.isin(rows, known)]
-        if not len(rows):
-            raise DubitoError("no input in the range of the training data has a target")
-        dist = predicted.distribution[rows]
-        errors = self.task.errors(predicted.point, values_and_weight(expected)[0])[rows]
-        policy = Policy.control_error(dist, errors, error_rate, confidence, score, **ood)
-        policy = policy.with_table(dist, errors, len(known) - len(rows))
+            errors = self.task.errors(predicted.point, values_and_weight(expected)[0])[rows]
+            policy = Policy.control_error(dist, errors, error_rate, confidence, score, **ood)
+            policy = policy.with_table(dist, errors, len(known) - len(rows))
         self.policy = policy.as_approximate() if predicted.out_of_fold else policy
         return self
 
@@ -527,7 +474,7 @@ class Model(nn.Module):
             names = ", ".join(map(SCORES.name_of, scores))
             raise DubitoError(f"the scores {names} are fitted to training data: pass items")
         needed = any(score.needs_features for score in scores)
-        features, outputs = self._outputs(items, with_features=needed)
+        features, outputs = self.outputs(items, with_features=needed)
         expected = self._target(items, target, len(outputs)).to(outputs.device)
         rows = known_rows(expected)
         if len(rows) < len(expected):
@@ -594,16 +541,16 @@ class Model(nn.Module):
         expected = self._target(items, target, len(predicted))
         dist = predicted.distribution
         result = evaluation.evaluate(self.task, dist, expected, calibration=self.calibration)
-        result |= self._decisions(predicted, expected)
+        result |= predicted.decisions(expected)
         result["declared"] = self._declared(dist)
         for name, inputs in (ood or {}).items():
             other = self._predicted(inputs)
-            part = {"samples": len(other), **self._decisions(other)}
+            part = {"samples": len(other), **other.decisions()}
             part["detection"] = evaluation.ood_detection(dist, other.distribution)
             result.setdefault("ood", {})[name] = part
         for sigma, other in zip(noise, noisy, strict=True):
             part = {"metrics": self.task.metrics(other.distribution.predictive, expected)}
-            part |= self._decisions(other, expected)
+            part |= other.decisions(expected)
             part["detection"] = evaluation.ood_detection(dist, other.distribution)
             result.setdefault("noise", {})[f"{sigma:g}"] = part
         return result
@@ -616,20 +563,6 @@ class Model(nn.Module):
             error = policy.threshold.score
             ood = ood if policy.ood_threshold is None else policy.ood_threshold.score
         return {"errors": names.get(error, error), "ood": names.get(ood, ood)}
-
-    def _decisions(self, predicted: Prediction, target: Tensor | Target | None = None) -> Json:
-        """Return the share of each decision and the error rate among accepted predictions."""
-        if predicted.codes is None:
-            return {}
-        counts = torch.bincount(predicted.codes, minlength=len(REASONS)).tolist()
-        shares = {name: n / len(predicted) for name, n in zip(REASONS, counts, strict=True)}
-        if target is not None and self.task.defines_errors and counts[0]:
-            errors = self.task.errors(predicted.point, values_and_weight(target)[0])
-            known = known_rows(target)
-            accepted = known[(predicted.codes == 0)[known]]
-            if len(accepted):
-                shares["error_rate"] = errors[accepted].double().mean().item()
-        return {"policy": shares}
 
     # --- files ---
 
@@ -697,14 +630,23 @@ class Model(nn.Module):
         fill(model, tensors, place)
         return model.to(device).eval()
 
-    def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
-        """Export to ONNX; see `dubito.onnx.export`.
 
-        Args:
-            path: File to write.
-            **options: Further arguments of `dubito.onnx.export`.
-        """
-        return import_module("dubito.onnx").export(self, path, **options)
+def run_network(
+    network: nn.Module, preprocessing: Preprocessing, inputs: Tensor, *, with_features: bool
+) -> Pass:
+    """Run a network once, on its device and in its floating-point type.
+
+    Args:
+        network: Any network.
+        preprocessing: How inputs are normalized.
+        inputs: Encoded inputs, (N, *shape).
+        with_features: Return features.
+    """
+    parameter = next(network.parameters(), inputs)
+    x = preprocessing.normalize(inputs.to(parameter.device))
+    if x.is_floating_point() and parameter.is_floating_point():
+        x = x.to(parameter.dtype)
+    return forward_with_features(network, x) if with_features else (None, network(x))
 
 
 def _check_network(entry: Any, network: Any, is_users: bool) -> None:
@@ -736,12 +678,3 @@ def _noise(sigma: float, seed: int) -> Callable[[Tensor], Tensor]:
         return x + sigma * torch.randn(x.shape, generator=generator)
 
     return add
-
-
-def _names(items: object) -> list[str] | None:
-    """Return the names of inputs for users, such as paths; None if they only have numbers."""
-    if isinstance(items, Source):
-        return [items.item(row) for row in range(len(items))]
-    if isinstance(items, list | tuple) and all(isinstance(i, str | os.PathLike) for i in items):
-        return [os.fspath(item) for item in items]
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -22,6 +23,7 @@ from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
 from dubito.formats import Encoded
 from dubito.policy import REASONS
+from dubito.targets import Target, known_rows, values_and_weight
 from dubito.tasks import Task
 from dubito.types import Array, Json
 
@@ -149,6 +151,24 @@ class Prediction:
         """
         new = model.prediction(self.distribution, self.in_range)
         return replace(self, calibration=new.calibration, codes=new.codes)
+
+    def decisions(self, target: Tensor | Target | None = None) -> Json:
+        """Return the share of each decision of the policy as "policy", nothing without a policy.
+
+        Args:
+            target: Encoded targets, for the error rate among accepted predictions.
+        """
+        if self.codes is None:
+            return {}
+        counts = torch.bincount(self.codes, minlength=len(REASONS)).tolist()
+        shares = {name: n / len(self) for name, n in zip(REASONS, counts, strict=True)}
+        if target is not None and self.task.defines_errors and counts[0]:
+            errors = self.task.errors(self.point, values_and_weight(target)[0])
+            known = known_rows(target)
+            accepted = known[(self.codes == 0)[known]]
+            if len(accepted):
+                shares["error_rate"] = errors[accepted].double().mean().item()
+        return {"policy": shares}
 
     def __len__(self) -> int:
         return len(self.distribution)
@@ -351,3 +371,16 @@ def name_of(names: Sequence[str] | None, row: int) -> str:
         row: Position of the input.
     """
     return f"row {row}" if names is None else names[row]
+
+
+def names_of(items: object) -> list[str] | None:
+    """Return the names of inputs for users, such as paths; None if they only have numbers.
+
+    Args:
+        items: Inputs; see `Model.predict`.
+    """
+    if isinstance(items, Source):
+        return [items.item(row) for row in range(len(items))]
+    if isinstance(items, list | tuple) and all(isinstance(i, str | os.PathLike) for i in items):
+        return [os.fspath(item) for item in items]
+    return None

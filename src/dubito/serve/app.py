@@ -21,12 +21,12 @@ from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from dubito import __version__
-from dubito.api import AnyModel, AnyPath
+from dubito.api import AnyModel, AnyPath, Factory
 from dubito.serve.config import ServeConfig
 from dubito.serve.gallery import Gallery, Group, read
 from dubito.serve.inputs import JSON, media_type
 from dubito.serve.schema import REFUSALS, ModelInfo, Predictions, Refusal, describe_request
-from dubito.serve.service import BUSY_DELAY, Network, Service
+from dubito.serve.service import BUSY_DELAY, Service
 from dubito.types import Json, Options
 
 __all__: list[str] = []
@@ -49,7 +49,7 @@ def create_app(
     model: AnyModel,
     config: ServeConfig | None = None,
     *,
-    network: Network = None,
+    network: Factory | None = None,
     gallery: AnyPath | None = None,
 ) -> FastAPI:
     """Create the application that serves a model.

@@ -1,10 +1,9 @@
 """Configuration of the service."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, field_validator
 
-from dubito._extras import need
 from dubito.api import find_device
 
 __all__: list[str] = []
@@ -56,10 +55,3 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     def _check_device(cls, device: str) -> str:
         find_device(device)
         return device
-
-    @model_validator(mode="after")
-    def _check_engine(self) -> Self:
-        if self.engine == "onnx":
-            for package in ("onnx", "onnxruntime", "onnxscript"):
-                need(package, "onnx")
-        return self

@@ -6,18 +6,15 @@ writes, which compares it with torch on random and extreme inputs.
 
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from dubito._extras import need
+from dubito import onnx
 from dubito.data.base import Items
 from dubito.errors import DubitoError
 from dubito.formats import Encoded, InputFormat
@@ -83,22 +80,12 @@ class OnnxEngine:
     name: Name = "onnx"
 
     def __init__(self, model: Model, threads: int = 1) -> None:
-        self._model, runtime = model, need("onnxruntime", "onnx")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            model.export(path)
-            self._session = runtime.InferenceSession(
-                path.read_bytes(), options, providers=["CPUExecutionProvider"]
-            )
-        self._input = self._session.get_inputs()[0].name
-        self._outputs = [output.name for output in self._session.get_outputs()]
+        content, _, _ = onnx.build(model)
+        self._model, self._session = model, onnx.Session(content, threads)
 
     def __call__(self, batch: Encoded) -> Prediction:
         """Predict a batch."""
-        arrays = self._session.run(self._outputs, {self._input: batch.inputs.numpy()})
-        known = dict(zip(self._outputs, map(torch.from_numpy, arrays), strict=True))
+        known = self._session(batch.inputs)
         model, label = self._model, known["prediction"]
         dist = model.task.to_user_units(model.method.distribution(known.pop("outputs")))
         point = model.task.point(dist) if label.is_floating_point() else label.clamp_min(0)  # or -1
@@ -136,12 +123,6 @@ def choose(model: Model, engine: Literal["auto", "torch", "onnx"], threads: int)
     return TorchEngine(model)
 
 
-def blank(format: InputFormat, count: int) -> Encoded:
-    """Return inputs of zeros."""
-    dtype: torch.dtype = getattr(torch, format.dtype)
-    return Encoded(torch.zeros(count, *format.shape, dtype=dtype), {}, {})
-
-
 def plan(engine: Engine, format: InputFormat, most: int) -> tuple[float, int]:
     """Return the seconds of the largest batch, and the size of a short one.
 
@@ -150,19 +131,19 @@ def plan(engine: Engine, format: InputFormat, most: int) -> tuple[float, int]:
         format: Inputs of the model.
         most: Size of the largest batch.
     """
-    longest = takes = measure(engine, blank(format, most))
+    longest = takes = measure(engine, format.blank(most))
     size = most
     while takes > SHORT and size > 1:
-        takes = measure(engine, blank(format, size // 2))
+        takes = measure(engine, format.blank(size // 2))
         if takes / (size // 2) > DEARER * longest / most:
             break
         size //= 2
     return longest, size
 
 
-def measure(engine: Engine, batch: Encoded) -> float:
+def measure(engine: Engine, inputs: Tensor) -> float:
     """Return the processor time of a prediction, the least of several after a first one."""
-    least, end = math.inf, math.inf
+    batch, least, end = Encoded(inputs, {}, {}), math.inf, math.inf
     while time.perf_counter() < end:
         start = time.thread_time()  # does not depend on other processes and threads
         list(engine(batch).rows())

@@ -15,11 +15,11 @@ import torch
 import uvicorn
 
 from dubito._extras import need
-from dubito.api import AnyPath
+from dubito.api import AnyPath, Factory
 from dubito.errors import DubitoError
 from dubito.serve.app import create_app
 from dubito.serve.config import TOKEN, ServeConfig
-from dubito.serve.service import Network, Service
+from dubito.serve.service import Service
 
 __all__: list[str] = []
 
@@ -35,7 +35,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    network: Network = None,
+    network: Factory | None = None,
     gallery: AnyPath | None = None,
     config: ServeConfig | None = None,
     on_start: Callable[[str], None] | None = None,

@@ -5,23 +5,23 @@ from __future__ import annotations
 import collections
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from starlette.exceptions import HTTPException
-from torch import nn
 
-from dubito.api import AnyModel, load_model
+from dubito.api import AnyModel, Factory, load_model
 from dubito.distributions import Distribution
+from dubito.formats import Encoded
 from dubito.methods import METHODS
 from dubito.model import Model
 from dubito.model.folder import MODEL
 from dubito.model.prediction import NOT_FINITE
 from dubito.serve.batcher import Batcher, Question
 from dubito.serve.config import ServeConfig
-from dubito.serve.engines import blank, choose, plan
+from dubito.serve.engines import choose, plan
 from dubito.serve.inputs import JSON, InputReader, Item, media_type
 from dubito.serve.limits import Memory, Slots, in_thread
 from dubito.serve.schema import ModelInfo
@@ -43,7 +43,6 @@ UNCERTAINTIES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 #: Seconds that a batch may take in the thread of the event loop. A thread would not be better: it
 #: keeps the interpreter for as long (`sys.getswitchinterval`), and waking it takes time.
 BRIEF = 0.005
-Network = str | Callable[[], nn.Module] | None
 
 
 class Metrics:
@@ -92,7 +91,7 @@ class LoadedModel:
         service: Service, whose configuration and metrics it uses.
     """
 
-    def __init__(self, model: AnyModel, network: Network, service: Service) -> None:
+    def __init__(self, model: AnyModel, network: Factory | None, service: Service) -> None:
         self._metrics, config = service.metrics, service.config
         self.model = load_model(model, config.device, network)
         self.name, self.version = "model", "unsaved"
@@ -104,7 +103,7 @@ class LoadedModel:
         self.reader = InputReader(self.model.preprocessing.inputs, config)
         takes, short = plan(self.engine, self.reader.format, config.batch_size)
         self.batcher = Batcher(self._predict, config.batch_size, short, in_thread=takes > BRIEF)
-        self.input_bytes = blank(self.reader.format, 1).inputs.nbytes
+        self.input_bytes = self.reader.format.blank(1).nbytes
         self.info = self._info(config)
 
     async def predict(
@@ -138,7 +137,7 @@ class LoadedModel:
 
     def _info(self, config: ServeConfig) -> ModelInfo:
         model, limits = self.model, ("max_body", "max_json", "max_inputs", "max_pixels")
-        example = self.engine(blank(self.reader.format, 1))
+        example = self.engine(Encoded(self.reader.format.blank(1), {}, {}))
         names = (name.partition("probs.")[1].strip(".") or name for name in example.columns())
         return ModelInfo(
             name=self.name,
@@ -180,7 +179,7 @@ class Service:
         config: Configuration.
     """
 
-    def __init__(self, model: AnyModel, network: Network, config: ServeConfig) -> None:
+    def __init__(self, model: AnyModel, network: Factory | None, config: ServeConfig) -> None:
         self.config, self.metrics = config, Metrics()
         self.memory = Memory(config.memory)
         self.slots = Slots(config.max_requests, BUSY_DELAY)

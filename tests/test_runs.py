@@ -1,0 +1,34 @@
+"""Runs in folders: finished, interrupted, or of other settings."""
+
+import pytest
+
+import dubito
+from dubito.api import train
+from dubito.errors import DubitoError
+from tests.training.helpers import AtEpochEnd, StopIn
+
+SETTINGS = {"lr": 0.01, "batch_size": 16, "report": False, "backbone": {"hidden": [16]}}
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    train("digits", out=tmp_path, epochs=2, **SETTINGS)
+    settings = {**SETTINGS, "error_rate": 0.2, "callbacks": [AtEpochEnd(pytest.fail)]}
+    model = train("digits", out=tmp_path, epochs=2, **settings)
+    assert model.policy.guarantee.level == 0.2
+    assert dubito.load(tmp_path).policy.guarantee.level == 0.2
+    with pytest.raises(DubitoError, match=r"another run: its training\.epochs is 2, not 7"):
+        train("digits", out=tmp_path, epochs=7, **SETTINGS)
+
+
+def test_an_interrupted_training_can_be_finished(tmp_path):
+    settings = {**SETTINGS, "epochs": 50, "out": tmp_path}
+    with pytest.raises(DubitoError, match="checkpoint"):
+        train("digits", finish=True, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train("digits", callbacks=[StopIn(7)], **settings)
+    with pytest.raises(DubitoError, match="or with --finish"):
+        dubito.load(tmp_path)
+    model = train("digits", finish=True, **settings)
+    assert model.record.epochs == 6
+    assert model.policy is not None
+    assert dubito.load(tmp_path).record.metrics["accuracy"] > 0.8
