@@ -170,6 +170,19 @@ def test_large_folder_is_streamed(pets, monkeypatch):
     assert streamed.fingerprint() != before
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [np.arange(5.0), np.arange(10.0).reshape(5, 2), np.array(["1", "2", ">3", "4", "5"])],
+    ids=["one", "two", "text"],
+)
+def test_unreadable_images_with_numbers_as_targets_are_skipped(pets, numbers):
+    files = sorted(pets.rglob("*.png"))
+    files[2].write_bytes(b"bad")
+    with pytest.warns(UserWarning, match="1 of 5 inputs cannot be read"):
+        source = data.open((files, numbers))
+    assert source.target.tolist() == np.delete(numbers, 2, 0).tolist()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_truncated_images_are_skipped_at_any_size(pets, make, stream):
     before, photo = data.open(pets), make.png(make.noise(64, 64, 3), kind="JPEG")
