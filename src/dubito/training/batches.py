@@ -100,6 +100,11 @@ class Reader:
         self.target = model.task.to_training_units(self.encoded)
         if ood is not None:
             _check_ood(ood, tuple(self.inputs[0].shape), model.method)
+        elif part == TRAINING and model.method.ood_terms and self.inputs[0].dtype == torch.int64:
+            raise DubitoError(
+                f"{type(model.method).__name__} trains with out-of-distribution inputs, and noise "
+                "is no text: pass some (ood or train_ood)"
+            )
         self.ood = None if ood is None else self.to_device(ood)
         folders = model.method.teachers if part == TRAINING else ()
         self.teachers = Teachers(folders, model, device) if folders else None
