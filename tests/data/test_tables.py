@@ -107,6 +107,7 @@ def test_ignored_columns_and_categories(put):
     assert data.open(path, ignore=["id"]).load().tolist()[2:4] == [[2], [0]]
     source = data.open(path, ignore=["id"], categories=["floor"])
     assert [column.name for column in source.format.columns] == ["floor"]
+    assert data.open(path, ignore="id", categories="floor").format == source.format
     assert source.load().tolist()[2:4] == [[0, 0, 1], [1, 0, 0]]
     encoded = source.format.encode([{"floor": 2}, {"floor": 1.0}])
     assert encoded.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]

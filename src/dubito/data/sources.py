@@ -57,8 +57,8 @@ def open(
     *,
     target: str | Sequence[str] | None = None,
     weight: str | None = None,
-    ignore: Sequence[str] = (),
-    categories: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
+    categories: str | Sequence[str] = (),
     text: str | None = None,
     tokenizer: str | None = None,
     size: int | tuple[int, int] | None = None,
@@ -112,7 +112,8 @@ def open(
     """
     _checks.one_of(("skip", "raise", "report"), on_error, "on_error")
     options: Options = {"text": text, "tokenizer": tokenizer, "size": size, "mode": mode}
-    options |= {"fit": fit, "ignore": ignore or None, "categories": categories or None}
+    options |= {"fit": fit, "ignore": _columns(ignore) or None}
+    options["categories"] = _columns(categories) or None
     options = {option: value for option, value in options.items() if value is not None}
     adapt: Adapt | None = None
     if format is not None and not isinstance(format, InputFormat):
@@ -138,7 +139,7 @@ def open(
             return known
         weights, content = content.weight, content.load().numpy()
     if hasattr(content, "iloc"):
-        columns = (target,) if isinstance(target, str) else tuple(target or ())
+        columns = tuple(_columns(target or ()))
         parts = content, labels, columns, weight if labeled else None
         return _open_table(name, *parts, options, format, labeled, on_error)
     items: Any = channels_first(content) if isinstance(content, np.ndarray) else content
