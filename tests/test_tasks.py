@@ -148,6 +148,7 @@ def test_regression_from_target() -> None:
     assert Regression.from_target(table).names == ("height", "width")
     assert Regression.from_target(table["width"]).names == ("width",)
     assert Regression.from_target(table.to_numpy()).names == ("target_0", "target_1")
+    assert Regression.from_target(table, tolerance=np.int64(2)).tolerance == (2, 2)
     named = Regression.from_target(torch.rand(9, 2), ["a", "b"], tolerance=[1, 2])
     assert (named.names, named.tolerance, named.size) == (("a", "b"), (1.0, 2.0), 2)
 

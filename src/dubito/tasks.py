@@ -389,8 +389,8 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
                 raise DubitoError(
                     f"target {name!r} is {what}: mean {center:g}, standard deviation {spread:g}"
                 )
-        if isinstance(tolerance, int | float):
-            tolerance = [tolerance] * len(names)
+        if isinstance(tolerance, int | float | np.number):
+            tolerance = [float(tolerance)] * len(names)
         return cls(
             names=tuple(names),
             mean=tuple(mean.tolist()),
