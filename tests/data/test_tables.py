@@ -193,6 +193,15 @@ def test_data_frame():
     assert pair.target.tolist() == ["a", "b", "a"]
 
 
+def test_unusual_frames():
+    frame = pd.DataFrame({"n": [1.0, 2.0], "embedding": [[1, 2], [3, 4]], "y": [0, 1]})
+    with pytest.raises(DubitoError, match="'embedding' has cells that are neither numbers nor te"):
+        data.open(frame)
+    names = pd.MultiIndex.from_product([["a"], ["x", "y"]])
+    source = data.open(pd.DataFrame([[1.0, 0], [2.0, 1]], columns=names))
+    assert source.format.columns[0].name == "('a', 'x')"
+
+
 def test_index_column_is_ignored(put):
     frame = pd.DataFrame({"n": [1, 2, 3], "y": [0, 1, 0]})
     with pytest.warns(UserWarning, match="first column has no name and counts rows"):
