@@ -119,8 +119,10 @@ def test_size_and_mode(pets):
     assert source.format == ImageFormat(size=(4, 3), mode="L")
     assert data.open(pets, size=1).format.shape[1:] == (1, 1)
     assert data.open(pets, size=7).format == ImageFormat(size=(7, 7), mode="RGB")
-    with pytest.raises(DubitoError, match="size must be"):
-        data.open(pets, size=0)
+    assert data.open(pets, size=np.int64(7)).format.size == (7, 7)
+    for size in (0, 4.0, "4", (1, 2, 3)):
+        with pytest.raises(DubitoError, match=r"size must be .*, not ['(04]"):
+            data.open(pets, size=size)
     with pytest.raises(ValueError, match="unknown mode 'HSV'; known: 'L', 'RGB'"):
         data.open(pets, mode="HSV")
 
