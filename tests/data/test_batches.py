@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from dubito import data
-from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, Encoded
 
 
@@ -77,10 +76,3 @@ def test_data_loader_reads_batches_at_once(workers):
     assert torch.cat([*loader]).flatten().tolist() == [*range(20)]
     if not workers:
         assert source.read == [*range(20)]
-
-
-def test_an_unreadable_input_of_a_batch_has_its_name(tmp_path):
-    (tmp_path / "bad.png").write_bytes(b"bad")
-    source = data.open([tmp_path / "bad.png"], labeled=False, on_error="report")
-    with pytest.raises(DubitoError, match=r"1 of 1 inputs cannot be read: bad\.png"):
-        source.__getitems__([0])
