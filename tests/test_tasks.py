@@ -60,6 +60,7 @@ def test_classes_from_target(values: Any, classes: tuple[str], counts: tuple[int
         (pd.Series(["a", pd.NA, "b"], dtype=object), "row 1 of target is <NA>, not a class"),
         (np.array([0.0, np.inf]), "row 1 of target is inf, not a class"),
         ([[0, 1], [1, 0]], r"row 0 of target is \[0, 1\], not a class"),
+        (pd.DataFrame({"a": ["x", "y"], "b": ["x", "z"]}), r"shape \(2, 2\); expected one class"),
     ],
 )
 def test_bad_classes_are_named(values: Any, message: str) -> None:
@@ -70,6 +71,8 @@ def test_bad_classes_are_named(values: Any, message: str) -> None:
 def test_an_unknown_class_is_named() -> None:
     with pytest.raises(ValueError, match="row 1 of target is 'cow', which is not one of the 3 cla"):
         ANIMALS.encode(["cat", "cow"])
+    with pytest.raises(ValueError, match=r"target has shape \(2, 1\); expected one class"):
+        ANIMALS.encode(np.array([["cat"], ["dog"]]))
 
 
 def test_soft_targets_pass_through() -> None:
@@ -145,6 +148,7 @@ def test_regression_from_target() -> None:
     assert Regression.from_target(table).names == ("height", "width")
     assert Regression.from_target(table["width"]).names == ("width",)
     assert Regression.from_target(table.to_numpy()).names == ("target_0", "target_1")
+    assert Regression.from_target(table, tolerance=np.int64(2)).tolerance == (2, 2)
     named = Regression.from_target(torch.rand(9, 2), ["a", "b"], tolerance=[1, 2])
     assert (named.names, named.tolerance, named.size) == (("a", "b"), (1.0, 2.0), 2)
 

@@ -331,7 +331,7 @@ def _remove_checkpoints(folder: Path) -> None:
 
 def _identity(shape: Shape, dropout: float | None) -> nn.Module:
     """Build a backbone that returns its inputs, which are features."""
-    return chain(shape[0], dropout=nn.Dropout(dropout) if dropout else nn.Identity())
+    return chain(shape[0], dropout=dropout)
 
 
 def _learns_head(model: Model) -> bool:

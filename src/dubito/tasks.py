@@ -234,7 +234,9 @@ class Classification(Task[ClassDistribution, td.Categorical], frozen=True, extra
                 tensor with the classes last.
         """
         if getattr(values, "ndim", 1) > 1:
-            return self._soft(torch.as_tensor(values))
+            cells = values if isinstance(values, Tensor) else np.asarray(values)
+            if isinstance(cells, Tensor) or cells.dtype.kind in "biuf":
+                return self._soft(torch.as_tensor(cells))
         index = {name: place for place, name in enumerate(self.classes)}
         names = class_names(values)
         for row, name in enumerate(names):
@@ -387,8 +389,8 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
                 raise DubitoError(
                     f"target {name!r} is {what}: mean {center:g}, standard deviation {spread:g}"
                 )
-        if isinstance(tolerance, int | float):
-            tolerance = [tolerance] * len(names)
+        if isinstance(tolerance, int | float | np.number):
+            tolerance = [float(tolerance)] * len(names)
         return cls(
             names=tuple(names),
             mean=tuple(mean.tolist()),
@@ -510,6 +512,10 @@ def _distinct(names: tuple[str, ...], what: str) -> None:
 
 def class_names(values: Any) -> list[str]:
     """Return the class of each row as text."""
+    if getattr(values, "ndim", 1) > 1:
+        raise DubitoError(
+            f"target has shape {tuple(values.shape)}; expected one class per sample, (N,)"
+        )
     rows = values.tolist() if hasattr(values, "tolist") else list(values)
     names = []
     for row, value in enumerate(rows):

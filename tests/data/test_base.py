@@ -23,7 +23,7 @@ def test_items_are_those_of_load(source):
 def test_input_of_a_batch_that_cannot_be_read_is_named(source, monkeypatch):
     monkeypatch.setattr(source, "encode", lambda _: Encoded(torch.zeros(2, 3), {1: "bad"}, {}))
     with pytest.raises(DubitoError, match=r"1 of 2 inputs cannot be read: data\[7\]: bad"):
-        source.load([3, 7])
+        source.__getitems__([3, 7])
 
 
 def test_subset_keeps_inputs_targets_and_items_together(source):

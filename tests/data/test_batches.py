@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from dubito import data
-from dubito.errors import DubitoError
 from dubito.formats import ArrayFormat, Encoded
 
 
@@ -41,23 +40,22 @@ def readers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "dubito-ahead" in thread.name]
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 9])
 @pytest.mark.parametrize("size", [1, 7, 20, 99])
-def test_batches_are_all_inputs_in_order(size, ahead):
+def test_batches_are_all_inputs_in_order(size):
     for source in (Slow(), data.open(torch.arange(20.0)[:, None], labeled=False)):
-        batches = [batch.inputs for batch in source.batches(size, ahead)]
+        batches = [batch.inputs for batch in source.batches(size)]
         assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
         assert torch.cat(batches).flatten().tolist() == [*range(20)]
 
 
 def test_few_batches_are_read_ahead():
     source = Slow()
-    batches = source.batches(2, ahead=3)
+    batches = source.batches(2)
     next(batches)
     deadline = time.monotonic() + 600
-    while len(source.read) < 8 and time.monotonic() < deadline:
+    while len(source.read) < 6 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert source.read == [*range(8)]  # one in use, three ahead
+    assert source.read == [*range(6)]  # one in use, two ahead
     batches.close()
     assert not readers()
 
@@ -78,10 +76,3 @@ def test_data_loader_reads_batches_at_once(workers):
     assert torch.cat([*loader]).flatten().tolist() == [*range(20)]
     if not workers:
         assert source.read == [*range(20)]
-
-
-def test_an_unreadable_input_of_a_batch_has_its_name(tmp_path):
-    (tmp_path / "bad.png").write_bytes(b"bad")
-    source = data.open([tmp_path / "bad.png"], labeled=False, on_error="report")
-    with pytest.raises(DubitoError, match=r"1 of 1 inputs cannot be read: bad\.png"):
-        source.__getitems__([0])

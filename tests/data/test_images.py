@@ -119,8 +119,10 @@ def test_size_and_mode(pets):
     assert source.format == ImageFormat(size=(4, 3), mode="L")
     assert data.open(pets, size=1).format.shape[1:] == (1, 1)
     assert data.open(pets, size=7).format == ImageFormat(size=(7, 7), mode="RGB")
-    with pytest.raises(DubitoError, match="size must be"):
-        data.open(pets, size=0)
+    assert data.open(pets, size=np.int64(7)).format.size == (7, 7)
+    for size in (0, 4.0, "4", (1, 2, 3)):
+        with pytest.raises(DubitoError, match=r"size must be .*, not ['(04]"):
+            data.open(pets, size=size)
     with pytest.raises(ValueError, match="unknown mode 'HSV'; known: 'L', 'RGB'"):
         data.open(pets, mode="HSV")
 
@@ -168,6 +170,19 @@ def test_large_folder_is_streamed(pets, monkeypatch):
     (pets / "cat" / "b.png").write_bytes((pets / "cat" / "a.png").read_bytes())
     assert torch.equal(streamed[1], streamed[0])
     assert streamed.fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [np.arange(5.0), np.arange(10.0).reshape(5, 2), np.array(["1", "2", ">3", "4", "5"])],
+    ids=["one", "two", "text"],
+)
+def test_unreadable_images_with_numbers_as_targets_are_skipped(pets, numbers):
+    files = sorted(pets.rglob("*.png"))
+    files[2].write_bytes(b"bad")
+    with pytest.warns(UserWarning, match="1 of 5 inputs cannot be read"):
+        source = data.open((files, numbers))
+    assert source.target.tolist() == np.delete(numbers, 2, 0).tolist()
 
 
 @pytest.mark.parametrize("stream", [False, True])

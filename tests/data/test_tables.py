@@ -107,6 +107,7 @@ def test_ignored_columns_and_categories(put):
     assert data.open(path, ignore=["id"]).load().tolist()[2:4] == [[2], [0]]
     source = data.open(path, ignore=["id"], categories=["floor"])
     assert [column.name for column in source.format.columns] == ["floor"]
+    assert data.open(path, ignore="id", categories="floor").format == source.format
     assert source.load().tolist()[2:4] == [[0, 0, 1], [1, 0, 0]]
     encoded = source.format.encode([{"floor": 2}, {"floor": 1.0}])
     assert encoded.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
@@ -190,6 +191,15 @@ def test_data_frame():
     pair = data.open((frame.drop(columns="y"), ["a", "b", "a"]))
     assert torch.equal(pair.load(), source.load())
     assert pair.target.tolist() == ["a", "b", "a"]
+
+
+def test_unusual_frames():
+    frame = pd.DataFrame({"n": [1.0, 2.0], "embedding": [[1, 2], [3, 4]], "y": [0, 1]})
+    with pytest.raises(DubitoError, match="'embedding' has cells that are neither numbers nor te"):
+        data.open(frame)
+    names = pd.MultiIndex.from_product([["a"], ["x", "y"]])
+    source = data.open(pd.DataFrame([[1.0, 0], [2.0, 1]], columns=names))
+    assert source.format.columns[0].name == "('a', 'x')"
 
 
 def test_index_column_is_ignored(put):

@@ -194,22 +194,6 @@ def test_gradcheck(name):
     assert torch.autograd.gradgradcheck(function, outputs)
 
 
-@pytest.mark.parametrize("tau", [0.3, 6.0])
-def test_moments_match_samples(tau):
-    alpha, p = np.array([0.5, 2.0, 1.0]), np.array([0.2, 0.7, 0.1])
-    rng = np.random.default_rng(0)
-    rows = alpha + tau * np.eye(3)[rng.choice(3, p=p, size=200_000)]
-    samples = rng.gamma(rows)
-    samples /= samples.sum(-1, keepdims=True)
-    dist = FlexibleDirichlet(*(torch.tensor(v) for v in (alpha, p, tau)))
-    np.testing.assert_allclose(dist.probs, samples.mean(0), atol=3e-3)
-    assert dist.epistemic.item() == pytest.approx(samples.var(0).sum(), rel=0.01)
-    assert dist.aleatoric.item() == pytest.approx((1 - (samples**2).sum(-1)).mean(), rel=0.01)
-    y = np.array([0.0, 1.0, 0.0])
-    error = ((y - samples) ** 2).sum(-1).mean()
-    assert dist.squared_error(torch.tensor(1)).item() == pytest.approx(error, rel=0.01)
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_mixture_adds_up_to_the_gini_index_of_its_mean(nested):
     members = FlexibleDirichlet.from_outputs(torch.randn(5, 2, 3, 9, dtype=torch.float64))

@@ -69,3 +69,7 @@ def test_numbers_are_indices_of_named_classes(tmp_path):
     arrays = {"features": np.eye(3), "labels": np.array([1, 0, 1])}
     np.savez(path, classes=np.array(["cat", "dog"]), **arrays)
     assert read_features(path).labels.tolist() == [1, 0, 1]
+    for label in (-1, 2):
+        np.savez(path, classes=np.array(["cat", "dog"]), features=np.eye(3), labels=[1, 0, label])
+        with pytest.raises(DubitoError, match=f"a: label {label} of sample 2 is none of the 2 cl"):
+            read_features(path)

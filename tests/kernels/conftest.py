@@ -10,6 +10,15 @@ def _kernels_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DUBITO_KERNELS", raising=False)
 
 
+@pytest.fixture
+def _on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose the Triton kernels where they run."""
+    from dubito import kernels
+    from tests.kernels.devices import DEVICE
+
+    monkeypatch.setattr(kernels, "_DEVICE", DEVICE)
+
+
 @pytest.fixture(scope="session")
 def _fast_interpreter() -> Iterator[None]:
     """Patch `triton.language` once per launch, which halves the time of interpreted kernels.

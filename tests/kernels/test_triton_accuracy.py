@@ -12,32 +12,19 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dubito import kernels
-from dubito.kernels import triton_math
 from dubito.numerics.spec import LOSS_FORMS, LossSpec
 from tests.accuracy import measure
 from tests.accuracy_grid import SETTINGS, Case, Grid, cases
+from tests.kernels.devices import DEVICE, ON_DEVICE
 from tests.numerics import quantities
 
-DEVICE = "cuda" if triton_math.COMPILED.value else "cpu"
-pytestmark = [
-    pytest.mark.usefixtures("_fast_interpreter"),
-    # numpy warns where an unused lane overflows
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.skipif(
-        DEVICE == "cuda" and not torch.cuda.is_available(), reason="neither a GPU nor interpreted"
-    ),
-]
+pytestmark = ON_DEVICE
 CLASSES = (2, 19) if DEVICE == "cpu" else (2, 3, 10, 19, 100, 1000, 10_000)
 BETA = 101.0
 #: forms with a kernel for alpha >= 1; the others use that of any alpha
 ABOVE_ONE = tuple(form for form in LOSS_FORMS if form not in ("forward_kl", "kl_from_uniform"))
 #: settings without soft targets, which some kernels leave to the torch forms
 LABELS = {name: setting for name, setting in SETTINGS["target"].items() if "soft" not in name}
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_DEVICE", DEVICE)
 
 
 @cache

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dubito.numerics import gamma
 from tests.accuracy import LARGEST, MEDIAN, relative
-from tests.reference import MP, Real, exact
+from tests.reference import Real, exact
 from tests.reference_special import MEMBERS, bregman_excess, log_gap
 
 Array = npt.NDArray[Any]
@@ -131,19 +131,6 @@ def test_scaled_gap_above_one_is_exact() -> None:
     check(result, expected, magnitudes(expected))
 
 
-@pytest.mark.parametrize("b", [1.0, 1.5, 2.0, 10.0, 1e4])
-def test_stirling_coefficients_are_those_of_the_second_order(b: float) -> None:
-    """((x - b) z)^2 M(z) is mu(b) - mu(x) - (x - b) delta(x), with the polynomial of mu."""
-    coefficients = gamma.stirling_coefficients(b)
-    for e in (1e-6, 1e-2, 0.7, 5.0, 1e3, 1e12):
-        x = MP.mpf(b) + MP.mpf(e)
-        z = 1 / (x + MP.mpf(1) / 2)
-        result = (e * z) ** 2 * sum(c * z**k for k, c in enumerate(coefficients))
-        expected = MEMBERS["mu"](MP.mpf(b)) - MEMBERS["mu"](x) - e * MEMBERS["delta"](x)
-        assert abs(result / expected - 1) < 1e-5
-    assert len(coefficients) == len(gamma.POLYNOMIALS["stirling"])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_log_gap_is_exact(dtype: type) -> None:
     rng = np.random.default_rng(1)
@@ -171,11 +158,3 @@ def test_bregman_excess_is_exact(apart: str, dtype: type) -> None:
     expected = [bregman_excess(u, v) for u, v in zip(exact(a), exact(b), strict=True)]
     first, second = torch.from_numpy(a), torch.from_numpy(b)
     check(gamma.bregman_excess(first, second), expected, magnitudes(expected))
-
-
-@pytest.mark.parametrize("rule", [gamma.GAUSS, gamma.GAUSS_WIDE])
-def test_gauss_rules_integrate_polynomials(rule: tuple[tuple[float, float], ...]) -> None:
-    """n nodes for the weight theta on [0, 1] are exact below the power 2n."""
-    for power in range(2 * len(rule)):
-        result = sum(weight * node**power for node, weight in rule)
-        assert result == pytest.approx(1 / (power + 2), rel=1e-14)

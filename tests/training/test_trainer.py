@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dubito import methods
 from dubito.errors import DubitoError
+from dubito.formats import FORMATS, Preprocessing
 from dubito.model import Model
 from dubito.training import History, NonFiniteLoss, Progress, TrainConfig, Trainer
 from tests.training.helpers import (
@@ -189,6 +190,15 @@ def test_ood_inputs_of_another_method_are_refused() -> None:
         trained(small_model(), ood=TRAIN[0])
     with pytest.raises(DubitoError, match=r"ood has shape \(3, 5\); expected \(M, 4,\)"):
         trained(small_model("kl_pn"), ood=torch.zeros(3, 5))
+
+
+def test_noise_cannot_take_the_place_of_ood_texts() -> None:
+    words = Preprocessing(inputs=FORMATS.build("text", vocabulary=("a",), length=3))
+    model = Model.build("kl_pn", TASK, words, {"name": "embedding", "vocabulary": 9})
+    train = torch.zeros(128, 3, dtype=torch.long), TRAIN[1]
+    with pytest.raises(DubitoError, match=r"^KLPriorNetwork trains with .* noise is no text: pass"):
+        Trainer(SHORT).fit(model, train, train)
+    Trainer(SHORT).fit(model, train, train, ood=train[0] + 1)
 
 
 def test_method_finishes_on_the_training_data() -> None:

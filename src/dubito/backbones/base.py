@@ -132,15 +132,36 @@ BACKBONES: Registry[Backbone] = Registry("backbone", Backbone)
 BackboneLike = Backbone | str | Mapping[str, object] | Callable[[Shape], nn.Module]
 
 
-def chain(out_features: int, **parts: nn.Module) -> nn.Sequential:
+def chain(out_features: int, *, dropout: float | None = None, **parts: nn.Module) -> nn.Sequential:
     """Chain modules whose last one returns features.
 
     Args:
         out_features: Number of features.
+        dropout: Rate of a dropout layer after them, if there is one.
         **parts: Modules by name.
     """
     network = nn.Sequential(OrderedDict(parts))
+    if dropout:
+        network.add_module("dropout", nn.Dropout(dropout))
     network.out_features = out_features  # type: ignore[assignment]
+    return network
+
+
+def pooled(out_features: int, *, dropout: float | None, **parts: nn.Module) -> nn.Sequential:
+    """Chain modules whose last one returns maps (N, D, H, W); features are means over their places.
+
+    Convolutions start from He et al. (2015).
+
+    Args:
+        out_features: Number of maps, D.
+        dropout: Rate of a dropout layer after the means, if there is one.
+        **parts: Modules by name.
+    """
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = chain(out_features, dropout=dropout, **parts, pool=pool)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return network
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, image_shape
+from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, image_shape, pooled
 from dubito.errors import DubitoError
 from dubito.formats import ImageFormat, Preprocessing, Resize
 from dubito.numerics.tracing import is_eager
@@ -54,7 +54,16 @@ class EfficientNetLite0(Backbone):
                 f"the backbone 'efficientnet_lite0' needs color images (3, height, width), not "
                 f"{shape}: pass mode='RGB'"
             )
-        network = EfficientNetLite0Module(self.dropout)
+        stages, inputs = nn.Sequential(), STEM
+        stem = _ConvNorm(3, STEM, 3, 2)
+        for expansion, outputs, count, side, stride in STAGES:
+            stage = nn.Sequential()
+            for place in range(count):
+                stage.append(_Block(inputs, outputs, expansion, side, 1 if place else stride))
+                inputs = outputs
+            stages.append(stage)
+        top = _ConvNorm(inputs, FEATURES)
+        network = pooled(FEATURES, dropout=self.dropout, stem=stem, stages=stages, top=top)
         if pretrained:
             state = [(k, v) for k, v in network.state_dict().items() if v.ndim]
             values = [value for name, value in weights().items() if not name.startswith("_fc.")]
@@ -101,30 +110,6 @@ def weights() -> dict[str, Tensor]:
         )
     state: dict[str, Tensor] = torch.load(io.BytesIO(content), weights_only=True)
     return {name: value for name, value in state.items() if value.ndim}
-
-
-class EfficientNetLite0Module(nn.Module):
-    """The module of an `EfficientNetLite0`."""
-
-    def __init__(self, dropout: float | None) -> None:
-        super().__init__()
-        self.stem, self.stages, inputs = _ConvNorm(3, STEM, 3, 2), nn.Sequential(), STEM
-        for expansion, outputs, count, side, stride in STAGES:
-            stage = nn.Sequential()
-            for place in range(count):
-                stage.append(_Block(inputs, outputs, expansion, side, 1 if place else stride))
-                inputs = outputs
-            self.stages.append(stage)
-        self.top, self.out_features = _ConvNorm(inputs, FEATURES), FEATURES
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features: (N, 1280)."""
-        features: Tensor = self.dropout(self.top(self.stages(self.stem(x))).mean((-2, -1)))
-        return features
 
 
 class _Block(nn.Module):

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
-from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, chain, image_shape
+from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, image_shape, pooled
 
 __all__: list[str] = []
 
@@ -51,10 +51,7 @@ class ResNet(Backbone):
                 inputs = outputs
             stages.append(stage)
         parts = {"stem": _stem(channels, self.width, max(size)), "stages": stages}
-        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        if self.dropout:
-            pool.append(nn.Dropout(self.dropout))
-        return chain(inputs, **parts, pool=pool).apply(_he_init)
+        return pooled(inputs, dropout=self.dropout, **parts)
 
 
 def _stem(channels: int, width: int, size: int) -> nn.Sequential:
@@ -62,11 +59,6 @@ def _stem(channels: int, width: int, size: int) -> nn.Sequential:
     convolution = nn.Conv2d(channels, width, side, stride, padding=side // 2, bias=False)
     stem = nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
     return stem.append(nn.MaxPool2d(3, 2, padding=1)) if size > HALVED else stem
-
-
-def _he_init(module: nn.Module) -> None:
-    if isinstance(module, nn.Conv2d):
-        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 class _Block(nn.Module):

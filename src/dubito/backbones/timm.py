@@ -50,10 +50,7 @@ class Timm(Checkpoint):
                 f"the backbone 'timm:{self.path}' cannot read inputs of shape {shape}: "
                 f"{reason(error)}"
             ) from error
-        parts = {"network": network.train()}
-        if self.dropout:
-            parts["dropout"] = nn.Dropout(self.dropout)
-        return chain(size, **parts)
+        return chain(size, dropout=self.dropout, network=network.train())
 
     def classifier(self) -> tuple[nn.Linear, tuple[str, ...] | None] | None:
         network = _load(self.path)

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
-from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, image_shape
+from dubito.backbones.base import BACKBONES, Backbone, Shape, Size, image_shape, pooled
 
 __all__: list[str] = []
 
@@ -39,31 +39,15 @@ class WideResNet(Backbone):
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
         """Build the network for images from 8x8."""
         channels, _, _ = image_shape(shape, 8, "wide_resnet")
-        return WideResNetModule(channels, self.depth, self.width, self.dropout)
-
-
-class WideResNetModule(nn.Module):
-    """The module of a `WideResNet`."""
-
-    def __init__(self, channels: int, depth: int, width: int, dropout: float | None) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.blocks, inputs = nn.Sequential(), 16
+        blocks, inputs = nn.Sequential(), 16
+        stem = nn.Conv2d(channels, inputs, 3, padding=1, bias=False)
         for base, stride in GROUPS:
-            for place in range((depth - 4) // 6):
-                self.blocks.append(_Block(inputs, base * width, 1 if place else stride, dropout))
-                inputs = base * width
-        self.norm = nn.BatchNorm2d(inputs)
-        self.relu = nn.ReLU(inplace=True)
-        self.out_features = inputs
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features: (N, out_features)."""
-        maps: Tensor = self.relu(self.norm(self.blocks(self.stem(x))))
-        return maps.mean((-2, -1))
+            for place in range((self.depth - 4) // 6):
+                outputs = base * self.width
+                blocks.append(_Block(inputs, outputs, 1 if place else stride, self.dropout))
+                inputs = outputs
+        norm, relu = nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)
+        return pooled(inputs, dropout=None, stem=stem, blocks=blocks, norm=norm, relu=relu)
 
 
 class _Block(nn.Module):

@@ -60,8 +60,8 @@ def parts(source: Any) -> tuple[str, ...]:
 
 def read(
     source: Any, parts: Sequence[str], labeled: bool, target: str | Sequence[str] | None
-) -> tuple[Any, Frame | None, str | None]:
-    """Return inputs and targets; images are not read yet.
+) -> tuple[str, Any, Frame | None, str | None]:
+    """Return name, inputs and targets; images are not read yet.
 
     The inputs are the column of images, that of lists of numbers, or all columns as a table.
 
@@ -72,12 +72,13 @@ def read(
         target: Target columns; None: that of classes, `label`, `labels`, or the last.
 
     Returns:
-        Images, an array, or a table with the targets in its last columns; targets of images and
-        arrays; and the column of texts: the only input, or `text`.
+        Name of the folder; images, an array, or a table with the targets in its last columns;
+        targets of images and arrays; and the column of texts: the only input, or `text`.
     """
-    package = need("datasets", EXTRA)
+    package, source_name = need("datasets", EXTRA), "dataset"
     if isinstance(source, str | os.PathLike):
-        source = package.load_from_disk(str(Path(source).expanduser()))
+        place = Path(source).expanduser().resolve()
+        source, source_name = package.load_from_disk(str(place)), place.name
     if isinstance(source, dict):
         source = package.concatenate_datasets([source[part] for part in parts])
     dataset, kinds = source.with_format(None), source.features
@@ -103,12 +104,12 @@ def read(
             targets = target_columns(_frame(dataset.select_columns(columns)), columns)
         if images:
             undecoded = dataset.cast_column(found[0], package.Image(decode=False))
-            return Images(undecoded, found[0]), targets, None
-        return dataset.with_format("numpy")[found[0]][:], targets, None
+            return source_name, Images(undecoded, found[0]), targets, None
+        return source_name, dataset.with_format("numpy")[found[0]][:], targets, None
     frame = _frame(dataset.select_columns([*inputs, *columns]))
     texts = [name for name in inputs if frame[name].map(type).eq(str).all()]
     text = texts[0] if len(inputs) == len(texts) == 1 else TEXT if TEXT in texts else None
-    return frame, None, text
+    return source_name, frame, None, text
 
 
 def _frame(dataset: Any) -> Frame:

@@ -27,6 +27,8 @@ __all__ = ["Source", "split"]
 PARTS = ("train", "test")
 #: bytes of encoded inputs up to which a source is held in memory
 IN_MEMORY = 1 << 31
+#: batches that are read before they are asked for
+AHEAD = 2
 
 
 class Source(ABC):
@@ -81,19 +83,18 @@ class Source(ABC):
         """Whether inputs are held in memory, rather than read when they are needed."""
         return False
 
-    def batches(self, size: int, ahead: int = 2) -> Iterator[Encoded]:
+    def batches(self, size: int) -> Iterator[Encoded]:
         """Yield all inputs in batches, in order; the next ones are read in the background.
 
         Args:
             size: Inputs in a batch.
-            ahead: Batches that are read before they are asked for.
         """
         parts = (range(len(self))[start : start + size] for start in range(0, len(self), size))
         if self.is_in_memory:
             yield from map(self.encode, parts)
             return
         with ThreadPoolExecutor(1, thread_name_prefix="dubito-ahead") as reader:
-            futures = deque(reader.submit(self.encode, part) for part in islice(parts, ahead))
+            futures = deque(reader.submit(self.encode, part) for part in islice(parts, AHEAD))
             try:
                 while futures:
                     batch = futures.popleft().result()

@@ -17,7 +17,8 @@ from dubito.errors import DubitoError
 from dubito.formats.base import FORMATS, Encoded, InputFormat, listing
 from dubito.formats.images import ImageFormat
 from dubito.plugins import load_plugins
-from dubito.types import Array
+from dubito.targets import is_censored
+from dubito.types import Array, Frame
 
 __all__: list[str] = []
 
@@ -157,9 +158,12 @@ def _without_damaged(source: Items, rows: Sequence[int]) -> Items:
         base.take(values, rows)
         for values in (source.items, source.target, source.names, source.weight)
     )
-    classes = [
-        set() if values is None else {*values.tolist()} for values in (source.target, target)
-    ]
-    if lost := classes[0] - classes[1]:
+    if lost := _classes(source.target) - _classes(target):
         raise DubitoError(f"{source.name}: no input of {_checks.listed(sorted(lost))} can be read")
     return replace(source, items=items, target=target, names=names, weight=weight)
+
+
+def _classes(target: Array | Frame | None) -> set[str]:
+    """Return the names of classes; none of numbers, some of which may be known by bounds."""
+    cells = np.ravel(np.asarray(target, dtype=object))
+    return set() if is_censored(cells) else {cell for cell in cells if isinstance(cell, str)}

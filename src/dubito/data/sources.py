@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dubito import _checks, plugins
-from dubito.data import folders, npz
+from dubito.data import arrow, folders, npz
 from dubito.data.base import PARTS, Items, Source, take
 from dubito.data.folders import files_below
 from dubito.data.known import DATASETS
@@ -57,8 +57,8 @@ def open(
     *,
     target: str | Sequence[str] | None = None,
     weight: str | None = None,
-    ignore: Sequence[str] = (),
-    categories: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
+    categories: str | Sequence[str] = (),
     text: str | None = None,
     tokenizer: str | None = None,
     size: int | tuple[int, int] | None = None,
@@ -112,13 +112,14 @@ def open(
     """
     _checks.one_of(("skip", "raise", "report"), on_error, "on_error")
     options: Options = {"text": text, "tokenizer": tokenizer, "size": size, "mode": mode}
-    options |= {"fit": fit, "ignore": ignore or None, "categories": categories or None}
+    options |= {"fit": fit, "ignore": _columns(ignore) or None}
+    options["categories"] = _columns(categories) or None
     options = {option: value for option, value in options.items() if value is not None}
     adapt: Adapt | None = None
     if format is not None and not isinstance(format, InputFormat):
         adapt, format = format, None
     if is_dataset(source):
-        name, (content, labels, found) = _read_dataset(source, split, labeled, target)
+        name, content, labels, found = arrow.read(source, _selected(source, split), labeled, target)
         options = options if found is None else {**options, "text": text or found}
         target = None if labels is not None else target
     else:
@@ -138,7 +139,7 @@ def open(
             return known
         weights, content = content.weight, content.load().numpy()
     if hasattr(content, "iloc"):
-        columns = (target,) if isinstance(target, str) else tuple(target or ())
+        columns = tuple(_columns(target or ()))
         parts = content, labels, columns, weight if labeled else None
         return _open_table(name, *parts, options, format, labeled, on_error)
     items: Any = channels_first(content) if isinstance(content, np.ndarray) else content
@@ -186,8 +187,6 @@ def parts(source: object) -> tuple[str, ...]:
     ('train', 'test')
     """
     if is_dataset(source):
-        from dubito.data import arrow
-
         return arrow.parts(source)
     if not isinstance(source, str | os.PathLike):
         return ()
@@ -255,16 +254,6 @@ def _selected(source: Any, split: str) -> list[str]:
     what = f"part of {os.fspath(source) if is_path else 'data in memory'}:"
     _checks.one_of([*(known or ["train"]), "all"], split, what, hint)
     return [part for part in known if split in (part, "all")]
-
-
-def _read_dataset(
-    source: Any, split: str, labeled: bool, target: str | Sequence[str] | None
-) -> tuple[str, tuple[Inputs, Targets, str | None]]:
-    from dubito.data import arrow
-
-    is_path = isinstance(source, str | os.PathLike)
-    name = Path(source).expanduser().resolve().name if is_path else "dataset"
-    return name, arrow.read(source, _selected(source, split), labeled, target)
 
 
 def _load(name: str, parts: list[str]) -> tuple[str, Inputs, Targets]:

@@ -69,6 +69,13 @@ class Features:
         bad = (~self.values.isfinite()).any(-1).nonzero().flatten().tolist()
         if bad:
             raise DubitoError(f"{self.name}: the features of sample {bad[0]} are not finite")
+        count = len(self.classes)
+        wrong = ((self.labels < 0) | (self.labels >= count)).nonzero().flatten().tolist()
+        if wrong:
+            label = int(self.labels[wrong[0]])
+            raise DubitoError(
+                f"{self.name}: label {label} of sample {wrong[0]} is none of the {count} classes"
+            )
         present, labels = self.labels.unique(return_inverse=True)
         object.__setattr__(self, "classes", tuple(self.classes[i] for i in present.tolist()))
         object.__setattr__(self, "labels", labels)
@@ -158,10 +165,9 @@ def read_features(path: str | os.PathLike[str]) -> Features:
             task = Classification.from_target(labels)
         else:
             task = Classification(classes=tuple(map(str, names)))
-            # Integers are indices, unless they are the names.
-            if labels.dtype.kind in "iu" and not all(map(str.isdecimal, task.classes)):
-                labels = np.array(task.classes)[labels]
-        target = task.encode(labels)
+        # Integers are indices of names, unless they are the names.
+        is_index = labels.dtype.kind in "iu" and not all(map(str.isdecimal, task.classes))
+        target = torch.from_numpy(labels.astype(np.int64)) if is_index else task.encode(labels)
     except KeyError as error:
         raise DubitoError(f"{file} has no {error}: it needs features and labels") from error
     except Exception as error:  # a damaged file raises errors of many kinds

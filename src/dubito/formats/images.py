@@ -341,10 +341,10 @@ def _channels_last(pixels: Array) -> Array:
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     """Return height and width."""
-    height, width = (size, size) if isinstance(size, int) else size
-    if min(height, width) < 1:
+    sides = np.atleast_1d(size)
+    if sides.dtype.kind not in "iu" or len(sides) > 2 or not (sides >= 1).all():
         raise DubitoError(f"size must be a side or (height, width) of at least 1, not {size!r}")
-    return height, width
+    return int(sides[0]), int(sides[-1])
 
 
 def _common(shapes: Sequence[tuple[int, int]], fit: Fit | None) -> tuple[tuple[int, int], Fit]:

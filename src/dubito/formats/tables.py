@@ -273,7 +273,13 @@ def _numbers(series: Series) -> tuple[Array, Array, Array]:
 
 def _words(series: Series) -> Array:
     """Return the categories of a column, "" for missing ones."""
-    codes, cells = need("pandas", "data").factorize(series, use_na_sentinel=False)
+    try:
+        codes, cells = need("pandas", "data").factorize(series, use_na_sentinel=False)
+    except TypeError as error:  # lists cannot be hashed
+        raise DubitoError(
+            f"column {series.name!r} has cells that are neither numbers nor text: "
+            f"{_ignore(series.name)}"
+        ) from error
     words = ["" if _word(c).lower() in MISSING_CATEGORY else _word(c) for c in cells]
     categories: Array = np.array(words)[codes]
     return categories
@@ -355,7 +361,7 @@ def as_frame(items: Any) -> Frame:
         if not all(isinstance(row, Mapping) for row in items):
             raise DubitoError("rows must be a DataFrame, a list of dicts, or the path of a file")
         items = need("pandas", "data").DataFrame.from_records(list(items))
-    frame = items.rename(columns=str)
+    frame = items.set_axis([str(name) for name in items.columns], axis=1)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise DubitoError(f"the table has the column {twice!r} twice")

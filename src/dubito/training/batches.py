@@ -1,6 +1,5 @@
 """Batches of samples: read, augmented and normalized."""
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dubito import _checks
-from dubito.data.base import Source
+from dubito.data.base import Source, digest
 from dubito.errors import DubitoError
 from dubito.methods import Method
 from dubito.model import Model
@@ -100,6 +99,11 @@ class Reader:
         self.target = model.task.to_training_units(self.encoded)
         if ood is not None:
             _check_ood(ood, tuple(self.inputs[0].shape), model.method)
+        elif part == TRAINING and model.method.ood_terms and self.inputs[0].dtype == torch.int64:
+            raise DubitoError(
+                f"{type(model.method).__name__} trains with out-of-distribution inputs, and noise "
+                "is no text: pass some (ood or train_ood)"
+            )
         self.ood = None if ood is None else self.to_device(ood)
         folders = model.method.teachers if part == TRAINING else ()
         self.teachers = Teachers(folders, model, device) if folders else None
@@ -193,15 +197,10 @@ class Reader:
     @cached_property
     def fingerprint(self) -> str:
         """Hash by which a checkpoint recognizes the training data."""
-        inputs, target = self._samples
-        digest = hashlib.sha256()
-        for part in _pytree.tree_leaves(target):
-            digest.update(part.cpu().contiguous().numpy().data)
-        if isinstance(inputs, Tensor):
-            digest.update(inputs.cpu().contiguous().numpy().data)
-        else:
-            digest.update(inputs.fingerprint().encode())
-        return digest.hexdigest()[:32]
+        leaves = _pytree.tree_leaves(self._samples)  # tensors, and perhaps a source
+        tensors = (leaf.cpu().contiguous().numpy() for leaf in leaves if isinstance(leaf, Tensor))
+        sources = (leaf.fingerprint().encode() for leaf in leaves if isinstance(leaf, Source))
+        return digest(*tensors, *sources)
 
 
 def _check(inputs: Tensor | Source, encoded: Tensor | Target, size: int, part: str) -> None:
