@@ -124,7 +124,9 @@ def test_a_policy_about_widths_is_in_the_graph(method, tmp_path):
     width = model.calibration.width(model.predict(x).distribution)
     model.fit_policy(x, max_width=width.median().item() + 1e-3)
     assert (min(model.calibration.quantiles[0]) < 0) == (method == "quantile")
-    columns = assert_equals_torch(model, model.export(tmp_path / "model.onnx"), draw(model, 50))
+    columns = assert_equals_torch(
+        model, dubito.export(model, tmp_path / "model.onnx"), draw(model, 50)
+    )
     assert set(np.unique(columns["reason"])) >= {0, 1}
 
 

@@ -17,6 +17,7 @@ from dubito.errors import DubitoError
 #: name -> shape of an input, and options that make the network small
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "mlp": ((3, 4), {"hidden": (16, 8)}),
+    "tabular": ((7,), {"hidden": (16,), "bins": 4}),
     "convnet": ((1, 8, 8), {}),
     "resnet": ((3, 12, 12), {"width": 4}),
     "efficientnet_lite0": ((3, 32, 32), {}),

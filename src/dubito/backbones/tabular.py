@@ -45,9 +45,9 @@ class PiecewiseLinear(nn.Module):
     """Standardized numbers and their piecewise linear encoding (Gorishniy et al., NeurIPS 2022,
     https://arxiv.org/abs/2203.05556).
 
-    In the encoding a number is the share of each bin that lies below it. Edges are quantiles of a
-    normal distribution rather than of the data, so that they are no part of the weights. Shares are
-    centered: networks learn much worse from those in [0, 1].
+    In the encoding a number is the share of each bin that lies below it; the outer bins have no
+    end. Edges are quantiles of a normal distribution rather than of the data, so that they are no
+    part of the weights. Shares are centered: networks learn much worse from those in [0, 1].
 
     Args:
         bins: Number of bins B.
@@ -55,6 +55,8 @@ class PiecewiseLinear(nn.Module):
 
     low: Tensor
     width: Tensor
+    least: Tensor
+    most: Tensor
     mean: Tensor
     scale: Tensor
 
@@ -66,13 +68,18 @@ class PiecewiseLinear(nn.Module):
         edges = torch.cat([inner[:1] - gaps[:1], inner, inner[-1:] + gaps[-1:]])
         self.register_buffer("low", edges[:-1], persistent=False)
         self.register_buffer("width", edges.diff(), persistent=False)
+        least, most = torch.zeros(bins), torch.ones(bins)
+        least[0], most[-1] = -torch.inf, torch.inf
+        self.register_buffer("least", least, persistent=False)
+        self.register_buffer("most", most, persistent=False)
         shares = self.shares(grid)
         self.register_buffer("mean", shares.mean(0), persistent=False)
         self.register_buffer("scale", SCALE / shares.std(0), persistent=False)
 
     def shares(self, x: Tensor) -> Tensor:
         """Return the share of each bin below numbers (...): (..., B)."""
-        return ((x.unsqueeze(-1) - self.low) / self.width).clamp(0, 1)
+        shares = (x.unsqueeze(-1) - self.low) / self.width
+        return torch.minimum(torch.maximum(shares, self.least), self.most)
 
     def forward(self, x: Tensor) -> Tensor:
         """Encode numbers (..., D): (..., D (B + 1))."""
