@@ -5,17 +5,25 @@ import json
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from sklearn.datasets import load_digits
 
 import dubito
 from dubito import cli
+from dubito.augmentations import AUGMENTATIONS
+from dubito.backbones import BACKBONES
 from dubito.cli._commands import COMMANDS
+from dubito.cli._generate import of_fields
+from dubito.formats import FORMATS
+from dubito.methods import METHODS
+from dubito.scores import SCORES
 from tests.commands import run
 
 OPTIONS = ["--epochs", "6", "--lr", "0.01", "--training.batch_size=16", "--backbone.hidden", "32"]
@@ -157,6 +165,38 @@ def test_train_takes_options_of_entries(photos, tmp_path):
     assert model.scores["energy"].temperature == 2
     augment = model.record.config["training"]["augment"]
     assert (augment["name"], augment["scale"]) == ("photo", 0.8)
+
+
+@pytest.mark.parametrize(
+    ("words", "member"),
+    [
+        ("ensemble --method.size 2 --method.member iedl", {"name": "iedl"}),
+        ('ensemble --method.size 2 --method.member name="edl",kl_ramp=3', {"kl_ramp": 3}),
+        ("mc_dropout --method.member edl", {"name": "edl"}),
+        ("logit_norm --method.member re_edl", {"name": "re_edl"}),
+    ],
+)
+def test_train_takes_the_member_of_a_method(words, member, photos, tmp_path):
+    options = ["--epochs", 1, "--no-report", "--method", *words.split()]
+    assert run("train", photos, "--out", tmp_path, *options) == 0
+    saved = dubito.load(tmp_path).record.config["method"]["member"]
+    assert saved | member == saved
+
+
+def test_an_unknown_member_is_one_line(photos, tmp_path, capsys):
+    words = ["--method", "ensemble", "--method.member", "magic"]
+    assert run("train", photos, "--out", tmp_path, *words) == 2
+    assert "error: method 'ensemble': unknown method 'magic'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "registry", [METHODS, BACKBONES, SCORES, FORMATS, AUGMENTATIONS], ids=lambda one: one.what
+)
+def test_each_option_of_each_entry_reads_a_text(registry):
+    for name in registry:
+        for setting in of_fields(registry[name].__pydantic_fields__, registry.what):
+            with suppress(typer.BadParameter):  # it is no value of this option
+                setting.read("x")
 
 
 def test_flags_override_a_config_file(photos, tmp_path):

@@ -17,6 +17,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 
+from dubito.registry import Registry
 from dubito.types import Options
 
 REQUIRED: Any = inspect.Parameter.empty
@@ -94,6 +95,8 @@ class Setting:
         if self.positional or isinstance(given, bool) or self.annotation is Any:
             return given
         config: Any = {"arbitrary_types_allowed": True}
+        if hasattr(self.annotation, "model_fields"):  # it has a configuration of its own
+            config = None
         adapter: TypeAdapter[Any] = TypeAdapter(self.annotation, config=config)
         problems = []
         for value in _readings(given if isinstance(given, str) else ",".join(given)):
@@ -177,9 +180,11 @@ def of_fields(fields: Mapping[str, Any], section: str = "") -> Iterator[Setting]
         section: Name of the section, if it is one of a configuration with several.
     """
     for name, field in fields.items():
+        # An entry, such as the member of an ensemble, is built by its registry.
+        is_entry = any(isinstance(one, Registry) for one in field.metadata)
         yield Setting(
             name=f"{section}.{name}" if section else name,
-            annotation=field.annotation,
+            annotation=str | Mapping[str, Any] if is_entry else field.annotation,
             default=REQUIRED if field.is_required() else field.get_default(),
             help=" ".join((field.description or "").split()),
             panel=section.partition(".")[0].capitalize() or None,
