@@ -24,6 +24,7 @@ from dubito.formats.text import TextFormat
 from dubito.model import Model
 from dubito.onnx import Exported
 from dubito.policy import REASONS
+from dubito.scores import SCORES, Score
 from dubito.tasks import Classification, Regression, Task
 
 onnx = pytest.importorskip("onnx")
@@ -339,13 +340,38 @@ def test_a_network_without_a_graph(tmp_path):
     with pytest.raises(DubitoError, match="torch cannot export Branching as a graph: ") as caught:
         dubito.export(model, tmp_path / "model.onnx")
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("its graph depends on the values of a tensor")
+
+
+class Median(Score):
+    """A score of an operation that ONNX does not have."""
+
+    needs_fit = False
+
+    def forward(self, features: Tensor, outputs: Tensor) -> Tensor:
+        return features.kthvalue(2).values
+
+
+def test_a_score_without_a_graph_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(SCORES, "_entries", {**SCORES._entries, "median": Median})
+    model = build("softmax").add_scores(["median"])
+    with pytest.raises(DubitoError) as caught:
+        dubito.export(model, tmp_path / "model.onnx", scores=["median"])
+    assert str(caught.value) == (
+        "score 'median' cannot be exported (aten.kthvalue has no ONNX form): leave it out of "
+        "--scores, or rewrite it"
+    )
+    assert_equals_torch(model, dubito.export(model, tmp_path / "model.onnx"), draw(model, 9))
+    model.fit_policy(draw(model, 200), coverage=0.5, ood_score="median")
+    with pytest.raises(DubitoError, match=r"\): choose another score for the policy \(dubito cal"):
+        dubito.export(model, tmp_path / "model.onnx")
 
 
 def test_bad_arguments(tmp_path, monkeypatch):
     model = build("softmax", limits=False)
     with pytest.raises(ValueError, match=r"path must end with \.onnx, but is '.*model\.pt'"):
         dubito.export(model, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="no score 'vacuity'; known: 'total'"):
+    with pytest.raises(ValueError, match="unknown score 'vacuity'; known: 'max_prob'"):
         dubito.export(model, tmp_path / "model.onnx", scores=["vacuity"])
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ValueError, match=r"pip install 'dubito\[onnx\]'"):

@@ -11,6 +11,7 @@ metadata describes task, columns and inputs, so that a file can be used without 
 import json
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ import torch
 from pydantic_core import to_jsonable_python
 from torch import Tensor, nn
 
-from dubito import __version__
+from dubito import __version__, _checks
 from dubito._extras import need
 from dubito._files import atomic_write, json_text, make_folder
 from dubito.distributions import Distribution
@@ -44,6 +45,8 @@ INPUT, BATCH = "inputs", "batch"
 LOGGER = "torch.onnx._internal.exporter._registration"
 #: limit of a protocol buffer
 MAX_BYTES = (1 << 31) - 1
+#: operation in an error of torch, and colors
+OPERATION, COLORS = re.compile(r"OpOverload\(op='([\w.]+)'"), re.compile(r"\x1b\[[\d;]*m")
 #: samples of each kind in a check, and the spread of numbers in standard deviations
 EACH, SPREADS = 8, (0.0, 1.0, 10.0, 1000.0)
 #: indices that any network takes
@@ -122,6 +125,8 @@ def build(
         )
     for package in ("onnx", "onnxruntime", "onnxscript"):
         need(package, "onnx")
+    for name in scores or ():
+        _checks.one_of((*model.method.scores(model.task), *model.scores), name, "score")
     graph = _Graph(model, scores)
     samples = _samples(model, floats)
     content, metadata = _serialize(graph, samples[:3])
@@ -160,6 +165,15 @@ class _Graph(nn.Module):
         super().__init__()
         self.model = deepcopy(model).cpu().float().eval().requires_grad_(False)
         self.scores = scores
+        for name in self.model.scores.keys() - self.read_by_policy - {*(scores or ())}:
+            del self.model.scores[name]  # it need not have a graph
+
+    @property
+    def read_by_policy(self) -> set[str]:
+        """Names of the scores that the policy reads."""
+        policy = self.model.policy
+        thresholds = () if policy is None else (policy.threshold, policy.ood_threshold)
+        return {threshold.score for threshold in thresholds if threshold is not None}
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         features, outputs = self.model.run(inputs)
@@ -207,9 +221,9 @@ def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
     try:
         proto = _trace(graph, example, names)
     except Exception as error:  # torch raises errors of many kinds, with many lines
-        text = next(filter(str.strip, str(error).splitlines()), type(error).__name__)
+        _check_scores(graph, example)
         network = type(graph.model.network).__name__
-        raise DubitoError(f"torch cannot export {network} as a graph: {text[:200]}") from error
+        raise DubitoError(f"torch cannot export {network} as a graph: {_reason(error)}") from error
     size = proto.ByteSize()
     if size > MAX_BYTES:
         raise DubitoError(f"the network takes {size} bytes, but an .onnx file at most {MAX_BYTES}")
@@ -224,25 +238,60 @@ def _serialize(graph: _Graph, example: Tensor) -> tuple[bytes, dict[str, str]]:
     return proto.SerializeToString(deterministic=True), metadata
 
 
+def _check_scores(graph: _Graph, example: Tensor) -> None:
+    """Raise if a score is what torch cannot export."""
+    features, outputs = graph.model.run(example)
+    for name, score in graph.model.scores.items():
+        try:
+            _program(score, features, outputs)
+        except Exception as error:
+            remedy = "leave it out of --scores"
+            if name in graph.read_by_policy:
+                remedy = "choose another score for the policy (dubito calibrate)"
+            reason = _reason(error)
+            raise DubitoError(
+                f"score {name!r} cannot be exported ({reason}): {remedy}, or rewrite it"
+            ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Say in a line what torch cannot export."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = COLORS.sub("", str(error))
+    if operation := OPERATION.search(text):
+        return f"{operation[1]} has no ONNX form"
+    if text.startswith("Constraints violated"):
+        return "its graph is for batches of some sizes only"
+    if "data-dependent" in text:
+        return "its graph depends on the values of a tensor"
+    return next(filter(str.strip, text.splitlines()), type(error).__name__)[:200]
+
+
 def _trace(graph: _Graph, example: Tensor, names: Sequence[str]) -> Any:
     """Return the graph as an ONNX model, for batches of any size."""
-    batch = torch.export.Dim(BATCH)
+    outputs = [f"output:{name}" for name in names]
+    proto = _program(graph, example, input_names=[INPUT], output_names=outputs).model_proto
+    _rename(proto.graph, names)
+    _clean(proto)
+    return proto
+
+
+def _program(module: nn.Module, *args: Tensor | None, **names: Sequence[str]) -> Any:
+    """Return a module as an ONNX program, for batches of any size."""
+    batch = {0: torch.export.Dim(BATCH)}
+    shapes = tuple(None if arg is None else batch for arg in args)
     with _quiet():
-        traced = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
-        program: Any = torch.onnx.export(
+        traced = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+        return torch.onnx.export(
             traced,
             (),
             dynamo=True,
             opset_version=OPSET,
             verbose=False,
-            input_names=[INPUT],
-            output_names=[f"output:{name}" for name in names],
             custom_translation_table={torch.ops.aten.log1p.default: _log1p},
+            **names,  # type: ignore[arg-type]
         )
-    proto = program.model_proto
-    _rename(proto.graph, names)
-    _clean(proto)
-    return proto
 
 
 @contextmanager
