@@ -139,6 +139,49 @@ def test_errors(add, message):
         add(models.build())
 
 
+@SCORES.register("test_bad")
+class Bad(Score):
+    fault: str = ""
+    """What is wrong with it."""
+
+    def fit(self, features, outputs, target, head):
+        pass
+
+    def forward(self, features, outputs):
+        if self.fault == "infinite":
+            return features[:, 0].log()
+        return outputs[:, :1] if self.fault == "shape" else outputs[:, 0]
+
+
+@SCORES.register("test_unfitted")
+class Unfitted(Score):
+    needs_fit = False
+    needs_features = False
+
+    def forward(self, features, outputs):
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ("shape", r"score 'test_bad' returned \(64, 1\); expected \(64,\)"),
+        ("infinite", r"score 'test_bad' is not finite for \d+ of 64 training samples"),
+    ],
+)
+def test_a_score_that_could_not_be_used_is_refused(score, message):
+    model = models.build()
+    with pytest.raises(DubitoError, match=message) as caught:
+        model.add_scores([{"name": "test_bad", "fault": score}], X, NAMES)
+    assert "\n" not in str(caught.value)
+    assert not model.scores
+
+
+def test_a_score_without_a_fit_is_checked_before_the_training():
+    with pytest.raises(DubitoError, match=r"'test_unfitted' returned \(2, 3\); expected \(2,\)"):
+        models.build().check_scores([Unfitted()])
+
+
 def test_score_of_a_network_without_features():
     part = models.build()
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.Unflatten(1, (3, 1)), nn.Flatten())

@@ -32,6 +32,7 @@ from dubito.model.folder import TrainingRecord, fill, read, write
 from dubito.model.prediction import Collector, Prediction, batch_size, name_of, names_of
 from dubito.policy import Policy
 from dubito.scores import SCORES, Score
+from dubito.scores.base import check, fit
 from dubito.targets import Target, known_rows, values_and_weight
 from dubito.tasks import Task
 from dubito.types import Json
@@ -454,20 +455,22 @@ class Model(nn.Module):
         return self
 
     def check_scores(self, scores: Iterable[Score]) -> None:
-        """Raise if scores read what the network does not have, before it is trained.
+        """Raise if scores read what the network does not have, or need no fit and fail.
 
         Args:
             scores: Post-hoc scores.
         """
-        scores = [score for score in scores if score.needs_features]
+        scores = [*scores]
         if not scores:
             return
+        needed = any(score.needs_features for score in scores)
         with self._evaluating():
-            features, outputs = self.run(self.preprocessing.inputs.blank(2), with_features=True)
-            assert features is not None
-            head = linear_head(self.network, features, outputs)
-        for score in scores:
-            score.check_head(head)
+            features, outputs = self.run(self.preprocessing.inputs.blank(2), with_features=needed)
+            head = None if features is None else linear_head(self.network, features, outputs)
+            for score in scores:
+                score.check_head(head)
+                if not score.needs_fit:
+                    check(score.to(outputs.device), features, outputs)
 
     def _fit_scores(self, scores: Sequence[Score], items: object, target: object) -> None:
         if items is None:
@@ -490,7 +493,7 @@ class Model(nn.Module):
             if features is not None:
                 head = linear_head(self.network, features[:HEAD_ROWS], outputs[:HEAD_ROWS])
             for score in scores:
-                score.to(outputs.device).fit(features, outputs, expected, head)  # type: ignore[arg-type]
+                fit(score.to(outputs.device), features, outputs, expected, head)
 
     def _target(self, items: object, target: object, count: int) -> Tensor | Target:
         """Return encoded targets, with the weights of a source."""

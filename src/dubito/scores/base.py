@@ -114,6 +114,47 @@ SCORES: Registry[Score] = Registry("score", Score)
 #: field for a score: a score, its name, or a dict with its name
 AnyScore = Annotated[Score, SCORES]
 
+#: training samples that a fitted score is tried on
+TRIED = 64
+
+
+def fit(score: Score, features: Any, outputs: Tensor, target: Tensor, head: Head) -> None:
+    """Fit a score, and raise if it could not be used.
+
+    Args:
+        score: Score.
+        features: Features of the training samples, as in `Score.fit`.
+        outputs: Outputs of the network.
+        target: Encoded targets.
+        head: Last layer.
+    """
+    score.fit(features, outputs, target, head)
+    name = SCORES.name_of(score)
+    values = check(score, None if features is None else features[:TRIED], outputs[:TRIED])
+    if not bool(values.isfinite().all()):
+        count = int((~values.isfinite()).sum())
+        raise DubitoError(
+            f"score {name!r} is not finite for {count} of {len(values)} training samples"
+        )
+
+
+def check(score: Score, features: Any, outputs: Tensor) -> Tensor:
+    """Compute a score, and raise if it has the wrong shape.
+
+    Args:
+        score: Score that is fitted, or needs no fit.
+        features: Features, as in `Score.fit`.
+        outputs: Outputs of the network.
+    """
+    values: Tensor = score.eval()(features, outputs)
+    if values.shape != outputs.shape[:1]:
+        raise DubitoError(
+            f"score {SCORES.name_of(score)!r} returned {tuple(values.shape)}; expected "
+            f"{tuple(outputs.shape[:1])}"
+        )
+    return values
+
+
 #: buffers of a member by name
 State = dict[str, Tensor]
 
