@@ -72,7 +72,7 @@ def test_saved_scores_are_loaded(name, method, tmp_path):
 
 class Recorded(SCORES["knn"]):
     def fit(self, features, outputs, target, head):
-        self.seen = features, outputs, head
+        type(self).seen = features, outputs, head
         super().fit(features, outputs, target, head)
 
 
@@ -145,7 +145,8 @@ class Bad(Score):
     """What is wrong with it."""
 
     def fit(self, features, outputs, target, head):
-        pass
+        if self.fault == "lost":
+            self.means = features.mean(0)
 
     def forward(self, features, outputs):
         if self.fault == "infinite":
@@ -167,6 +168,10 @@ class Unfitted(Score):
     [
         ("shape", r"score 'test_bad' returned \(64, 1\); expected \(64,\)"),
         ("infinite", r"score 'test_bad' is not finite for \d+ of 64 training samples"),
+        (
+            "lost",
+            r"'test_bad': .* without self\.means, .* self\.register_buffer\('means', tensor\)",
+        ),
     ],
 )
 def test_a_score_that_could_not_be_used_is_refused(score, message):

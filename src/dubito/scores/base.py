@@ -119,7 +119,7 @@ TRIED = 64
 
 
 def fit(score: Score, features: Any, outputs: Tensor, target: Tensor, head: Head) -> None:
-    """Fit a score, and raise if it could not be used.
+    """Fit a score, and raise if it could not be used or saved.
 
     Args:
         score: Score.
@@ -128,8 +128,14 @@ def fit(score: Score, features: Any, outputs: Tensor, target: Tensor, head: Head
         target: Encoded targets.
         head: Last layer.
     """
+    before = {*vars(score)}
     score.fit(features, outputs, target, head)
     name = SCORES.name_of(score)
+    for lost in sorted(vars(score).keys() - before):
+        raise DubitoError(
+            f"score {name!r}: a model would be saved without self.{lost}, which fit sets: call "
+            f"self.register_buffer({lost!r}, tensor)"
+        )
     values = check(score, None if features is None else features[:TRIED], outputs[:TRIED])
     if not bool(values.isfinite().all()):
         count = int((~values.isfinite()).sum())
