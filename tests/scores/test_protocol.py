@@ -145,6 +145,8 @@ class Bad(Score):
     """What is wrong with it."""
 
     def fit(self, features, outputs, target, head):
+        if self.fault == "option":
+            features.norm(p="far")
         if self.fault == "lost":
             self.means = features.mean(0)
 
@@ -172,6 +174,7 @@ class Unfitted(Score):
             "lost",
             r"'test_bad': .* without self\.means, .* self\.register_buffer\('means', tensor\)",
         ),
+        ("option", r"score 'test_bad': \w+Error: "),
     ],
 )
 def test_a_score_that_could_not_be_used_is_refused(score, message):

@@ -1,7 +1,8 @@
 """The score protocol: what is fitted to features and outputs after training."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, dataclass_transform
 
 import torch
@@ -9,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dubito import _checks
-from dubito.errors import DubitoError
+from dubito.errors import DubitoError, reason
 from dubito.registry import Entry, Registry
 
 __all__ = ["SCORES", "Score"]
@@ -129,7 +130,8 @@ def fit(score: Score, features: Any, outputs: Tensor, target: Tensor, head: Head
         head: Last layer.
     """
     before = {*vars(score)}
-    score.fit(features, outputs, target, head)
+    with _named(score):
+        score.fit(features, outputs, target, head)
     name = SCORES.name_of(score)
     for lost in sorted(vars(score).keys() - before):
         raise DubitoError(
@@ -152,13 +154,26 @@ def check(score: Score, features: Any, outputs: Tensor) -> Tensor:
         features: Features, as in `Score.fit`.
         outputs: Outputs of the network.
     """
-    values: Tensor = score.eval()(features, outputs)
+    with _named(score):
+        values: Tensor = score.eval()(features, outputs)
     if values.shape != outputs.shape[:1]:
         raise DubitoError(
             f"score {SCORES.name_of(score)!r} returned {tuple(values.shape)}; expected "
             f"{tuple(outputs.shape[:1])}"
         )
     return values
+
+
+@contextmanager
+def _named(score: Score) -> Iterator[None]:
+    """Name the score in an error of another package, such as one about a bad option."""
+    try:
+        yield
+    except DubitoError:
+        raise
+    except Exception as error:
+        what = f"{SCORES.name_of(score)!r}: {type(error).__name__}"
+        raise DubitoError(f"score {what}: {reason(error)}") from error
 
 
 #: buffers of a member by name
