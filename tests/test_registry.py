@@ -2,6 +2,7 @@
 
 import sys
 from importlib.metadata import EntryPoint
+from typing import ClassVar
 
 import pytest
 
@@ -73,6 +74,25 @@ def test_a_class_that_is_no_entry_is_refused():
     with pytest.raises(DubitoError, match="must define distribution, terms"):
         METHODS.register("mine")(type("Mine", (Method,), {}))
     assert "mine" not in METHODS
+
+
+def gray(**body):
+    return type("Mine", (Gray,), body)
+
+
+def test_an_option_without_an_annotation_is_refused():
+    message = r"Mine\.depth is no option .* write depth: int = 2, or depth: ClassVar\[int\] for a"
+    with pytest.raises(DubitoError, match=message):
+        gray(depth=2)
+    with pytest.raises(DubitoError, match=r"write level: float = 0\.25"):  # it would stay 0.5
+        gray(level=0.25)
+    assert gray(level=0.25, __annotations__={"level": float})().level == 0.25
+
+
+def test_what_is_no_option_needs_no_annotation():
+    kind = gray(argument=None, _depth=2, DEPTH=2, depth=property(len), build=len, kind=int)
+    assert list(kind.__pydantic_fields__) == ["level"]
+    assert gray(depth=2, __annotations__={"depth": ClassVar[int]}).depth == 2
 
 
 # --- plug-ins ---

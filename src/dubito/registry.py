@@ -19,7 +19,7 @@ dubito.errors.DubitoError: unknown color 'blue'; known: 'gray'; --import loads a
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from inspect import isabstract
+from inspect import get_annotations, isabstract
 from typing import Any, ClassVar, Generic, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -51,9 +51,29 @@ class Entry:
 
     def __init_subclass__(cls, frozen: bool = True, **options: Any) -> None:
         super().__init_subclass__(**options)
+        _check_annotated(cls)
         # An entry that is not frozen is a module with state, which compares by identity.
         dataclass(frozen=frozen, eq=frozen, kw_only=True, config=CONFIG)(cls)
         _inherit_descriptions(cls)
+
+
+def _check_annotated(entry: type) -> None:
+    """Raise if a value looks like an option, but is none because it has no annotation."""
+    own, parents = get_annotations(entry), entry.__mro__[1:]
+    for name, value in vars(entry).items():
+        is_code = callable(value) or hasattr(value, "__get__")
+        if is_code or name in own or name.startswith("_") or name.isupper():
+            continue
+        is_declared = any(hasattr(one, name) or name in get_annotations(one) for one in parents)
+        # The value of an inherited option would not change without an annotation either.
+        if not is_declared or any(
+            name in getattr(one, "__pydantic_fields__", ()) for one in parents
+        ):
+            kind = type(value).__name__
+            raise DubitoError(
+                f"{entry.__name__}.{name} is no option without an annotation: write {name}: {kind} "
+                f"= {value!r}, or {name}: ClassVar[{kind}] for a constant"
+            )
 
 
 def _inherit_descriptions(entry: Any) -> None:
