@@ -7,6 +7,7 @@ from dubito import data
 from dubito.api import calibrate, evaluate, predict, train
 from dubito.config import RunConfig
 from dubito.errors import DubitoError
+from dubito.methods import EDL, METHODS
 from tests.model import models
 
 MISSPELLED = {
@@ -150,3 +151,18 @@ def test_calibration_samples_are_drawn_regardless_of_their_class():
 
     assert is_proportional(selection.target, rest)
     assert not is_proportional(calibration.target, data.open("digits").target)
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"ood_score": "vacuty"}, "method 'mine': ood_score is 'vacuty', not one of .*'vacuity'"),
+        ({"error_score": "maxprob"}, "method 'mine': error_score is 'maxprob'"),
+        ({"tasks": ("clasification",)}, "unknown task of the method Mine 'clasification'"),
+    ],
+)
+def test_a_misspelled_declaration_of_a_method_fails_first(declared, message, monkeypatch):
+    kind = type("Mine", (EDL,), declared)
+    monkeypatch.setattr(METHODS, "_entries", {**METHODS._entries, "mine": kind})
+    with pytest.raises(DubitoError, match=message):
+        RunConfig.merge(None, {"method": "mine"})

@@ -46,6 +46,7 @@ __all__ = ["RunConfig"]
 Deviation = Annotated[FiniteFloat, Field(ge=0)]
 M = TypeVar("M", bound=BaseModel)
 METHOD = "iedl"
+KINDS = ("classification", "regression")
 #: share of the samples that chooses the epoch, where one is chosen
 SELECTION = 0.1
 POSTHOC = "posthoc"
@@ -220,6 +221,7 @@ class RunConfig(
     def _check_names(self) -> Self:
         """Check names that depend on several sections."""
         kind, keep = self.task_kind, self.training.keep
+        _checks.one_of(KINDS, kind, f"task of the method {type(self.method).__name__}")
         if kind not in self.method.tasks:
             name = METHODS.name_of(self.method)
             raise ValueError(f"{name} is for {' and '.join(self.method.tasks)}, not for {kind}")
@@ -246,6 +248,12 @@ class RunConfig(
     def _check_scores(self) -> Self:
         """Check the names of scores."""
         own, kind = self.method_scores, self.task_kind
+        for option in ("error_score", "ood_score"):
+            name = getattr(self.method, option)
+            if name not in self.scores:
+                method = METHODS.name_of(self.method)
+                known = _checks.listed(self.scores)
+                raise ValueError(f"method {method!r}: {option} is {name!r}, not one of {known}")
         for name, score in ((SCORES.name_of(score), score) for score in self.posthoc):
             if kind not in score.tasks:
                 raise ValueError(f"the score {name!r} is not for {kind}")

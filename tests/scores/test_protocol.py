@@ -190,6 +190,11 @@ def test_a_score_without_a_fit_is_checked_before_the_training():
         models.build().check_scores([Unfitted()])
 
 
+def test_a_misspelled_direction_is_refused():
+    with pytest.raises(DubitoError, match=r"Bad\.higher 'uncertianty'; known: 'confidence', 'unc"):
+        type("Bad", (Score,), {"higher": "uncertianty"})
+
+
 def test_score_of_a_network_without_features():
     part = models.build()
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.Unflatten(1, (3, 1)), nn.Flatten())

@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, dataclass_transform, get_args
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from dubito import _checks
+from dubito.distributions.base import Higher
 from dubito.errors import DubitoError, reason
 from dubito.registry import Entry, Registry
 
@@ -34,7 +35,7 @@ class Score(Entry, nn.Module, ABC, frozen=False):
         needs_head: Whether `fit` reads the last layer, which must be linear then.
     """
 
-    higher: ClassVar[Literal["confidence", "uncertainty"]] = "confidence"
+    higher: ClassVar[Higher] = "confidence"
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
     needs_features: ClassVar[bool] = True
     needs_fit: ClassVar[bool] = True
@@ -42,6 +43,7 @@ class Score(Entry, nn.Module, ABC, frozen=False):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(frozen=False, **options)
+        _checks.one_of(get_args(Higher), cls.higher, f"value of {cls.__name__}.higher")
 
     def __post_init__(self) -> None:
         nn.Module.__init__(self)
