@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import dubito.methods as methods
+from dubito.errors import DubitoError
 from dubito.methods import METHODS, Method, MethodLoss
 from tests.methods.digits import data_of, loss_of, predict, task_of, trained, untrained
 
@@ -254,12 +255,20 @@ def test_names_of_the_package_are_taken():
     assert METHODS["edl"] is methods.EDL
 
 
-def test_weights_with_other_names_are_an_error():
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({}, r"method 'misnamed': weights\(\) lacks 'cross_entropy'"),
+        ({"cross_entropy": 1, "kl": 1}, r"weights\(\) has 'kl'; its terms are 'cross_entropy'"),
+    ],
+)
+def test_weights_with_other_names_are_an_error(weights, message, monkeypatch):
     class Misnamed(methods.Softmax):
         def weights(self, epoch, epochs):
-            return {"crossentropy": 1.0}
+            return weights
 
-    with pytest.raises(ValueError, match=r"named 'crossentropy', terms 'cross_entropy'"):
+    monkeypatch.setattr(METHODS, "_entries", {**METHODS._entries, "misnamed": Misnamed})
+    with pytest.raises(DubitoError, match=message):
         Misnamed().weight_tensor(0, 1)
 
 

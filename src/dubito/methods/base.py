@@ -155,10 +155,14 @@ class Method(Entry, ABC):
             epochs: Number of epochs in all.
         """
         names, weights = [*self.terms, *self.ood_terms], self.weights(epoch, epochs)
-        if weights.keys() != set(names):
-            raise ValueError(
-                f"{type(self).__name__}: weights are named {_checks.listed(weights)}, "
-                f"terms {_checks.listed(names)}"
+        missing, extra = set(names) - weights.keys(), weights.keys() - set(names)
+        if odd := missing or extra:
+            own = {kind: name for name, kind in METHODS.items()}.get(
+                type(self), type(self).__name__
+            )
+            raise DubitoError(
+                f"method {own!r}: weights() {'lacks' if missing else 'has'} "
+                f"{_checks.listed(sorted(odd))}; its terms are {_checks.listed(names)}"
             )
         return torch.tensor([weights[name] for name in names])
 
