@@ -1,6 +1,7 @@
 """Losses: targets, weights, axes, reductions, schedules, errors. Terms are tested by form."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -435,8 +436,9 @@ def test_terms_return_one_value_per_sample(reduce: Callable[[Tensor], Tensor]):
         return reduce((one_hot(target, 3) - dist.probs).square().sum(-1))
 
     dist, target = Dirichlet(torch.ones(2, 3)), torch.tensor([0, 1])
-    with pytest.raises(ValueError, match=r"bias returned shape .*; a term returns one value per"):
-        losses.weighted_sums({"bias": bias}, dist, target, torch.ones(1))
+    message = r"the loss term 'mine' returned shape .*; a term returns one value per"
+    with pytest.raises(ValueError, match=message):  # by its key: a partial function has no name
+        losses.weighted_sums({"mine": partial(bias)}, dist, target, torch.ones(1))
 
 
 def test_terms_of_a_dirichlet_reject_other_distributions():

@@ -66,7 +66,7 @@ class ClosedForm:
 
     def __call__(self, dist: Dirichlet, target: Tensor) -> Tensor:
         """Compute the term of each sample: (...)."""
-        return _value(self, dist, target, per_class=False)
+        return _value(self.form, self, dist, target, per_class=False)
 
 
 mse_bias = ClosedForm("mse_bias")
@@ -230,7 +230,8 @@ def weighted_sums(
     elif not values.is_floating_point():
         labels = values.long()
         counted = labels.masked_fill(labels == ignore_index, 0)
-    each = torch.stack([_value(term, dist, counted, per_class, weight) for term in functions], -1)
+    parts = [_value(name, t, dist, counted, per_class, weight) for name, t in terms.items()]
+    each = torch.stack(parts, -1)
     _, row_weight = torch_backend.row_weights(values, class_weight, ignore_index, each)
     if weight is None:
         counts = row_weight
@@ -275,8 +276,8 @@ def value_and_gradient(
         leaf = outputs.detach().double().requires_grad_()
         dist = to_distribution(leaf)
         parts = [
-            weight * _value(term, dist, target, per_class).unsqueeze(-1)
-            for term, weight in zip(functions, weights, strict=True)
+            weight * _value(name, term, dist, target, per_class).unsqueeze(-1)
+            for (name, term), weight in zip(terms.items(), weights, strict=True)
         ]
         loss = sum(parts[1:], parts[0]).squeeze(-1)
         (gradient,) = torch.autograd.grad(loss.sum(), leaf)
@@ -324,6 +325,7 @@ def _spec(
 
 
 def _value(
+    name: str,
     term: Term,
     dist: Distribution,
     target: Tensor | Target,
@@ -331,16 +333,15 @@ def _value(
     weight: Tensor | None = None,
 ) -> Tensor:
     """Evaluate one term: (...). Weights of single numbers, (..., T), multiply them."""
-    name = getattr(term, "__name__", term)
     if isinstance(target, Target) and not getattr(term, "takes_bounds", False):
-        raise DubitoError(f"the loss term {name} does not take censored targets")
+        raise DubitoError(f"the loss term {name!r} does not take censored targets")
     if isinstance(term, ClosedForm):
         assert isinstance(target, Tensor)
         closed = _closed_form((term,), dist, per_class, -100, "none")
         if closed is None:
             raise TypeError(f"{term.form} is a term of a Dirichlet, not of {dist!r}")
         one = constant((1.0,), dist.device, torch.float32)
-        value, name = _evaluate(*closed, target, one, None)[0], term.form
+        value = _evaluate(*closed, target, one, None)[0]
     else:
         value = term(dist, target)
     if isinstance(dist, RealDistribution) and value.shape == dist.mean.shape:
@@ -349,13 +350,13 @@ def _value(
         return value.sum(-1)
     if value.shape != dist.batch_shape:
         raise DubitoError(
-            f"{name} returned shape {tuple(value.shape)}; a term "
-            f"returns one value per sample, {tuple(dist.batch_shape)}, without a mean or sum"
+            f"the loss term {name!r} returned shape {tuple(value.shape)}; a term returns one value "
+            f"per sample, {tuple(dist.batch_shape)}, without a mean or sum"
         )
     if weight is not None and weight.ndim > value.ndim:
         raise DubitoError(
-            f"{name} returns one value per sample: it takes no weights of single numbers, and none "
-            "may be missing"
+            f"the loss term {name!r} returns one value per sample: it takes no weights of single "
+            "numbers, and none may be missing"
         )
     return value
 
