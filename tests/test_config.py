@@ -26,7 +26,6 @@ MISSPELLED = {
     "posthoc option": ({"posthoc.energy.temprature": 2}, "'temprature'; known: 'temperature'"),
     "posthoc value": ({"posthoc.energy.temperature": 0}, "temperature: .* greater than 0"),
     "posthoc": ({"posthoc": ["enrgy"]}, "unknown score 'enrgy'; known: .*'energy'"),
-    "posthoc of the method": ({"method": "softmax", "posthoc": ["energy"]}, "softmax has the"),
     "score": ({"score": "max_porb"}, "unknown score 'max_porb'; known: .*'max_prob'"),
     "ood_score": ({"ood_score": "enrgy"}, "unknown ood_score 'enrgy'; .*'vacuity'"),
     "optimizer": ({"optimizer": "adamm"}, "unknown optimizer 'adamm'; known: .*'adam'"),
@@ -151,6 +150,15 @@ def test_calibration_samples_are_drawn_regardless_of_their_class():
 
     assert is_proportional(selection.target, rest)
     assert not is_proportional(calibration.target, data.open("digits").target)
+
+
+def test_a_score_that_the_method_has_is_skipped():
+    scores = {"posthoc": ["energy", "knn"], "ood_score": "energy"}
+    with pytest.warns(UserWarning, match="softmax has a score 'energy' of its own"):
+        config = RunConfig.merge(None, {"method": "softmax", **scores})
+    assert [score["name"] for score in config.model_dump()["posthoc"]] == ["knn"]
+    assert RunConfig.merge(config.model_dump(), {}).posthoc  # without a warning
+    assert len(RunConfig.merge(None, {"method": "edl", **scores}).posthoc) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import (
     FiniteFloat,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -33,7 +35,7 @@ from dubito.formats import FORMATS, Preprocessing
 from dubito.formats.base import AnyFormat, InputFormat
 from dubito.formats.images import Fit, ImageFormat, Mode
 from dubito.methods import METHODS
-from dubito.methods.base import AnyMethod
+from dubito.methods.base import AnyMethod, Method
 from dubito.scores import SCORES
 from dubito.scores.base import AnyScore, Score
 from dubito.tasks import Classification, Regression
@@ -217,6 +219,18 @@ class RunConfig(
     policy: PolicyConfig = PolicyConfig()
     """Guarantee of the policy, and of intervals or prediction sets."""
 
+    @field_validator("posthoc")
+    @classmethod
+    def _new_scores(cls, scores: tuple[Score, ...], info: ValidationInfo) -> tuple[Score, ...]:
+        """Leave out scores that the method has: one list serves all methods of a comparison."""
+        if (method := info.data.get("method")) is None:  # it is not valid
+            return scores
+        own, name_of = method_scores(method), SCORES.name_of
+        for name in (name_of(score) for score in scores if name_of(score) in own):
+            text = f"{METHODS.name_of(method)} has a score {name!r} of its own"
+            warnings.warn(f"{text}: that of posthoc is skipped", stacklevel=2)
+        return tuple(score for score in scores if name_of(score) not in own)
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         """Check names that depend on several sections."""
@@ -247,7 +261,7 @@ class RunConfig(
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
         """Check the names of scores."""
-        own, kind = self.method_scores, self.task_kind
+        kind = self.task_kind
         for option in ("error_score", "ood_score"):
             name = getattr(self.method, option)
             if name not in self.scores:
@@ -257,9 +271,6 @@ class RunConfig(
         for name, score in ((SCORES.name_of(score), score) for score in self.posthoc):
             if kind not in score.tasks:
                 raise ValueError(f"the score {name!r} is not for {kind}")
-            if name in own:
-                method = METHODS.name_of(self.method)
-                raise ValueError(f"{method} has the score {name!r}: leave it out of posthoc")
         for option in ("score", "ood_score"):
             name = getattr(self.policy, option)
             if name not in (None, *self.scores):
@@ -330,15 +341,9 @@ class RunConfig(
         return self.data.task or self.method.tasks[0]
 
     @property
-    def method_scores(self) -> tuple[str, ...]:
-        """Names of the scores of the method's predictions."""
-        # They follow from the kind of distribution, whatever the number of classes.
-        return self.method.scores(Classification(classes=("0", "1")))
-
-    @property
     def scores(self) -> tuple[str, ...]:
         """Names of the scores of a prediction, post-hoc scores included."""
-        return (*self.method_scores, *map(SCORES.name_of, self.posthoc))
+        return (*method_scores(self.method), *map(SCORES.name_of, self.posthoc))
 
     @property
     def selection(self) -> float:
@@ -431,6 +436,16 @@ class RunConfig(
         scores = [SCORES.to_dict(score) for score in self.posthoc]
         values |= {"training": self.training.identity(), "posthoc": {"scores": scores}}
         return {f"{section}.{key}": v for section in values for key, v in values[section].items()}
+
+
+def method_scores(method: Method) -> tuple[str, ...]:
+    """Return the names of the scores of a method's predictions.
+
+    Args:
+        method: The method.
+    """
+    # They follow from the kind of distribution, whatever the number of classes.
+    return method.scores(Classification(classes=("0", "1")))
 
 
 def _path(key: str) -> list[str]:
