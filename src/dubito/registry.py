@@ -14,7 +14,7 @@ An entry is a class with options as fields, registered under a name:
 {'name': 'gray', 'level': 0.5}
 >>> COLORS.build("blue")
 Traceback (most recent call last):
-dubito.errors.DubitoError: unknown color 'blue'; known: 'gray'; --import loads a module with others
+dubito.errors.DubitoError: unknown color 'blue'; known: 'gray'; import the module that ...
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -157,7 +157,7 @@ class Registry(Mapping[str, type[E]], Generic[E]):
             load_plugins()
         if name not in self:
             known = ", ".join(map(repr, self))
-            hint = "--import loads a module with others"
+            hint = "import the module that registers it first (--import MODULE)"
             raise DubitoError(f"unknown {self.what} {name!r}; known: {known}; {hint}")
         return self[name]
 

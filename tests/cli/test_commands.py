@@ -189,6 +189,16 @@ def test_an_unknown_member_is_one_line(photos, tmp_path, capsys):
     assert "error: method 'ensemble': unknown method 'magic'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("entry", ["method", "backbone", "augment"])
+def test_an_unknown_entry_is_reported_before_its_options(entry, tmp_path, capsys):
+    words = [f"--{entry}", "gamma", f"--{entry}.rate", "2"]
+    assert run("train", "digits", "--out", tmp_path, *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: unknown ")
+    assert " 'gamma'; known: " in error
+    assert error.endswith("; import the module that registers it first (--import MODULE)\n")
+
+
 @pytest.mark.parametrize(
     "registry", [METHODS, BACKBONES, SCORES, FORMATS, AUGMENTATIONS], ids=lambda one: one.what
 )

@@ -168,6 +168,8 @@ def _entry_settings(
     field = section.rpartition(".")[2]
     if not any(word == "--help" or field in word for word in argv):
         return  # its module need not be imported
+    if name.lower() not in ("", "none", AUTO):
+        registry.find(name)  # if it is unknown, that is the error, and not its options
     settings: dict[str, Setting] = {}
     for one in CHOSEN if name == AUTO else (name.partition(":")[0],):
         for setting in of_fields(getattr(registry.get(one), "__pydantic_fields__", {}), section):
