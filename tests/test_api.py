@@ -128,6 +128,17 @@ def test_number_target_needs_a_task(housing, tmp_path):
 # --- use ---
 
 
+def test_evaluate_takes_ood_data_by_name(folder):
+    noise = np.random.default_rng(0).integers(17, size=(20, 1, 8, 8), dtype=np.uint8)
+    result = evaluate(folder, ood={"noise": noise, "known": "digits"})
+    assert {name: part["samples"] for name, part in result["ood"].items()} == {
+        "noise": 20, "known": 359,
+    }  # fmt: skip
+    for data_without_a_name in ([noise], noise, "digits"):
+        with pytest.raises(DubitoError, match=r"or a dict: ood=\{'noise': array\}"):
+            evaluate(folder, ood=data_without_a_name)
+
+
 def test_evaluate_ood_and_noise(folder):
     result = evaluate(folder, ood=["digits"], noise=[0.5])
     assert result["part"] == "test"

@@ -321,7 +321,7 @@ def evaluate(
     model: AnyModel,
     data: Any = None,
     *,
-    ood: Sequence[str] = (),
+    ood: Sequence[str] | Mapping[str, Any] = (),
     noise: Sequence[float] = (),
     resize: bool = False,
     out: AnyPath | None = None,
@@ -338,7 +338,8 @@ def evaluate(
     Args:
         model: Model, or the folder of one, or of the models of several seeds.
         data: Other labeled data: known name, image folder, .npz or .csv file, arrays, DataFrame.
-        ood: Out-of-distribution inputs to detect: known names or paths.
+        ood: Out-of-distribution inputs to detect: known names or paths; or data of any kind, each
+            with a name.
         noise: Standard deviations of normal noise; noisy samples are to be detected.
         resize: Convert images of another size, gray or in color.
         out: File for the result, JSON; by default evaluation/result.json in the model's folder.
@@ -350,15 +351,19 @@ def evaluate(
     Returns:
         The result; of several seeds {"mean", "std"} for each number.
     """
-    for name in ood:
-        parts(name)  # it exists
+    places = _named(ood)
+    for place in places.values():
+        parts(place)  # it exists
     folders = [model] if isinstance(model, Model) else seed_folders(Path(model))
     results: list[Json] = []
     for folder in folders:
         loaded = load_model(folder, device, network)
         source, part = _labeled(loaded, data, resize)
         options: Any = {"format": loaded.preprocessing.inputs, "resize": resize, "labeled": False}
-        unlabeled = {str(name): datasets.open(name, _test_part(name), **options) for name in ood}
+        unlabeled = {
+            name: datasets.open(place, _test_part(place), **options)
+            for name, place in places.items()
+        }
         prediction = loaded.predict(source)
         foreign = {name: loaded.predict(inputs) for name, inputs in unlabeled.items()}
         items = source if noise else prediction  # noise is added to inputs
@@ -443,6 +448,15 @@ def calibrate(
     if not isinstance(folder, Model):
         loaded.save(folder)
     return loaded
+
+
+def _named(data: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return data by name; that of a path is the path."""
+    if isinstance(data, Mapping):
+        return {str(name): place for name, place in data.items()}
+    if not isinstance(data, str) and all(isinstance(one, str | os.PathLike) for one in data):
+        return {str(place): place for place in data}
+    raise DubitoError("ood must be a list of names or paths, or a dict: ood={'noise': array}")
 
 
 def _test_part(source: Any) -> str:
