@@ -27,7 +27,7 @@ def executed(
 @pytest.mark.parametrize("executed", ["photos"], indirect=True)
 def test_photos_are_learned_and_noise_is_not_answered(executed: dict[str, Any]) -> None:
     assert executed["result"]["metrics"]["accuracy"] > 0.8
-    assert {row["input"]: row["accepted"] for row in executed["rows"]}["noise.png"] is False
+    assert {row["input"]: row["accepted"] for row in executed["rows"]}["new/noise.png"] is False
 
 
 @pytest.mark.parametrize("executed", ["trained"], indirect=True)

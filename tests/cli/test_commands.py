@@ -326,6 +326,15 @@ def test_predict_reports_a_broken_image(trained, photos, tmp_path, capsys):
     assert rows[1]["prediction"] == ""
 
 
+def test_predict_names_files_as_they_are_given(trained, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    first = min((photos / "0").iterdir()).name
+    for words in (["photos"], ["photos", "photos/1"], ["photos/0"]):
+        assert run("predict", trained, *words, "--out", tmp_path / "rows.csv") == 0
+        rows = csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())
+        assert next(rows)["input"] == f"photos/0/{first}"
+
+
 def test_predict_json_lines(trained, photos, capsys):
     words = ["--format", "jsonl", "--scores", "vacuity"]
     assert run("predict", trained, photos / "0", *words) == 0

@@ -105,8 +105,15 @@ def _most_common(files: Sequence[Path]) -> type[InputFormat]:
     return max(kinds, key=count)
 
 
-def file_names(files: Sequence[Path]) -> list[str]:
-    """Return the names of files for users: below the folder that has them all."""
+def file_names(files: Sequence[Path], labeled: bool) -> list[str]:
+    """Return the names of files for users: below the folder that has them all, or as given.
+
+    Args:
+        files: Files.
+        labeled: Whether they are data with targets; predictions are found again by their paths.
+    """
+    if not labeled:
+        return [str(file) for file in files]
     root = os.path.commonpath([file.absolute().parent for file in files])
     return [os.path.relpath(file, root) for file in files]
 

@@ -148,7 +148,7 @@ def open(
         format, fitting = _fitted(name, items, options, adapt)
     else:
         _check_accepted(name, items, format, resize)
-    names = folders.file_names(items) if _all_are(items, os.PathLike) else None
+    names = folders.file_names(items, labeled) if _all_are(items, os.PathLike) else None
     opened = Items(name, format, items, labels, names, fit=fitting, weight=weights)
     if isinstance(items, np.ndarray):
         return _without_errors(opened.in_memory(), on_error)
