@@ -280,7 +280,7 @@ def test_evaluate_fits_into_80_columns(evaluated, capsys, monkeypatch):
     assert "mahalanobis (foreign)" in text
     heads = [line.split() for line in text.splitlines() if "AUROC" in line and "score" in line]
     assert heads[0] == ["score", "AUROC", "↑", "FPR95", "↓", "AUPR", "↑"]
-    assert "AUPR misleads" in text
+    assert "Prefer AUROC: AUPR is high where one set is much larger" in text
     page = (model / "evaluation" / "report.html").read_text("utf-8")
     assert "What it accepts" in page
 

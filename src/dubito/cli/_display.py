@@ -17,7 +17,7 @@ from dubito.policy import Policy
 Result = Mapping[str, Any]
 #: AUPR comes last
 DETECTION = {"auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aurc": "AURC ↓", "aupr": "AUPR ↑"}
-AUPR = "AUPR misleads on unequal sizes: 82 to 97 on noise whose AUROC was 14 to 74."
+AUPR = "Prefer AUROC: AUPR is high where one set is much larger than the other."
 #: letters of a name that a narrow terminal does not wrap
 LONGEST = 28
 #: letters of the name of data: the end of a path says more than its beginning
