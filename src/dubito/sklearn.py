@@ -51,14 +51,14 @@ from dubito.pipeline import Pipeline
 from dubito.targets import is_censored
 from dubito.tasks import Classification, Regression, Task, class_names, numbers
 from dubito.training import Callback, TrainConfig, Trainer
-from dubito.training.recipes import rate_of_numbers
+from dubito.training.recipes import decay_of_numbers, rate_of_numbers
 from dubito.types import Array, Options
 
 __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
 
 AnyMethod = str | Mapping[str, Any] | Method
-#: fewer held-out samples calibrate worse than cross-validated predictions
-MIN_HELD_OUT = 100
+#: fewer held-out samples calibrate worse than cross-validated predictions, and fewer train
+MIN_HELD_OUT = 200
 #: fewer samples in all are not calibrated
 MIN_FOLDED = 20
 FOLDS = 5
@@ -79,7 +79,7 @@ class _Estimator(BaseEstimator):
     epochs: int = 50
     batch_size: int | str = "auto"
     lr: float | str = 2e-3
-    weight_decay: float = 0.0
+    weight_decay: float | str = 0.0
     calibrate: bool = True
     error_rate: float | None = None
     confidence: float = 0.95
@@ -217,7 +217,8 @@ class _Estimator(BaseEstimator):
 
     def _training(self, count: int, epochs: int) -> Options:
         """Return the settings of a training on some samples."""
-        size = self.batch_size
+        size, decay = self.batch_size, self.weight_decay
+        decay = decay_of_numbers(count) if decay == "auto" else decay
         if size == "auto":
             size = int(np.clip(count // 8, SMALLEST_BATCH, self._largest_batch))
         return {
@@ -226,7 +227,7 @@ class _Estimator(BaseEstimator):
             "batch_size": size if isinstance(size, str) else index(size),
             "optimizer": "adamw",
             "lr": rate_of_numbers(count) if self.lr == "auto" else self.lr,
-            "optimizer_options": {"weight_decay": self.weight_decay},
+            "optimizer_options": {"weight_decay": decay},
             "schedule": "cosine",
             "schedule_by": "epoch",
             "keep": "last",
@@ -376,7 +377,7 @@ class EvidentialClassifier(ClassifierMixin, _Estimator):
         validation_fraction: Share of the data that is held out.
         folds: Train as many networks, each without one fold of the data, calibrate on its
             predictions of that fold, and predict with their ensemble: its guarantee is approximate.
-            "auto" takes five if fewer than 100 of at least 20 samples would be held out; None holds
+            "auto" takes five if fewer than 200 of at least 20 samples would be held out; None holds
             out.
         class_weight: "balanced", a dict from class to weight, or None.
         random_state: Seed; equal seeds give equal networks.
@@ -494,7 +495,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 256.
         lr: Initial learning rate, which falls to 0 along a cosine; "auto" is 0.02, and 0.01 from
             2,000 samples. Images need a lower one.
-        weight_decay: Weight decay of AdamW.
+        weight_decay: Weight decay of AdamW; "auto" is 0.5, and 0.1 from 2,000 samples.
         calibrate: Fit intervals on `validation_fraction` of the data, which is then not trained on,
             or on the predictions of folds.
         error_rate: Error rate among accepted predictions that `predict_or_abstain` guarantees,
@@ -508,7 +509,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         validation_fraction: Share of the data that is held out.
         folds: Train as many networks, each without one fold of the data, calibrate on its
             predictions of that fold, and predict with their ensemble: its guarantee is approximate.
-            "auto" takes five if fewer than 100 of at least 20 samples would be held out; None holds
+            "auto" takes five if fewer than 200 of at least 20 samples would be held out; None holds
             out.
         random_state: Seed; equal seeds give equal networks.
         device: Device of the training: "cpu", "cuda", or "auto" for a GPU if there is one.
@@ -522,7 +523,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
     method: AnyMethod = "der"
     epochs: int = field(default=40, kw_only=True)
     lr: float | str = field(default="auto", kw_only=True)
-    weight_decay: float = field(default=0.1, kw_only=True)
+    weight_decay: float | str = field(default="auto", kw_only=True)
     tolerance: float | Sequence[float] | None = field(default=None, kw_only=True)
     max_width: float | None = field(default=None, kw_only=True)
     _target_options: ClassVar[Options] = {"y_numeric": True, "multi_output": True}

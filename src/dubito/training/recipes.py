@@ -58,13 +58,12 @@ PHOTOS: Options = {
 PHOTO_SAMPLES, FEWEST_PHOTO_EPOCHS = 40_000, 5
 #: numbers from tables, with eight steps per epoch up to the largest batch
 NUMBERS: Options = {
-    "epochs": 40, "optimizer": "adamw", "schedule": "cosine",
-    "optimizer_options": {"weight_decay": 0.1}, "patience": 0,
+    "epochs": 40, "optimizer": "adamw", "schedule": "cosine", "patience": 0,
 }  # fmt: skip
 NUMBERS_BATCH = (16, 256)
-#: samples from which numbers have the second rate: where there is hardly any noise, errors of the
-#: first one are several times as large
-MANY_NUMBERS, NUMBER_RATES = 2_000, (2e-2, 1e-2)
+#: samples from which numbers have the second rate and weight decay: where there is hardly any noise,
+#: errors of the first ones are several times as large
+MANY_NUMBERS, NUMBER_RATES, NUMBER_DECAYS = 2_000, (2e-2, 1e-2), (0.5, 0.1)
 
 
 def rate_of_numbers(count: int) -> float:
@@ -74,6 +73,15 @@ def rate_of_numbers(count: int) -> float:
         count: Number of training samples.
     """
     return NUMBER_RATES[count >= MANY_NUMBERS]
+
+
+def decay_of_numbers(count: int) -> float:
+    """Return the weight decay of AdamW for numbers from a table.
+
+    Args:
+        count: Number of training samples.
+    """
+    return NUMBER_DECAYS[count >= MANY_NUMBERS]
 
 
 def with_recipe(config: TrainConfig, model: Model, count: int, device: str) -> TrainConfig:
@@ -104,10 +112,14 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
     has_photos = is_photo(format.shape, FORMATS.name_of(format))
     if entry is None or not entry.pretrained:
         name = None if entry is None else BACKBONES.name_of(entry)
-        if name == "mlp" and model.task.kind == "regression" and len(format.shape) == 1:
+        is_dense = name in ("mlp", "tabular") and len(format.shape) == 1
+        if is_dense and model.task.kind == "regression":
             least, most = NUMBERS_BATCH
-            size = min(max(count // 8, least), most)
-            return NUMBERS | {"batch_size": size, "lr": rate_of_numbers(count)}
+            return NUMBERS | {
+                "batch_size": min(max(count // 8, least), most),
+                "lr": rate_of_numbers(count),
+                "optimizer_options": {"weight_decay": decay_of_numbers(count)},
+            }
         if name != "resnet" or not has_photos:
             return {}
         epochs = max(round(PHOTO_SAMPLES / count), FEWEST_PHOTO_EPOCHS)
