@@ -6,6 +6,10 @@ from typing import Any
 from dubito.errors import DubitoError
 
 
+class MissingExtra(DubitoError, ImportError):
+    """A package that an extra brings is not installed."""
+
+
 def need(module: str, extra: str) -> Any:
     """Import a module of an extra.
 
@@ -19,4 +23,4 @@ def need(module: str, extra: str) -> Any:
         package = module.split(".")[0]
         if (error.name or "").split(".")[0] != package:
             raise  # installed, but broken
-        raise DubitoError(f"{package} is not installed: pip install 'dubito[{extra}]'") from error
+        raise MissingExtra(f"{package} is not installed: pip install 'dubito[{extra}]'") from error
