@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dubito
+from dubito import data
 from tests.commands import run
 
 Hide = Callable[[str], None]
@@ -44,17 +45,27 @@ def test_serve_names_its_extra_in_one_line(
 def test_a_report_that_cannot_be_written_is_an_error_before_any_work(
     package: str, hide: Hide, tmp_path: Path
 ) -> None:
-    data = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
-    dubito.train(data, out=tmp_path / "run", epochs=1, report=False)
+    samples = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    dubito.train(samples, out=tmp_path / "run", epochs=1, report=False)
     hide(package)
     expected = rf"^{package} is not installed: pip install 'dubito\[cli\]', or pass report=False$"
     with pytest.raises(dubito.DubitoError, match=expected):
-        dubito.train(data, out=tmp_path / "other", epochs=1)
+        dubito.train(samples, out=tmp_path / "other", epochs=1)
     with pytest.raises(dubito.DubitoError, match=expected):
-        dubito.evaluate(tmp_path / "run", data)
+        dubito.evaluate(tmp_path / "run", samples)
     with pytest.raises(dubito.DubitoError, match=expected):
         dubito.wrap("hf:nowhere", "nothing", out=tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert not (tmp_path / "run" / "evaluation").exists()
-    dubito.train(data, out=tmp_path / "other", epochs=1, calibration=0)  # there is none
-    assert dubito.evaluate(tmp_path / "run", data, report=False)["metrics"]
+    dubito.train(samples, out=tmp_path / "other", epochs=1, calibration=0)  # there is none
+    assert dubito.evaluate(tmp_path / "run", samples, report=False)["metrics"]
+
+
+def test_svhn_needs_scipy_before_it_is_downloaded(
+    hide: Hide, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
+    hide("pooch")  # which downloads
+    hide("scipy")
+    with pytest.raises(dubito.DubitoError, match=r"^scipy is not installed: pip install 'dubito"):
+        data.open("svhn")
