@@ -69,3 +69,11 @@ def test_svhn_needs_scipy_before_it_is_downloaded(
     hide("scipy")
     with pytest.raises(dubito.DubitoError, match=r"^scipy is not installed: pip install 'dubito"):
         data.open("svhn")
+
+
+def test_parquet_names_its_extra(hide: Hide, tmp_path: Path) -> None:
+    (path := tmp_path / "table.parquet").write_bytes(b"PAR1")
+    hide("pyarrow")
+    expected = r"^pyarrow is not installed: pip install 'dubito\[parquet\]'$"
+    with pytest.raises(dubito.DubitoError, match=expected):
+        data.open(path, target="kind")
