@@ -1,6 +1,8 @@
 """What is said where an extra is missing, and when."""
 
+import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,19 @@ from dubito import data
 from tests.commands import run
 
 Hide = Callable[[str], None]
+ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "optional-dependencies"
+]
+
+
+def brought(extra: str) -> set[str]:
+    """Return the packages that an extra names, also through other extras."""
+    found = set()
+    for requirement in EXTRAS[extra]:
+        name, inner = re.match(r"([\w-]+)(?:\[(.+)\])?", requirement).groups()
+        found |= set().union(*map(brought, inner.split(","))) if name == "dubito" else {name}
+    return found
 
 
 @pytest.fixture
@@ -77,3 +92,22 @@ def test_parquet_names_its_extra(hide: Hide, tmp_path: Path) -> None:
     expected = r"^pyarrow is not installed: pip install 'dubito\[parquet\]'$"
     with pytest.raises(dubito.DubitoError, match=expected):
         data.open(path, target="kind")
+
+
+@pytest.mark.parametrize(
+    ("extra", "packages"),
+    [
+        ("transformers", {"accelerate", "pillow", "transformers"}),  # its Trainer needs the first
+        ("peft", {"peft", "pillow", "transformers"}),
+        ("parquet", {"pandas", "pyarrow"}),
+    ],
+)
+def test_extras_bring_what_their_features_need(extra: str, packages: set[str]) -> None:
+    assert packages <= brought(extra)
+
+
+def test_extras_that_are_named_exist() -> None:
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py")]
+    text = "".join(path.read_text("utf-8") for path in files)
+    lists = re.findall(r"""(?:pip install '(?:\.|dubito)\[|need\("[\w.]+", ")([a-z,]+)""", text)
+    assert {extra for names in lists for extra in names.split(",")} <= EXTRAS.keys()
