@@ -21,6 +21,14 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
         train("digits", out=tmp_path, epochs=7, **SETTINGS)
 
 
+def test_one_epoch_is_no_plural(tmp_path):
+    samples, lines = (torch.randn(40, 2).numpy(), [0, 1] * 20), []
+    settings = {**SETTINGS, "report": True, "epochs": 1, "on_start": lines.append}
+    train(samples, out=tmp_path, **settings)
+    assert lines[0].endswith("for 1 epoch")
+    assert "for 1 epoch in" in (tmp_path / "report.html").read_text("utf-8")
+
+
 def test_long_settings_are_shown_where_they_differ(tmp_path):
     samples = torch.randn(40, 90).numpy(), [0, 1] * 20
     settings = {**SETTINGS, "out": tmp_path, "epochs": 1, "mean": (0.0,) * 90}

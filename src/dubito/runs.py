@@ -290,7 +290,8 @@ class Runs:
         epochs = training.for_samples(len(train)).num_epochs
         batch = train.load(range(min(training.batch_size, len(train))))
         forward, step = seconds_per_sample(model, batch, training, device)
-        whole = f"about {_time(step * count * epochs)} for {epochs} epochs"
+        plural = "" if epochs == 1 else "s"
+        whole = f"about {_time(step * count * epochs)} for {epochs} epoch{plural}"
         if not _learns_head(model):
             return whole
         first = f"a first model in about {_time(forward * len(self.prepared.source))}"
