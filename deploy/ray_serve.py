@@ -1,6 +1,6 @@
 """Ray Serve deployment: for models that are large, or that must scale over several machines.
 
-    pip install 'dubito[serve,ray]' 'ray[serve]'
+    pip install 'dubito[serve,ray]'
     DUBITO_MODEL=runs/a serve run deploy.ray_serve:app
 
 For small models several instances behind nginx are about ten times faster.

@@ -34,6 +34,7 @@ from dubito.errors import DubitoError
 from dubito.model import Model, Prediction
 from dubito.model.folder import seed_folders
 from dubito.plugins import import_function, load_plugins
+from dubito.report import check_packages
 from dubito.scores import SCORES
 from dubito.types import Json, Options
 
@@ -135,6 +136,8 @@ def train(
     load_plugins()
     settings |= _place(data)
     run = RunConfig.merge(config, settings)
+    if report and (run.data.calibration or run.data.folds):  # of these samples
+        check_packages()
     source = run.data.source if data is None or "data.source" in settings else data
     if source is None:
         raise DubitoError("there is nothing to train on: pass data, or data.source in the config")
@@ -197,6 +200,8 @@ def wrap(
     """
     from dubito import wrapping
 
+    if report and out is not None:
+        check_packages()
     load_plugins()
     trained = wrapping.Trained.read(network, weights)
     run = wrapping.configuration(trained, calibration, settings | _place(data))
@@ -354,6 +359,8 @@ def evaluate(
     places = _named(ood)
     for place in places.values():
         parts(place)  # it exists
+    if report and out is None and not isinstance(model, Model):
+        check_packages()
     folders = [model] if isinstance(model, Model) else seed_folders(Path(model))
     results: list[Json] = []
     for folder in folders:

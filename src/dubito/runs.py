@@ -9,7 +9,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -160,9 +159,10 @@ class Runs:
         now = {**config.identity(), "training.seed": seed}
         for key, value in {**now, "fingerprint": self.prepared.fingerprint}.items():
             if saved.get(key) != value:
+                old, new = _shown(saved.get(key), value)
                 raise DubitoError(
-                    f"{folder} contains another run: its {key} is {_shown(saved.get(key))}, not "
-                    f"{_shown(value)}; choose another folder"
+                    f"{folder} contains another run: its {key} is {old}, not {new}; choose "
+                    "another folder"
                 )
         return model, record
 
@@ -290,7 +290,8 @@ class Runs:
         epochs = training.for_samples(len(train)).num_epochs
         batch = train.load(range(min(training.batch_size, len(train))))
         forward, step = seconds_per_sample(model, batch, training, device)
-        whole = f"about {_time(step * count * epochs)} for {epochs} epochs"
+        plural = "" if epochs == 1 else "s"
+        whole = f"about {_time(step * count * epochs)} for {epochs} epoch{plural}"
         if not _learns_head(model):
             return whole
         first = f"a first model in about {_time(forward * len(self.prepared.source))}"
@@ -353,6 +354,12 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
-def _shown(value: Any) -> str:
-    """Return a value for a message; that of a tokenizer is long."""
-    return shorten(repr(value), LONGEST)
+def _shown(*values: Any) -> Iterator[str]:
+    """Yield values for a message; of long ones, such as tokenizers, the part that differs."""
+    texts = [repr(value) for value in values]
+    pairs = enumerate(zip(*texts, strict=False))
+    differs = next((place for place, letters in pairs if len({*letters}) > 1), 0)
+    start = max(0, differs - LONGEST // 2) if max(map(len, texts)) > LONGEST else 0
+    for text in texts:
+        part = text[start : start + LONGEST]
+        yield f"{'...' if start else ''}{part}{'...' if text[start + LONGEST :] else ''}"

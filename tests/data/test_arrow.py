@@ -113,6 +113,14 @@ def test_texts_are_trained_and_predicted(reviews, tmp_path):
     assert predict(model, rows).labels.tolist() == expected.labels.tolist() == ["yes", "no"]
 
 
+def test_a_model_predicts_images_of_a_dataset(tmp_path):
+    model = train(pictures(), out=tmp_path / "run", epochs=1, report=False)
+    files = pictures().cast_column("image", datasets.Image(decode=False))["image"]
+    expected = model.predict([file["bytes"] for file in files]).columns()
+    assert model.predict(pictures()).columns() == expected
+    assert predict(model, pictures()).columns().items() >= expected.items()
+
+
 def test_bad_datasets(reviews):
     twice = datasets.concatenate_datasets(
         [pictures(), pictures().rename_columns({"image": "mask", "label": "kind"})], axis=1

@@ -234,6 +234,8 @@ class Published(Release, frozen=True):
 
     def load(self, name: str, part: str) -> Source:
         """Load a part under the name of the dataset."""
+        if self.parser == "svhn":
+            need("scipy.io", "sklearn")  # before the download
         images, labels = PARSERS[self.parser](fetch(name, self, self.parts[part]))
         return _memory(name, images, np.array(self.classes)[labels])
 

@@ -371,6 +371,8 @@ def as_frame(items: Any) -> Frame:
 def read_table(path: Path) -> Frame:
     """Read a .csv or .parquet file; rows of a .csv file are labeled by their lines."""
     pandas = need("pandas", "data")
+    if path.suffix.lower() == ".parquet":
+        need("pyarrow", "parquet")
     try:
         if path.suffix.lower() == ".parquet":
             return pandas.read_parquet(path)

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from dubito import _checks, evaluation
+from dubito import data as datasets
 from dubito.backbones import BACKBONES, Backbone
 from dubito.backbones.base import BackboneLike
 from dubito.backbones.default import for_method, resolve
 from dubito.calibration import Calibration
 from dubito.data import Source
 from dubito.data.base import Items
+from dubito.data.sources import is_dataset
 from dubito.distributions import Distribution
 from dubito.distributions.base import COMMON
 from dubito.errors import DubitoError
@@ -239,7 +241,7 @@ class Model(nn.Module):
 
         Args:
             items: Inputs as users have them: a list of paths or images, arrays, rows, a DataFrame;
-                a `Source`; or an encoded tensor (N, *shape).
+                a `datasets.Dataset`; a `Source`; or an encoded tensor (N, *shape).
             batch_size: Inputs per batch; None: as many as fit into memory.
             on_error: "raise" stops at an input that cannot be read or predicted; "report" adds the
                 reason to `Prediction.errors` and continues.
@@ -313,6 +315,8 @@ class Model(nn.Module):
                     f"{format.shape}: open the source with format=model.preprocessing.inputs"
                 )
             return items
+        if not isinstance(items, str | os.PathLike) and is_dataset(items):
+            return datasets.open(items, "all", format=format, labeled=False, on_error="report")
         if isinstance(items, list | tuple | np.ndarray):  # encoded when they are needed
             return Items("inputs", format, list(items) if isinstance(items, tuple) else items)
         if isinstance(items, Tensor) and not format.accepts(items):  # encoded already

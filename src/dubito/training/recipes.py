@@ -61,8 +61,8 @@ NUMBERS: Options = {
     "epochs": 40, "optimizer": "adamw", "schedule": "cosine", "patience": 0,
 }  # fmt: skip
 NUMBERS_BATCH = (16, 256)
-#: samples from which numbers have the second rate and weight decay: where there is hardly any noise,
-#: errors of the first ones are several times as large
+#: samples from which numbers have the second rate and weight decay: where there is hardly any
+#: noise, errors of the first ones are several times as large
 MANY_NUMBERS, NUMBER_RATES, NUMBER_DECAYS = 2_000, (2e-2, 1e-2), (0.5, 0.1)
 
 
