@@ -31,7 +31,7 @@ SEEN = ((-4.0, -2.0), (2.0, 4.0))
 #: title -> method
 SHOWN: dict[str, dict[str, Any]] = {
     "Gaussian": {"name": "gaussian"},
-    "DER": {"name": "der"},
+    "DER": {"name": "der", "beta": 0.0},
     "SDER": {"name": "sder"},
     "I-DER": {"name": "ider"},
     "MC Dropout": {"name": "mc_dropout", "member": "gaussian", "dropout": 0.1, "samples": 50},

@@ -89,7 +89,7 @@ def _titled(cells: pd.DataFrame) -> pd.DataFrame:
 def ranks(data: pd.DataFrame, metric: str, rows: Iterable[str] = TITLES) -> pd.DataFrame:
     """Return the rank of each row on each set, averaged over the splits; 1 is the best.
 
-    Rows that lack a set are left out, and splits that one of the others lacks.
+    Rows that lack splits which most have are left out.
 
     Args:
         data: Result of `frame`.
@@ -97,7 +97,8 @@ def ranks(data: pd.DataFrame, metric: str, rows: Iterable[str] = TITLES) -> pd.D
         rows: Rows that are compared.
     """
     values = data[data["row"].isin(list(rows))].pivot_table(metric, ["set", "split"], "row")
-    has_all = values.groupby("set").count().gt(0).all()
+    counts = values.groupby("set").count()
+    has_all = counts.eq(counts.median(axis=1), axis=0).all()
     return values.loc[:, has_all].dropna().rank(axis=1).groupby("set").mean()
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import dubito
 from dubito import data
 from dubito.api import calibrate, evaluate, predict, train
+from dubito.backbones import BACKBONES
 from dubito.config import RunConfig
 from dubito.errors import DubitoError
 from dubito.methods import METHODS
@@ -118,11 +119,20 @@ def test_regression_end_to_end(housing, tmp_path):
     assert result["policy"]["accepted"] > 0
 
 
-def test_number_target_needs_a_task(housing, tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"task": "regression"}])
+def test_numbers_as_targets_need_no_method(housing, tmp_path, settings):
+    model = train(housing, out=tmp_path, target="price", **settings, **SETTINGS)
+    assert METHODS.name_of(model.method) == "der"
+    assert BACKBONES.name_of(model.backbone) == "tabular"
+    again = train(housing, out=tmp_path, target="price", **settings, **SETTINGS)
+    assert again.record.fingerprint == model.record.fingerprint
+
+
+def test_a_method_for_classes_does_not_take_numbers(housing, tmp_path):
     with pytest.raises(DubitoError, match="looks like a number"):
-        train(housing, out=tmp_path, target="price", **SETTINGS)
+        train(housing, out=tmp_path, target="price", method="iedl", **SETTINGS)
     with pytest.raises(DubitoError, match="is for classification, not for regression"):
-        train(housing, out=tmp_path, target="price", task="regression", **SETTINGS)
+        train(housing, out=tmp_path, target="price", task="regression", method="iedl", **SETTINGS)
 
 
 # --- use ---

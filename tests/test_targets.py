@@ -348,7 +348,9 @@ def test_censored_targets_are_worth_nearly_their_exact_likelihood() -> None:
     cells[~known] = f">{limit}"
 
     def fitted(x: Any, y: Any) -> dict[str, float]:
-        options: Any = {"method": "gaussian", "epochs": 15, "weight_decay": 0.5}
+        options: Any = {
+            "method": "gaussian", "backbone": "mlp", "epochs": 15, "weight_decay": 0.5,
+        }  # fmt: skip
         model = EvidentialRegressor(random_state=0, **options).fit(x, y).model_
         return model.evaluate(torch.tensor(fresh).float(), truth)["calibrated"]
 

@@ -152,6 +152,7 @@ def train(
     with parallel.process_group() as own_device:
         place = own_device or find_device(device)
         opened = run.open(source)
+        run = run.for_target(opened.target)
         pipeline = Pipeline(run.resolved(opened.format), device=place, callbacks=callbacks)
         prepared = pipeline.prepare(opened)
         runs = Runs(pipeline, prepared, folders, report=report, finish=finish, freeze=freeze)

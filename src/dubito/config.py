@@ -38,7 +38,7 @@ from dubito.methods import METHODS
 from dubito.methods.base import AnyMethod, Method
 from dubito.scores import SCORES
 from dubito.scores.base import AnyScore, Score
-from dubito.tasks import Classification, Regression
+from dubito.tasks import Classification, Regression, are_numbers
 from dubito.training import TrainConfig
 from dubito.training.config import LAST
 from dubito.types import Json
@@ -47,7 +47,8 @@ __all__ = ["RunConfig"]
 
 Deviation = Annotated[FiniteFloat, Field(ge=0)]
 M = TypeVar("M", bound=BaseModel)
-METHOD = "iedl"
+#: methods for classes and for numbers
+METHOD, NUMBERS_METHOD = "iedl", "der"
 KINDS = ("classification", "regression")
 #: share of the samples that chooses the epoch, where one is chosen
 SELECTION = 0.1
@@ -231,6 +232,16 @@ class RunConfig(
             warnings.warn(f"{text}: that of posthoc is skipped", stacklevel=2)
         return tuple(score for score in scores if name_of(score) not in own)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_method(cls, values: Any) -> Any:
+        """Choose a method for numbers where the task says that numbers are predicted."""
+        data = values.get("data") if isinstance(values, Mapping) else None
+        task = data.get("task") if isinstance(data, Mapping) else getattr(data, "task", None)
+        if task == "regression" and "method" not in values:
+            return {**values, "method": NUMBERS_METHOD}
+        return values
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         """Check names that depend on several sections."""
@@ -301,6 +312,17 @@ class RunConfig(
         wanted = self.resolved(fitted).inputs()
         return fitted if wanted is None else self._shaped(wanted.inputs) or fitted
 
+    def for_target(self, target: Any) -> Self:
+        """Return this configuration with a method for numbers, if targets are some and none is set.
+
+        Args:
+            target: Targets of the training data.
+        """
+        is_set = "method" in self.model_fields_set or self.data.task is not None
+        return (
+            self if is_set or not are_numbers(target) else self.merge(self, {"task": "regression"})
+        )
+
     def _shaped(self, format: InputFormat) -> InputFormat | None:
         """Return a format with the size, mode and fit that are set; None if it has none."""
         changes = {name: getattr(self.data, name) for name in SHAPING}
@@ -316,7 +338,8 @@ class RunConfig(
         """
         if self.backbone["name"] != AUTO:
             return self
-        name = default_for(format.shape, FORMATS.name_of(format), pretrained=True)
+        kind = FORMATS.name_of(format)
+        name = default_for(format.shape, kind, self.task_kind, pretrained=True)
         entry = BACKBONES.build({**self.backbone, "name": name})
         return self.model_copy(update={"backbone": BACKBONES.to_dict(entry)})
 
@@ -410,7 +433,7 @@ class RunConfig(
         cls,
         config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
         settings: Mapping[str, Any],
-    ) -> RunConfig:
+    ) -> Self:
         """Create from a configuration and settings that override it.
 
         Args:

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ from dubito.model import Model, Prediction
 from dubito.model.folder import TrainingRecord
 from dubito.model.model import FAMILIARITY
 from dubito.scores import SCORES, Score
-from dubito.tasks import Classification, Regression, Task
+from dubito.tasks import Classification, Regression, Task, are_numbers
 from dubito.training import Callback, History, Trainer
 from dubito.training.batches import Samples
 from dubito.training.config import LAST
@@ -136,7 +135,7 @@ class Pipeline:
             raise DubitoError(f"{source.name} has no target to learn")
         config = self.config
         if config.task_kind == "classification":
-            if config.data.task is None and _are_numbers(source.target):
+            if config.data.task is None and are_numbers(source.target):
                 raise DubitoError(
                     f"the target of {source.name} looks like a number, not a class: use the method "
                     "'der' for regression, or task='classification'"
@@ -499,12 +498,6 @@ def refit(
     if model.record is not None:
         config = {**model.record.config, "policy": policy.model_dump()}
         model.record = model.record.model_copy(update={"config": config})
-
-
-def _are_numbers(target: Any) -> bool:
-    """Return whether targets look like measurements rather than classes."""
-    values = np.asarray(target)
-    return values.dtype.kind == "f" and len(np.unique(values)) > len(values) / 2
 
 
 def _class_weight(config: RunConfig, task: Task) -> Tensor | None:

@@ -48,6 +48,8 @@ Modes = Mapping[str, Literal["min", "max"]]
 RELIABILITY_BINS = 15
 #: A standard deviation below this share of the mean leaves less than two digits in float32.
 MIN_SPREAD = 1e-5
+#: distinct numbers up to which targets are classes
+MOST_CLASSES = 20
 
 
 class Task(BaseModel, ABC, Generic[D, P], frozen=True, extra="forbid"):
@@ -508,6 +510,26 @@ def _distinct(names: tuple[str, ...], what: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"{what} must be distinct, but {_checks.listed(twice)} occurs twice")
+
+
+def are_numbers(values: Any) -> bool:
+    """Return whether targets look like measurements rather than classes.
+
+    Classes are few, seen often, or numbered without gaps.
+
+    Args:
+        values: Targets, (N,) or (N, T).
+
+    >>> are_numbers(np.linspace(0, 1, 50)), are_numbers(np.arange(500) % 100)
+    (True, False)
+    """
+    array = np.asarray(values)
+    if array.dtype.kind not in "iuf":
+        return is_censored(values)
+    distinct = np.unique(array[np.isfinite(array)])
+    if len(distinct) <= max(MOST_CLASSES, array.size / MOST_CLASSES):
+        return False
+    return bool((distinct % 1).any()) or np.ptp(distinct) > 1.2 * len(distinct)
 
 
 def class_names(values: Any) -> list[str]:
