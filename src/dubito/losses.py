@@ -167,7 +167,7 @@ class Weighted:
     def __call__(self, dist: RealDistribution, target: Tensor | Target) -> Tensor:
         """Compute the weighted term: (..., T)."""
         with torch.no_grad():
-            scale: Tensor = dist.predictive.scale
+            scale: Tensor = dist.predictive.scale.detach()  # may be a tensor of the distribution
         return scale ** (2 * self.exponent) * self.term(dist, target)
 
 
@@ -505,6 +505,15 @@ def _weighted(beta: float, *terms: Any) -> dict[str, Term]:
 ider_distribution = partial(NormalInverseGamma.from_outputs, least=LEAST_OUTPUT)
 
 
+def der_distribution(beta: float) -> Callable[[Tensor], NormalInverseGamma]:
+    """Return a function that reads outputs (..., 4T), of which weighted terms stay finite.
+
+    Args:
+        beta: Exponent of the squared scale in the weight of a sample.
+    """
+    return ider_distribution if beta else NormalInverseGamma.from_outputs
+
+
 def _loss(
     terms: Mapping[str, Term],
     weights: Tensor | tuple[Weight, ...],
@@ -755,7 +764,7 @@ class DERLoss(LossModule):
         self, evidence_weight: float = 0.01, beta: float = 0.5, **options: Unpack[LossOptions]
     ) -> None:
         weights = (1.0, _checks.non_negative(evidence_weight, "evidence_weight"))
-        read = NormalInverseGamma.from_outputs
+        read = der_distribution(beta)
         super().__init__(der_terms(beta), _constant(weights), read, False, **options)
 
 
