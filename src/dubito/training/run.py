@@ -254,7 +254,7 @@ class Run:
             beta, counts = random.Random(self.process_seed).betavariate, self.counts
             self.shares.copy_(torch.tensor([beta(config.mixup, config.mixup) for _ in counts]))
         self.step_number.zero_()
-        if not self.network.training:  # validated
+        if not self.model.network.training:  # validated
             train_mode(self.network, freeze_batch_norm=config.freeze_batch_norm)
 
     def _draw(self, epoch: int) -> None:
