@@ -142,7 +142,8 @@ class _Estimator(BaseEstimator):
         folds, fits = self.folds, self.calibrate or self.error_rate is not None
         if folds == "auto":
             folds = FOLDS if fits and few and count >= MIN_FOLDED else None
-        holds_out = folds is None and fits and (not few or self.error_rate is not None)
+        holds_out = folds is None and fits and count >= MIN_FOLDED
+        holds_out |= folds is None and self.error_rate is not None
         data = {
             # At least two samples train, even of three.
             "calibration": min(self.validation_fraction, 1 - 2 / count) if holds_out else 0,
