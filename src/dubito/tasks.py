@@ -529,7 +529,7 @@ def are_numbers(values: Any) -> bool:
     distinct = np.unique(array[np.isfinite(array)])
     if len(distinct) <= max(MOST_CLASSES, array.size / MOST_CLASSES):
         return False
-    return bool((distinct % 1).any()) or np.ptp(distinct) > 1.2 * len(distinct)
+    return bool((distinct % 1).any() or np.ptp(distinct) > 1.2 * len(distinct))
 
 
 def class_names(values: Any) -> list[str]:

@@ -221,8 +221,8 @@ def test_training_and_prediction_read_a_folder_alike(folder, tmp_path, size, str
         options |= {"epochs": 1, "report": False, "backbone": {"name": "mlp", "hidden": [4]}}
         model = train(folder, out=tmp_path / "run", device="cpu", **options)
     prediction = predict(tmp_path / "run", [folder])
-    assert [prediction.inputs[row] for row in prediction.errors] == ["odd/half.jpg"]
+    assert [prediction.inputs[row] for row in prediction.errors] == [f"{folder}/odd/half.jpg"]
     rows = [row for row in range(len(prediction)) if row not in prediction.errors]
-    assert [prediction.inputs[row] for row in rows] == names
+    assert [prediction.inputs[row] for row in rows] == [f"{folder}/{name}" for name in names]
     expected = model.predict(source).distribution.total
     np.testing.assert_allclose(prediction[rows].distribution.total, expected, rtol=1e-6)
