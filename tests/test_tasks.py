@@ -212,7 +212,7 @@ def test_number_point_and_errors() -> None:
 def test_number_metrics_equal_sklearn_and_scipy() -> None:
     dist, target = numbers()
     result = SIZES.metrics(dist.predictive, target)
-    assert list(result) == ["rmse", "mae", "nll", "coverage90"]
+    assert list(result) == ["rmse", "mae", "nll", "crps", "coverage90"]
     assert result["rmse"] == pytest.approx(sk.root_mean_squared_error(target, dist.mean))
     assert result["mae"] == pytest.approx(sk.mean_absolute_error(target, dist.mean))
     alpha = dist.alpha_minus_one + 1
@@ -221,6 +221,10 @@ def test_number_metrics_equal_sklearn_and_scipy() -> None:
     lower, upper = student.interval(0.9)
     inside = (lower <= target.numpy()) & (target.numpy() <= upper)
     assert result["coverage90"] == pytest.approx(inside.mean())
+    draws = student.rvs((20_000, *target.shape), random_state=np.random.default_rng(0))
+    half = len(draws) // 2
+    crps = abs(draws - target.numpy()).mean(0) - 0.5 * abs(draws[:half] - draws[half:]).mean(0)
+    assert result["crps"] == pytest.approx(crps.mean(), rel=0.02)
     assert SIZES.monitor in result
 
 

@@ -351,7 +351,7 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
     tolerance: tuple[Annotated[FiniteFloat, Field(ge=0)], ...] | None = None
     low: tuple[FiniteFloat, ...] | None = None
     high: tuple[FiniteFloat, ...] | None = None
-    modes: ClassVar[Modes] = {"rmse": "min", "mae": "min", "nll": "min"}
+    modes: ClassVar[Modes] = {"rmse": "min", "mae": "min", "nll": "min", "crps": "min"}
     monitor: ClassVar[str] = "nll"
 
     @model_validator(mode="after")
@@ -446,10 +446,10 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
         return ((point - target).abs() > point.new_tensor(self.tolerance)).any(-1)
 
     def metrics(self, predictive: Any, target: Tensor | Target) -> dict[str, float]:
-        """Compute rmse, mae, nll (nats) and coverage90; see `Task.metrics`.
+        """Compute rmse, mae, nll (nats), crps and coverage90; see `Task.metrics`.
 
         coverage90 is the share of targets in the central 90 % intervals of the predictive. With
-        several values rmse, mae and coverage90 are averages over them, nll is of all jointly: of
+        several values all but nll are averages over them, nll is of all jointly: of
         the known ones of a sample, which counts with their mean weight. Censored ones count in
         nll only, with the probability of their bounds.
         """
@@ -459,13 +459,16 @@ class Regression(Task[RealDistribution, td.Distribution], frozen=True, extra="fo
             known = weight.reshape(len(weight), -1)
             rows = known.sum(-1) / (known > 0).sum(-1).clamp_min(1)
         mean, columns, cdf = predictive.mean.mT, values.mT, predictive.cdf(values)
+        crps = predictive.crps(values).mT
         if each is not None:  # A column without an exact value does not count.
             some = each.any(0)
             mean, columns, each, cdf = mean[some], columns[some], each.mT[some], cdf[:, some]
+            crps = crps[some]
         return {
             "rmse": metrics.rmse(mean, columns, each).mean().item(),
             "mae": metrics.mae(mean, columns, each).mean().item(),
             "nll": -metrics.mean(log_probs, rows).item(),
+            "crps": metrics.mean(crps, each).mean().item(),
             "coverage90": _central_coverage(cdf, 0.9, each),
         }
 

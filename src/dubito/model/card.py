@@ -32,6 +32,7 @@ METRICS = {
     "brier": "Brier score",
     "rmse": "Root mean squared error",
     "mae": "Mean absolute error",
+    "crps": "Continuous ranked probability score",
     "coverage90": "Coverage of central 90% intervals",
     "loss": "Loss",
 }
