@@ -235,6 +235,7 @@ class Pipeline:
             histories += trainer.fit_many(
                 members, train, selection or None, seeds=own_seeds, ood=ood,
                 class_weight=class_weight, out=folders or None, finish=finish,
+                one_epoch=len(folds) > 1,
             )  # fmt: skip
         return histories[: len(models)]
 

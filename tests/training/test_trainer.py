@@ -1,6 +1,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -153,7 +154,7 @@ def test_regression_is_validated_in_user_units() -> None:
     config = with_values(epochs=30, lr=0.02)
     history = Trainer(config).fit(model, train, validation)
     best = history.best["validation"]
-    assert set(best) == {"rmse", "mae", "nll", "coverage90", "loss"}
+    assert set(best) == {"rmse", "mae", "nll", "crps", "coverage90", "loss"}
     assert 1 < best["rmse"] < 50 < train[1].std()
     assert best["nll"] == min(record["validation"]["nll"] for record in history.records)
 
@@ -279,6 +280,23 @@ def test_trainings_side_by_side_are_those_of_single_ones(method: str) -> None:
         for one, other in zip(together[seed - 1].records, history.records, strict=True):
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
             assert one["terms"] == pytest.approx(other["terms"], rel=1e-5)
+
+
+def test_trainings_side_by_side_can_keep_one_epoch() -> None:
+    task, (x, y), _ = regression()
+    parts = [(x[:64], y[:64]), (x[64:], y[64:])]
+    config = with_values(batch_size=16, keep="rmse", patience=0, validate_every=1, epochs=8, lr=0.02)
+    found = {}
+    for one_epoch in (False, True):
+        models = [small_model("der", seed, task) for seed in (1, 2)]
+        histories = Trainer(config).fit_many(
+            models, parts, parts[::-1], seeds=[1, 2], one_epoch=one_epoch
+        )
+        rmse = np.array([[r["validation"]["rmse"] for r in h.records] for h in histories])
+        found[one_epoch] = [history.best_epoch for history in histories]
+    assert found[False] == (rmse.argmin(1) + 1).tolist()
+    assert found[True] == [rmse.mean(0).argmin() + 1] * 2
+    assert found[False] != found[True]
 
 
 def test_models_that_train_together_have_one_method() -> None:

@@ -188,6 +188,7 @@ class Run:
         #: outputs and targets of the latest step, if they can be read without waiting
         self.latest: tuple[Tensor, Tensor | Target] | None = None
         self.best: dict[str, Tensor] = {}
+        self.best_value: float | None = None
         self.batch_size = config.batch_size * parallel.world()
         self.counts = self._counts()
         # Tensors on the device, for a captured step: it reads nothing from the host.
@@ -368,7 +369,6 @@ class Run:
         last = epoch == self.config.num_epochs
         if self.validation is not None and (last or epoch % self.config.validate_every == 0):
             record["validation"] = self._validate(self.validation)
-        self._keep(record)
         return record
 
     @torch.no_grad()
@@ -451,17 +451,22 @@ class Run:
             with self.autocast:
                 network(self.train.with_ood(x, generator))
 
-    def _keep(self, record: Record) -> None:
-        """Keep the weights if they are the last or the best; the first of equals stays."""
+    def keep(self, record: Record, value: float | None = None) -> None:
+        """Keep the weights if they are the last or the best; the first of equals stays.
+
+        Args:
+            record: Record of the epoch.
+            value: Metric of runs that keep the same epoch; None: that of this run.
+        """
         history = self.history
         if self.metric == LAST:
             history.best_epoch = record["epoch"]
         elif "validation" in record:
-            value = record["validation"][self.metric]
-            best = history.best["validation"][self.metric] if history.best_epoch else None
+            value = record["validation"][self.metric] if value is None else value
+            best = self.best_value
             if best is None or (value < best if self.mode == "min" else value > best):
                 self.best = {k: v.clone() for k, v in self.evaluated.state_dict().items()}
-                history.best_epoch = record["epoch"]
+                history.best_epoch, self.best_value = record["epoch"], value
 
     def finish(self) -> History:
         """Load the kept weights, and fit the parts of the method that are fitted after training."""
@@ -534,6 +539,8 @@ class Run:
         self.best = {name: value.to(self.device) for name, value in parts["best"].items()}
         checkpoint.load_optimizer(self.optimizer, parts["optimizer"])
         self.history = History(**state["history"])
+        if self.history.best_epoch and self.metric != LAST:
+            self.best_value = self.history.best["validation"][self.metric]
         load_callback_states(callbacks, state["callbacks"])
 
     def _identity(self) -> Json:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +118,7 @@ class Trainer:
         class_weight: Tensor | None = None,
         out: Sequence[Path] | None = None,
         finish: bool = False,
+        one_epoch: bool = False,
     ) -> list[History]:
         """Train several models in place.
 
@@ -134,6 +136,8 @@ class Trainer:
             class_weight: Weight of each class, (K,).
             out: Folder of each model's checkpoint; None saves none.
             finish: End interrupted trainings now, see `fit`.
+            one_epoch: Keep the weights of one epoch, the best on average over the models that train
+                concurrently: less depends on few validation samples.
         """
         _check_alike(models)
         first, count = models[0], len(models)
@@ -175,10 +179,10 @@ class Trainer:
                 run.resume(self.callbacks)
                 runs.append(run)
             for group in stacked.grouped(runs):
-                self._train(group, finish)
+                self._train(group, finish, one_epoch)
             return [run.history for run in runs]
 
-    def _train(self, runs: Sequence[Run], finish: bool) -> None:
+    def _train(self, runs: Sequence[Run], finish: bool, one_epoch: bool) -> None:
         """Train runs that advance together, until all are finished."""
         active = trained = [run for run in runs if not (finish or run.finished)]
         if graphed := [run for run in active if isinstance(run, GraphedRun)]:
@@ -187,7 +191,7 @@ class Trainer:
             self._call("on_train_begin", run, run.epoch + 1)
         next_save = -math.inf
         while active:
-            self._epoch(active)
+            self._epoch(active, one_epoch)
             start = time.perf_counter()
             for run in active:
                 if start >= next_save or run.finished:
@@ -202,7 +206,7 @@ class Trainer:
             last = run.history.records[-1]
             self._call("on_train_end", run, run.epoch, len(run.counts), last["seconds"], last)
 
-    def _epoch(self, runs: Sequence[Run]) -> None:
+    def _epoch(self, runs: Sequence[Run], one_epoch: bool) -> None:
         """Train one epoch."""
         epoch_start = time.perf_counter()
         for run in runs:
@@ -224,6 +228,11 @@ class Trainer:
             run.check_finite()
         seconds = time.perf_counter() - steps_start
         records = [run.end_epoch(seconds) for run in runs]
+        metric = runs[0].metric
+        found = [r["validation"][metric] for r in records if metric in r.get("validation", {})]
+        value = fmean(found) if one_epoch and found else None
+        for run, record in zip(runs, records, strict=True):
+            run.keep(record, value)
         elapsed = time.perf_counter() - epoch_start
         for run, record in zip(runs, records, strict=True):
             # Before the checkpoint: a resumed run repeats an epoch that is not in it, and its log
