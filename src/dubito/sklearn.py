@@ -62,6 +62,9 @@ MIN_HELD_OUT = 200
 #: fewer samples in all are not calibrated
 MIN_FOLDED = 20
 FOLDS = 5
+#: fewer samples keep the last epoch: too few would choose another one
+MIN_SELECTED = 100
+VALIDATE_EVERY = 4
 #: smallest batch of "auto", which makes eight steps per epoch up to the largest
 SMALLEST_BATCH = 16
 
@@ -92,6 +95,9 @@ class _Estimator(BaseEstimator):
     callbacks: Sequence[Callback] | None = None
     _target_options: ClassVar[Options] = {}
     _largest_batch: ClassVar[int] = 64
+    #: share of the training samples that chooses the epoch, and by what
+    _selection: ClassVar[float] = 0.0
+    _keep: ClassVar[str] = "last"
 
     # --- training ---
 
@@ -147,7 +153,7 @@ class _Estimator(BaseEstimator):
         data = {
             # At least two samples train, even of three.
             "calibration": min(self.validation_fraction, 1 - 2 / count) if holds_out else 0,
-            "selection": 0,
+            "selection": self._selection if count >= MIN_SELECTED else 0,
             "class_weight": "none",  # those of the parameter are passed to the training
             "folds": folds,
             "split_seed": self._seed,
@@ -196,7 +202,7 @@ class _Estimator(BaseEstimator):
         for head in model.network.modules():
             if isinstance(head, DensityHead):
                 head.log_counts.copy_(torch.tensor(task.counts).log())  # type: ignore[attr-defined]
-        config = validated(TrainConfig, self._training(len(X), 1))
+        config = validated(TrainConfig, {**self._training(len(X), 1), "keep": "last"})
         trainer = Trainer(config, callbacks=self.callbacks or (), device=find_device(self.device))
         samples = _tensor(X), model.task.target(y)
         try:
@@ -231,7 +237,9 @@ class _Estimator(BaseEstimator):
             "optimizer_options": {"weight_decay": decay},
             "schedule": "cosine",
             "schedule_by": "epoch",
-            "keep": "last",
+            "keep": self._keep,
+            "patience": 0,
+            "validate_every": VALIDATE_EVERY,
             "seed": self._seed + self._epochs,
         }
 
@@ -492,7 +500,7 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
         method: Name of a method, a dict with its name and hyperparameters, or a `Method`.
         backbone: Backbone, its name or "auto", a dict with its name and options, or a function
             from the shape of an input to a module with `out_features`. Images are (N, C, H, W).
-        epochs: Number of epochs.
+        epochs: Number of epochs; a twentieth of the training samples chooses the best one by CRPS.
         batch_size: Samples per step; "auto" is an eighth of the data, from 16 to 256.
         lr: Initial learning rate, which falls to 0 along a cosine; "auto" is 0.02, and 0.01 from
             2,000 samples. Images need a lower one.
@@ -529,6 +537,8 @@ class EvidentialRegressor(RegressorMixin, _Estimator):
     max_width: float | None = field(default=None, kw_only=True)
     _target_options: ClassVar[Options] = {"y_numeric": True, "multi_output": True}
     _largest_batch: ClassVar[int] = 256
+    _selection: ClassVar[float] = 0.05
+    _keep: ClassVar[str] = "crps"
 
     def fit(self, X: object, y: object, sample_weight: object = None) -> Self:
         """Train a new network.
