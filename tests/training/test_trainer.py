@@ -285,7 +285,9 @@ def test_trainings_side_by_side_are_those_of_single_ones(method: str) -> None:
 def test_trainings_side_by_side_can_keep_one_epoch() -> None:
     task, (x, y), _ = regression()
     parts = [(x[:64], y[:64]), (x[64:], y[64:])]
-    config = with_values(batch_size=16, keep="rmse", patience=0, validate_every=1, epochs=8, lr=0.02)
+    config = with_values(
+        batch_size=16, keep="rmse", patience=0, validate_every=1, epochs=8, lr=0.02
+    )
     found = {}
     for one_epoch in (False, True):
         models = [small_model("der", seed, task) for seed in (1, 2)]
