@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from dubito import _checks
-from dubito.distributions.base import uncertainty_score
 from dubito.distributions.normal_inverse_gamma import blocks, positive
-from dubito.distributions.regression import RealDistribution, StudentT
+from dubito.distributions.regression import PredictiveOnly, StudentT
 from dubito.numerics import student
 
 __all__: list[str] = []
@@ -20,7 +19,7 @@ __all__: list[str] = []
 LEAST_OUTPUT = -30.0
 
 
-class Normal(RealDistribution):
+class Normal(PredictiveOnly):
     """Normal distribution of each of T values, without uncertainty about its parameters.
 
     All uncertainty is aleatoric. A mixture of these, as of an ensemble or of MC Dropout samples,
@@ -65,23 +64,6 @@ class Normal(RealDistribution):
     def variance(self) -> Tensor:
         """Variance sigma^2: (..., T)."""
         return self.sigma.square()
-
-    @uncertainty_score("Var.")
-    def predictive_variance(self) -> Tensor:
-        """Variance of the target: (...)."""
-        return self.variance.sum(-1)
-
-    # The two parts are listed for mixtures only: here they rank nothing that the variance does not.
-
-    @uncertainty_score("E.Var.", when=lambda dist: False)
-    def expected_variance(self) -> Tensor:
-        """Equal to the variance: it is certain. (...)."""
-        return self.predictive_variance
-
-    @uncertainty_score("Var.mean", when=lambda dist: False)
-    def variance_of_mean(self) -> Tensor:
-        """Zero: (...)."""
-        return torch.zeros_like(self.predictive_variance)
 
     @property
     def predictive(self) -> StudentT:

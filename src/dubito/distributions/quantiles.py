@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dubito import _checks
-from dubito.distributions.base import cached_tensor, uncertainty_score
+from dubito.distributions.base import cached_tensor
 from dubito.distributions.normal_inverse_gamma import blocks, positive
-from dubito.distributions.regression import RealDistribution, RealPredictive, takes_bounds
+from dubito.distributions.regression import PredictiveOnly, RealPredictive, takes_bounds
 from dubito.errors import DubitoError
 from dubito.numerics.tracing import constant
 from dubito.targets import Target
@@ -25,7 +25,7 @@ LEAST_OUTPUT = -30.0
 REACH = 40.0
 
 
-class Quantiles(RealDistribution):
+class Quantiles(PredictiveOnly):
     """Ascending quantiles of each of T values, the same K >= 2 probabilities for all.
 
     The density is constant between neighboring quantiles. Beyond the outer ones it falls
@@ -99,25 +99,6 @@ class Quantiles(RealDistribution):
         """Return the distribution about scale * y + shift; see `RealDistribution.affine`."""
         gaps = self.gaps * scale.unsqueeze(-1)
         return Quantiles(self.center * scale + shift, gaps, self.probabilities)
-
-    # --- scores ---
-
-    @uncertainty_score("Var.")
-    def predictive_variance(self) -> Tensor:
-        """Variance of the target: (...)."""
-        return self.variance.sum(-1)
-
-    # The two parts are listed for mixtures only: here they rank nothing that the variance does not.
-
-    @uncertainty_score("E.Var.", when=lambda dist: False)
-    def expected_variance(self) -> Tensor:
-        """Equal to the variance: it is certain. (...)."""
-        return self.predictive_variance
-
-    @uncertainty_score("Var.mean", when=lambda dist: False)
-    def variance_of_mean(self) -> Tensor:
-        """Zero: (...)."""
-        return torch.zeros_like(self.predictive_variance)
 
     # --- loss term ---
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributions as td
 from torch.distributions import constraints
 
-from dubito.distributions.base import Distribution, cached_tensor
+from dubito.distributions.base import Distribution, cached_tensor, uncertainty_score
 from dubito.distributions.mixture import Mixture, MixturePredictive
 from dubito.numerics import student
 from dubito.targets import Target
@@ -108,6 +108,27 @@ class RealDistribution(Distribution):
     def mixture(self) -> RealMixture:
         """Mix the last batch axis with equal weights: (..., S) -> (...)."""
         return RealMixture(self)
+
+
+class PredictiveOnly(RealDistribution):
+    """Base of distributions without uncertainty about their parameters: all of it is aleatoric."""
+
+    @uncertainty_score("Var.")
+    def predictive_variance(self) -> Tensor:
+        """Variance of the target: (...)."""
+        return self.variance.sum(-1)
+
+    # The two parts are listed for mixtures only: here they rank nothing that the variance does not.
+
+    @uncertainty_score("E.Var.", when=lambda dist: False)
+    def expected_variance(self) -> Tensor:
+        """Equal to the variance: it is certain. (...)."""
+        return self.predictive_variance
+
+    @uncertainty_score("Var.mean", when=lambda dist: False)
+    def variance_of_mean(self) -> Tensor:
+        """Zero: (...)."""
+        return torch.zeros_like(self.predictive_variance)
 
 
 class RealMixture(Mixture, RealDistribution):  # type: ignore[override]
