@@ -501,17 +501,8 @@ def _weighted(beta: float, *terms: Any) -> dict[str, Term]:
     return {term.__name__: Weighted(term, beta) if beta else term for term in terms}
 
 
-#: reads outputs (..., 4T), of which a squared error in units of the noise stays finite
-ider_distribution = partial(NormalInverseGamma.from_outputs, least=LEAST_OUTPUT)
-
-
-def der_distribution(beta: float) -> Callable[[Tensor], NormalInverseGamma]:
-    """Return a function that reads outputs (..., 4T), of which weighted terms stay finite.
-
-    Args:
-        beta: Exponent of the squared scale in the weight of a sample.
-    """
-    return ider_distribution if beta else NormalInverseGamma.from_outputs
+#: reads outputs (..., 4T), of which weighted terms stay finite
+bounded_distribution = partial(NormalInverseGamma.from_outputs, least=LEAST_OUTPUT)
 
 
 def _loss(
@@ -764,7 +755,7 @@ class DERLoss(LossModule):
         self, evidence_weight: float = 0.01, beta: float = 0.5, **options: Unpack[LossOptions]
     ) -> None:
         weights = (1.0, _checks.non_negative(evidence_weight, "evidence_weight"))
-        read = der_distribution(beta)
+        read = bounded_distribution
         super().__init__(der_terms(beta), _constant(weights), read, False, **options)
 
 
@@ -784,7 +775,7 @@ class IDERLoss(LossModule):
         self, fisher_weight: float = 0.02, beta: float = 0.5, **options: Unpack[LossOptions]
     ) -> None:
         weights = (1.0, _checks.non_negative(fisher_weight, "fisher_weight"))
-        read = ider_distribution
+        read = bounded_distribution
         super().__init__(ider_terms(beta), _constant(weights), read, False, **options)
 
 

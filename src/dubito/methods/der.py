@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dubito.distributions import NormalInverseGamma
-from dubito.losses import Term, der_distribution, der_terms
+from dubito.losses import Term, bounded_distribution, der_terms
 from dubito.methods.base import METHODS, Method, NonNegative, TaskLike
 
 __all__ = ["DER"]
@@ -44,7 +44,7 @@ class DER(Method):
 
     def distribution(self, outputs: Tensor) -> NormalInverseGamma:
         """Normal-inverse-gamma of outputs (..., 4T)."""
-        return der_distribution(self.beta)(outputs)
+        return bounded_distribution(outputs)
 
     @property
     def terms(self) -> Mapping[str, Term]:

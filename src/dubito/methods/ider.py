@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dubito.distributions import NormalInverseGamma
-from dubito.losses import Term, ider_distribution, ider_terms
+from dubito.losses import Term, bounded_distribution, ider_terms
 from dubito.methods.base import METHODS, Method, TaskLike
 
 __all__ = ["IDER"]
@@ -42,7 +42,7 @@ class IDER(Method):
 
     def distribution(self, outputs: Tensor) -> NormalInverseGamma:
         """Normal-inverse-gamma of outputs (..., 4T)."""
-        return ider_distribution(outputs)
+        return bounded_distribution(outputs)
 
     @property
     def terms(self) -> Mapping[str, Term]:
