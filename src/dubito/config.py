@@ -313,15 +313,15 @@ class RunConfig(
         return fitted if wanted is None else self._shaped(wanted.inputs) or fitted
 
     def for_target(self, target: Any) -> Self:
-        """Return this configuration with a method for numbers, if targets are some and none is set.
+        """Return this configuration, for regression if no method is set and targets are numbers.
 
         Args:
             target: Targets of the training data.
         """
         is_set = "method" in self.model_fields_set or self.data.task is not None
-        return (
-            self if is_set or not are_numbers(target) else self.merge(self, {"task": "regression"})
-        )
+        if is_set or not are_numbers(target):
+            return self
+        return self.merge(self, {"task": "regression"})
 
     def _shaped(self, format: InputFormat) -> InputFormat | None:
         """Return a format with the size, mode and fit that are set; None if it has none."""

@@ -51,7 +51,7 @@ from dubito.pipeline import Pipeline
 from dubito.targets import is_censored
 from dubito.tasks import Classification, Regression, Task, class_names, numbers
 from dubito.training import Callback, TrainConfig, Trainer
-from dubito.training.recipes import decay_of_numbers, rate_of_numbers
+from dubito.training.recipes import numbers_options
 from dubito.types import Array, Options
 
 __all__ = ["EvidentialClassifier", "EvidentialRegressor"]
@@ -224,8 +224,7 @@ class _Estimator(BaseEstimator):
 
     def _training(self, count: int, epochs: int) -> Options:
         """Return the settings of a training on some samples."""
-        size, decay = self.batch_size, self.weight_decay
-        decay = decay_of_numbers(count) if decay == "auto" else decay
+        size, (lr, decay) = self.batch_size, numbers_options(count)
         if size == "auto":
             size = int(np.clip(count // 8, SMALLEST_BATCH, self._largest_batch))
         return {
@@ -233,8 +232,10 @@ class _Estimator(BaseEstimator):
             "first_epoch": self._epochs,
             "batch_size": size if isinstance(size, str) else index(size),
             "optimizer": "adamw",
-            "lr": rate_of_numbers(count) if self.lr == "auto" else self.lr,
-            "optimizer_options": {"weight_decay": decay},
+            "lr": lr if self.lr == "auto" else self.lr,
+            "optimizer_options": {
+                "weight_decay": decay if self.weight_decay == "auto" else self.weight_decay
+            },
             "schedule": "cosine",
             "schedule_by": "epoch",
             "keep": self._keep,

@@ -29,7 +29,7 @@ class Tabular(Backbone):
     hidden: tuple[Size, ...] = (128, 128)
     """Sizes of the dense layers."""
     bins: Annotated[int, Field(ge=2)] = 16
-    """Bins of the encoding of a number, in which a normal distribution would fall alike."""
+    """Bins of the encoding of a number; a standard normal one falls into each equally often."""
 
     def build(self, shape: Shape, *, pretrained: bool = False) -> nn.Module:
         """Build the network for D numbers."""

@@ -66,22 +66,14 @@ NUMBERS_BATCH = (16, 256)
 MANY_NUMBERS, NUMBER_RATES, NUMBER_DECAYS = 2_000, (2e-2, 1e-2), (0.5, 0.1)
 
 
-def rate_of_numbers(count: int) -> float:
-    """Return the learning rate for numbers from a table.
+def numbers_options(count: int) -> tuple[float, float]:
+    """Return learning rate and weight decay of AdamW for numbers from a table.
 
     Args:
         count: Number of training samples.
     """
-    return NUMBER_RATES[count >= MANY_NUMBERS]
-
-
-def decay_of_numbers(count: int) -> float:
-    """Return the weight decay of AdamW for numbers from a table.
-
-    Args:
-        count: Number of training samples.
-    """
-    return NUMBER_DECAYS[count >= MANY_NUMBERS]
+    is_large = count >= MANY_NUMBERS
+    return NUMBER_RATES[is_large], NUMBER_DECAYS[is_large]
 
 
 def with_recipe(config: TrainConfig, model: Model, count: int, device: str) -> TrainConfig:
@@ -115,10 +107,11 @@ def recipe(config: TrainConfig, model: Model, count: int, device: str) -> Option
         is_dense = name in ("mlp", "tabular") and len(format.shape) == 1
         if is_dense and model.task.kind == "regression":
             least, most = NUMBERS_BATCH
+            lr, decay = numbers_options(count)
             return NUMBERS | {
                 "batch_size": min(max(count // 8, least), most),
-                "lr": rate_of_numbers(count),
-                "optimizer_options": {"weight_decay": decay_of_numbers(count)},
+                "lr": lr,
+                "optimizer_options": {"weight_decay": decay},
             }
         if name != "resnet" or not has_photos:
             return {}

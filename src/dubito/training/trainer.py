@@ -137,7 +137,7 @@ class Trainer:
             out: Folder of each model's checkpoint; None saves none.
             finish: End interrupted trainings now, see `fit`.
             one_epoch: Keep the weights of one epoch, the best on average over the models that train
-                concurrently: less depends on few validation samples.
+                concurrently, which depends less on a few validation samples.
         """
         _check_alike(models)
         first, count = models[0], len(models)
