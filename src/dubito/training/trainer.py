@@ -137,7 +137,7 @@ class Trainer:
             out: Folder of each model's checkpoint; None saves none.
             finish: End interrupted trainings now, see `fit`.
             one_epoch: Keep the weights of one epoch, the best on average over the models that train
-                concurrently, which depends less on a few validation samples.
+                concurrently without checkpoints, which depends less on a few validation samples.
         """
         _check_alike(models)
         first, count = models[0], len(models)
@@ -230,7 +230,9 @@ class Trainer:
         records = [run.end_epoch(seconds) for run in runs]
         metric = runs[0].metric
         found = [r["validation"][metric] for r in records if metric in r.get("validation", {})]
-        value = fmean(found) if one_epoch and found else None
+        # Interrupted runs may resume in different epochs: with checkpoints each keeps its own best.
+        is_shared = one_epoch and found and all(run.folder is None for run in runs)
+        value = fmean(found) if is_shared else None
         for run, record in zip(runs, records, strict=True):
             run.keep(record, value)
         elapsed = time.perf_counter() - epoch_start
