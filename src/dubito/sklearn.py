@@ -45,6 +45,7 @@ from dubito.formats import ArrayFormat, Encoded, InputFormat, Preprocessing, Tab
 from dubito.formats.arrays import check_resolution
 from dubito.formats.tables import Column
 from dubito.methods import METHODS, Method
+from dubito.methods.ensemble import MixtureMethod
 from dubito.methods.posterior_network import DensityHead
 from dubito.model import Model, Prediction
 from dubito.pipeline import Pipeline
@@ -238,11 +239,17 @@ class _Estimator(BaseEstimator):
             },
             "schedule": "cosine",
             "schedule_by": "epoch",
-            "keep": self._keep,
+            "keep": self._metric,
             "patience": 0,
             "validate_every": VALIDATE_EVERY,
             "seed": self._seed + self._epochs,
         }
+
+    @property
+    def _metric(self) -> str:
+        """Metric that chooses the epoch; mixtures have no CRPS in closed form."""
+        is_mixture = isinstance(METHODS.build(self.method), MixtureMethod)
+        return "nll" if is_mixture and self._keep == "crps" else self._keep
 
     def calibrate_on(self, X: object, y: object) -> Self:
         """Fit calibration and policy on data that was neither trained nor selected on.

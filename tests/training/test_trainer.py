@@ -301,6 +301,13 @@ def test_trainings_side_by_side_can_keep_one_epoch() -> None:
     assert found[False] != found[True]
 
 
+def test_a_metric_that_a_method_lacks_raises() -> None:
+    task, (x, y), _ = regression()
+    model = small_model({"name": "ensemble", "member": "der", "size": 2}, task=task)
+    with pytest.raises(DubitoError, match=r"keep='crps'.* has 'rmse'"):
+        Trainer(with_values(keep="crps")).fit(model, (x, y), (x, y))
+
+
 def test_models_that_train_together_have_one_method() -> None:
     models = [small_model(), small_model("edl")]
     with pytest.raises(DubitoError, match="need the same method"):

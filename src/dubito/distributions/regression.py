@@ -191,6 +191,10 @@ class RealPredictive(td.Distribution):
     def log_probs(self, value: Tensor | Target) -> Tensor:
         """Log density of each value of a target (..., T): (..., T)."""
 
+    @abstractmethod
+    def crps(self, value: Tensor) -> Tensor:
+        """Continuous ranked probability score of each value of a target (..., T): (..., T)."""
+
     def log_prob(self, value: Tensor | Target) -> Tensor:
         """Log density of a target (..., T), summed over its known values: (...).
 

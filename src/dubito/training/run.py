@@ -404,6 +404,10 @@ class Run:
         loss = loss_function(method, self.class_weight)
         total, _ = loss(outputs, reader.target.to(self.device), weights)
         metrics["loss"] = total.item() / len(reader)
+        if self.metric not in (LAST, *metrics):
+            raise DubitoError(
+                f"keep={self.metric!r}: {self.model.method!r} has {_checks.listed(metrics)}"
+            )
         for name, value in metrics.items():
             if math.isnan(value):
                 raise NonFiniteLoss(f"validation {name} is NaN after epoch {self.epoch + 1}")
